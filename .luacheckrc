@@ -3,4 +3,5 @@ std = "lua51"
 max_line_length = 120
 read_globals = {"redis", "struct", "cmsgpack", "KEYS", "ARGV"}
 -- An include may define a function that the script doesn't call.
-ignore = {"211/count_text"}
+-- An include in a block has the names of its own parameters, whatever the code around the block calls its variables.
+ignore = {"211/count_text", "43"}

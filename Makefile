@@ -146,13 +146,17 @@ $(TENSORFLOW)/.done:
 	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check 'tensorflow-cpu==2.21.*'
 	@touch $@
 
-# Checks that TensorFlow still does what was recorded, then runs random operations in both, side by side.
-conformance: $(VENV)/.test $(TENSORFLOW)/.done ## 3 min | compare with TensorFlow, live (installs it in .venv-tensorflow)
+# Checks that TensorFlow and torch still do what was recorded, then runs random operations in TensorFlow and ours, side
+# by side, and all optimisers in torch, as it is, and ours.
+conformance: $(VENV)/.test $(TENSORFLOW)/.done $(TORCH)/.examples ## 6 min | compare with TensorFlow and torch, live (installs them in .venv-*)
+	$(TORCH)/bin/python tests/conformance/torch_optimizers.py --check
+	$(TORCH)/bin/python -m pytest -q tests/conformance/test_optimizers_live.py
 	$(TENSORFLOW)/bin/python tests/conformance/record.py --check
 	$(BIN)/python tests/conformance/live.py --tensorflow-python $(TENSORFLOW)/bin/python
 
-record: $(TENSORFLOW)/.done ## 1 min | record what TensorFlow does, for the conformance tests
+record: $(TENSORFLOW)/.done $(TORCH)/.done ## 3 min | record what TensorFlow and torch do, for the conformance tests
 	$(TENSORFLOW)/bin/python tests/conformance/record.py
+	$(TORCH)/bin/python tests/conformance/torch_optimizers.py
 
 TORCH := .venv-torch
 $(TORCH)/.done:

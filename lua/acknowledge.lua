@@ -15,33 +15,10 @@
 -- {'acknowledged'}   the round, or these parts of it, are removed
 -- {'unknown'}        there is no such round: it was acknowledged before, recovered by another taker, or deleted
 
--- #include "drop_strings"
--- #include "even_when_full"
--- #include "extend_leases"
+-- #include "end_round"
 -- #bind
 
-local round = redis.call('HGET', keys.taken, args.token)
-if not round then
-  return {'unknown'}
+if end_round(keys, args, keys.parts, keys.attempts, args.attempts) then
+  return {'acknowledged'}
 end
-if args.more or #args.attempts > 0 then
-  -- Only then does it store anything.
-  even_when_full(keys.taken)
-end
-drop_strings(keys.parts)
-for _, attempt in ipairs(args.attempts) do
-  redis.call('ZADD', keys.attempts, 0, attempt)
-end
-if #args.attempts > 0 then
-  -- The keys of a private accumulator have an expiry, and this one may be new.
-  extend_leases(redis.call('PTTL', keys.taken), keys.attempts)
-end
-if args.more then
-  -- Parts of the round are gone, so it must not be handed out again. Its hashes stay until the last call: if the taker
-  -- dies now, the cleanup finds the names of the remaining parts in them.
-  redis.call('HSET', keys.taken, args.token, (string.gsub(round, '^%a+', 'acknowledged', 1)))
-else
-  redis.call('HDEL', keys.taken, args.token)
-  redis.call('UNLINK', keys.taken_sums, keys.taken_buffered, keys.taken_inline, keys.taken_workers)
-end
-return {'acknowledged'}
+return {'unknown'}

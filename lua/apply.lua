@@ -39,7 +39,6 @@
 -- #include "admit"
 -- #include "sums_total"
 -- #include "adder"
--- #include "scaled"
 -- #bind
 
 -- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if
@@ -50,6 +49,8 @@ local WEIGHTED, WEIGHTED_BYTES = '<I7I1d', 16
 local ELEMENT_BYTES = {f = 4, d = 8}
 -- unpack() and the arguments of a command share Lua's stack, which ends at about 8,000 values.
 local BATCH = 1000
+-- Looked up once, and not for every row.
+local pack, take, sub = struct.pack, struct.unpack, string.sub
 
 local admission, refusal = admit(keys, args)
 if not admission then
@@ -71,24 +72,38 @@ end
 
 -- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
 -- false if it is new. Returns nil if redisacc did not write the row: none was in more gradients than `total` has.
-local function head(stored, bytes)
-  if not stored then
-    return is_weighted and struct.pack(WEIGHTED, 1, 1, weight) or struct.pack(COUNT, 1)
-  elseif #stored == COUNT_BYTES + bytes then
-    local count = struct.unpack(COUNT, stored)
-    if count < total.gradients then
-      if is_weighted then
-        return struct.pack(WEIGHTED, count + 1, 1, count + weight), COUNT_BYTES
+local head
+if is_weighted then
+  -- #include "is_weight"
+  head = function(stored, bytes)
+    if not stored then
+      return pack(WEIGHTED, 1, 1, weight)
+    elseif #stored == COUNT_BYTES + bytes then
+      local count = take(COUNT, stored)
+      if count < total.gradients then
+        return pack(WEIGHTED, count + 1, 1, count + weight), COUNT_BYTES
       end
-      return struct.pack(COUNT, count + 1), COUNT_BYTES
+    elseif #stored == WEIGHTED_BYTES + bytes then
+      local count, form, row_weight = take(WEIGHTED, stored)
+      if form == 1 and count < total.gradients and is_weight(row_weight) then
+        return pack(WEIGHTED, count + 1, 1, row_weight + weight), WEIGHTED_BYTES
+      end
     end
-  elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
-    local count, form, row_weight = struct.unpack(WEIGHTED, stored)
-    if form == 1 and count < total.gradients and is_weight(row_weight) then
-      return struct.pack(WEIGHTED, count + 1, 1, row_weight + weight), WEIGHTED_BYTES
-    end
+    return nil
   end
-  return nil
+else
+  local gradients = total.gradients
+  head = function(stored, bytes)
+    if not stored then
+      return pack(COUNT, 1)
+    elseif #stored == COUNT_BYTES + bytes then
+      local count = take(COUNT, stored)
+      if count < gradients then
+        return pack(COUNT, count + 1), COUNT_BYTES
+      end
+    end
+    return nil
+  end
 end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
@@ -97,48 +112,52 @@ local function add_section(label, element, limit, row_bytes, indices, rows)
   local add = adder(element, ELEMENT_BYTES[element], limit)
   -- In a tree, this section counts which leaves the gradients have.
   if weight ~= 1 and not (label == 'present' and redis.call('HGET', keys.record, 'normalize') == 'count') then
+    -- #include "scaled"
     rows = scaled(rows, weight, element, ELEMENT_BYTES[element])
   end
-  local fields, position = {}, 1
+  local fields, num_fields, position = {}, 0, 1
   size = size + #rows
   local function add_batch()
     local stored = redis.call('HMGET', keys.sums, unpack(fields))
     local write = {}
-    for i, field in ipairs(fields) do
-      local bytes = math.min(row_bytes, #rows - position + 1)
-      local new_head, head_bytes = head(stored[i], bytes)
-      if not new_head then
-        return {'corrupt', 'sums', string.sub(field, 1, 64)}
+    for i = 1, num_fields do
+      local field, row, bytes = fields[i], stored[i], row_bytes
+      if position + bytes > #rows then
+        bytes = #rows - position + 1
       end
-      local row
-      if stored[i] then
-        row = add(stored[i], head_bytes + 1, rows, position, bytes)
+      local new_head, head_bytes = head(row, bytes)
+      if not new_head then
+        return {'corrupt', 'sums', sub(field, 1, 64)}
+      end
+      if row then
+        row = add(row, head_bytes + 1, rows, position, bytes)
         if not row then
           return {'inexact'}
         end
       else
-        row = string.sub(rows, position, position + bytes - 1)
+        row = sub(rows, position, position + bytes - 1)
       end
       position = position + bytes
       write[2 * i - 1] = field
       write[2 * i] = new_head .. row
     end
-    total.rows = total.rows + #fields
+    total.rows = total.rows + num_fields
     writes[#writes + 1] = write
-    fields = {}
+    fields, num_fields = {}, 0
     return nil
   end
 
   for index in string.gmatch(indices, '%d+') do
-    fields[#fields + 1] = label == '' and index or label .. ':' .. index
-    if #fields == BATCH then
+    num_fields = num_fields + 1
+    fields[num_fields] = label == '' and index or label .. ':' .. index
+    if num_fields == BATCH then
       local wrong = add_batch()
       if wrong then
         return wrong
       end
     end
   end
-  return #fields > 0 and add_batch() or nil
+  return num_fields > 0 and add_batch() or nil
 end
 
 for n = 1, #args.sections, 6 do

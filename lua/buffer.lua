@@ -21,6 +21,7 @@
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient
+-- ARGV order           text      its place in the order of the round if that follows the workers' numbers; else ""
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
 -- ARGV data            bytes     all bytes of an inline gradient; "" if the gradient has parts
 -- ARGV ahead_bytes     number    a gradient of at least this many bytes wakes a waiting taker to fetch it ahead
@@ -72,7 +73,7 @@ if #keys.staged > 0 and args.header ~= '' and redis.call('EXISTS', keys.staged[1
   -- The staged parts already occupy their memory, so refusing them now would free none.
   even_when_full(keys.record)
 end
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refuse(refusal)
 end
@@ -80,8 +81,9 @@ end
 -- These raise if a key has another type, before anything changes.
 redis.call('HLEN', keys.buffered)
 redis.call('HLEN', keys.inline)
--- The taker adds in the order of places, so that sums are reproducible bit for bit. A gradient takes the place of the
--- oldest one that it replaces, else the one that was reserved when its upload began, else the last.
+-- The taker adds in the order of places, so a sum is the same whoever adds it up. A gradient takes the place of the
+-- oldest one that it replaces, else the one that its sender gives, else the one that was reserved when its upload
+-- began, else the last.
 local reserved = keys.place[1] and redis.call('GET', keys.place[1])
 if reserved and not parse_count(reserved) then
   return refuse({'corrupt', 'place', string.sub(reserved, 1, 64)})
@@ -107,7 +109,8 @@ if unstaged then
   return refuse(unstaged)
 end
 
-local order = room.order or reserved or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
+local order = room.order or (args.order ~= '' and args.order) or reserved
+  or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end

@@ -19,6 +19,7 @@
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient; the attempt's id is this, a hyphen and the place
 -- ARGV place           text      the place that register gave it
+-- ARGV order           text      its place in the order of the round if that follows the workers' numbers; else ""
 -- ARGV header          bytes     msgpack, opaque to this script
 -- ARGV parts           number    how many parts it has
 -- ARGV bytes           number    how many bytes they have together
@@ -69,7 +70,7 @@ if lease_end > 0 then
   -- Its parts already occupy their memory, so refusing them now would free none.
   even_when_full(keys.record)
 end
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refuse(refusal)
 end
@@ -90,5 +91,6 @@ for _, replaced in ipairs(args.replaced_attempts) do
   redis.call('ZADD', keys.attempts, 0, replaced)
 end
 extend_leases(admission.record.lease_ms, keys.attempts)
-enter_round(keys, args, admission, attempt, room.order or args.place, room.bytes)
+enter_round(keys, args, admission, attempt, room.order or (args.order ~= '' and args.order) or args.place,
+  room.bytes)
 return count_gradient(keys, args, admission, args.bytes, attempt, args.bytes >= args.ahead_bytes and attempt)

@@ -34,7 +34,7 @@
 
 local NAMES = {'num_required', 'up_to', 'grace_ms'}
 
-local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'})
+local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'}, 0)
 if not record then
   return refusal
 end

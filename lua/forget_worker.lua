@@ -17,7 +17,7 @@
 -- #include "even_when_full"
 -- #bind
 
-local record, refusal = read_record(keys.record, args.incarnation, {})
+local record, refusal = read_record(keys.record, args.incarnation, {}, 0)
 if not record then
   return refusal
 end

@@ -22,14 +22,15 @@
 -- ARGV max_staleness   text     how many steps a gradient's local_step may be below the global step
 -- ARGV staleness_weight text    "constant", "inverse_sqrt", or a factor for each staleness, with commas between them
 -- ARGV normalize       text     "weights" or "count": the divisor of "MEAN"
+-- ARGV order           text     "arrival" or "worker": the order in which the gradients of a round are added
 -- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that
 --                               is the slot of the record
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, partitions, takes,
---     losses}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, order, partitions,
+--     takes, losses}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -45,11 +46,12 @@
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
   'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'staleness_weight', 'normalize',
-  'partitions', 'takes', 'losses',
+  'order', 'partitions', 'takes', 'losses',
 }
 -- A record has these fields only if they differ from this.
 local ABSENT = {
-  max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = '', losses = '0',
+  max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', order = 'arrival', partitions = '',
+  losses = '0',
 }
 
 forget_idle_sessions(keys.sessions)
@@ -64,16 +66,16 @@ if redis.call('EXISTS', keys.record) == 0 then
       return {'remains', key}
     end
   end
-  redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
-    'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean, 'missing', args.missing, 'tree',
-    args.tree, 'incarnation', args.incarnation,
-    'global_step', '0', 'num_accumulated', '0', 'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0',
-    'duplicates', '0', 'takes', '0', 'tickets', '0', 'places', '0', 'once_per_worker', args.once_per_worker,
-    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms',
-    count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+  -- A server searches a small hash from its first field on, so those that every gradient needs come first.
+  redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'global_step', '0', 'num_accumulated', '0',
+    'round_shape', '', 'applied', '0', 'wanted', '0', 'lease_ms', count_text(args.lease_ms), 'once_per_worker',
+    args.once_per_worker, 'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'takes', '0', 'tickets', '0',
+    'places', '0', 'stale', '0', 'repeated', '0', 'duplicates', '0', 'format', args.format, 'kind', args.kind,
+    'dtype', args.dtype, 'shape', args.shape, 'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean,
+    'missing', args.missing, 'tree', args.tree, 'chunk', args.chunk, 'created_ms', count_text(now_ms()))
   local optional = {
     max_staleness = args.max_staleness, staleness_weight = args.staleness_weight, normalize = args.normalize,
-    partitions = args.partitions,
+    order = args.order, partitions = args.partitions,
   }
   for name, value in pairs(optional) do
     if value ~= ABSENT[name] then

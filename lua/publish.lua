@@ -30,66 +30,12 @@
 -- {'replaced'}               the parameters were deleted and published again
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
--- #include "even_when_full"
--- #include "notify"
--- #include "now_ms"
--- #include "refused_version"
+-- #include "publish_version"
 -- #bind
 
--- How long readers of the version before may still fetch its parts.
-local RETIRED_MS = 60000
-
-local function is_expired()
-  for k, part in ipairs(keys.parts) do
-    if redis.call('STRLEN', part) ~= args.lengths[k] then
-      return true
-    end
-  end
-  -- If the record of a first version has expired, the numbers of its partitions have expired with it.
-  if args.registered and redis.call('EXISTS', keys.record) == 0 then
-    return true
-  end
-  for _, blob in ipairs(args.blobs) do
-    if tonumber(redis.call('ZSCORE', keys.attempts, blob) or 0) == 0 then
-      return true
-    end
-  end
-  return false
-end
-
-local refusal = refused_version(keys.record, keys.deleted, args)
+local refusal = refused_publication(keys, args, keys.deleted)
 if refusal then
   return refusal
-elseif is_expired() then
-  return {'expired'}
 end
-
--- The parts already occupy their memory, so refusing the version now would free none.
-even_when_full(keys.record)
-for _, part in ipairs(keys.parts) do
-  redis.call('PERSIST', part)
-end
-for _, part in ipairs(keys.unused) do
-  redis.call('PEXPIRE', part, RETIRED_MS)
-end
-local now = now_ms()
-if args.registered then
-  for _, blob in ipairs(args.blobs) do
-    redis.call('ZREM', keys.attempts, blob)
-  end
-  -- No script can give parts in partitions an expiry, so the list says when a sweeper may remove them.
-  local retired_until = string.format('%.0f', now + RETIRED_MS)
-  for _, blob in ipairs(args.retired) do
-    redis.call('ZADD', keys.attempts, retired_until, blob)
-  end
-  for _, blob in ipairs(args.removed) do
-    redis.call('ZADD', keys.attempts, 'XX', 0, blob)
-  end
-  redis.call('PERSIST', keys.record)
-end
-local published_ms = string.format('%.0f', now)
-redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
-  'published_ms', published_ms, unpack(args.fields))
-redis.call('HSETNX', keys.record, 'created_ms', published_ms)
-notify(keys.record .. ':events', args.event)
+publish_version(keys, args)
 return {'published'}

@@ -39,7 +39,7 @@
 -- The number of recoveries in the list, the latest one first. A former taker looks there for its round.
 local REMEMBERED = 100
 
-local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'})
+local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'}, 0)
 if not record then
   return refusal
 end

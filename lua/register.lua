@@ -17,6 +17,7 @@
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient; the attempt's id is this, a hyphen and the place
+-- ARGV order           text      its place in the order of the round if that follows the workers' numbers; else ""
 -- ARGV parts           number    how many parts it has
 -- ARGV bytes           number    how many bytes they have together
 -- ARGV lease_ms        number    how long the attempt may take, in milliseconds
@@ -26,7 +27,7 @@
 --
 -- Replies:
 -- {'registered', place}                       the attempt may write its parts; place is its place in the order of the
---                                             round, and no other attempt gets this number
+--                                             round unless its sender gives one, and no other attempt gets this number
 -- {'applied', global_step, num_accumulated}   the request has been executed: the reply of commit
 -- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
@@ -53,7 +54,7 @@
 -- #include "announce_upload"
 -- #bind
 
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refusal
 end
@@ -71,6 +72,7 @@ local attempt = args.gradient .. '-' .. place
 redis.call('ZADD', keys.attempts, count_text(now_ms() + args.lease_ms), string.format('%s %.0f', attempt, args.parts))
 extend_leases(admission.record.lease_ms, keys.attempts)
 if args.announced ~= '' then
-  announce_upload(keys.record, attempt, place, admission.weight, args.round_shape, args.announced)
+  local order = args.order ~= '' and args.order or place
+  announce_upload(keys.record, attempt, order, admission.weight, args.round_shape, args.announced)
 end
 return {'registered', place}

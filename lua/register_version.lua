@@ -29,7 +29,7 @@
 
 local BEGUN_MS = 60000
 
-local refusal = refused_version(keys.record, keys.deleted, args)
+local refusal = refused_version(keys.record, args, keys.deleted)
 if refusal then
   return refusal
 end

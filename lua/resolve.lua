@@ -31,7 +31,7 @@
 -- #include "even_when_full"
 -- #bind
 
-local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'})
+local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'}, 0)
 if not record then
   return refusal
 end

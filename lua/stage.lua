@@ -11,6 +11,7 @@
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV gradient        text      id of the gradient
+-- ARGV order           text      its place in the order of the round if that follows the workers' numbers; else ""
 -- ARGV header          text      its header, in hexadecimal, for the announcement
 -- ARGV expiry_ms       number    expiry of the place, in milliseconds; the same as for the parts
 --
@@ -30,7 +31,7 @@
 -- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
 -- one when it is buffered.
 
-local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'})
+local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'}, 1)
 if not record then
   return refusal
 end
@@ -47,7 +48,8 @@ if not weight then
   return refusal
 end
 -- If the request is sent again, it keeps its place.
-local place = redis.call('GET', keys.place) or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
+local place = args.order ~= '' and args.order or redis.call('GET', keys.place)
+  or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
 announce_upload(keys.record, args.gradient, place, weight, args.round_shape, args.header)
 return {'placed', place}

@@ -32,7 +32,7 @@ end
 local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', now_ms()), 'LIMIT', 0, args.limit)
 local reply = {'due'}
 for _, attempt in ipairs(due) do
-  local parts = #attempt <= 72 and string.match(attempt, '^[0-9a-z-]+ (%d+)$')
+  local parts = #attempt <= 72 and string.match(attempt, '^[0-9a-z_-]+ (%d+)$')
   if parts and tonumber(parts) <= args.most_parts then
     if args.confirm then
       -- On Valkey, WAIT counts the replicas that have what its own connection wrote last, and setting the same score

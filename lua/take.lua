@@ -52,13 +52,11 @@
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
 --                                                          changed
 
--- #include "read_more"
+-- #include "read_record"
 -- #include "granted_round"
 -- #include "granted_text"
--- #include "round_staleness"
 -- #include "round_weight"
--- #include "optional_weight"
--- #include "weight_text"
+-- #include "is_enough_weight"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
 -- #include "extend_leases"
@@ -97,7 +95,8 @@ local function requirement(record)
   if args.num_required > 0 then
     return {num_required = args.num_required, up_to = args.up_to, grace_ms = args.grace_ms}
   end
-  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'})
+  -- #include "read_more"
+  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'}, 3)
   if refusal then
     return nil, refusal
   elseif record.num_required == 0 and args.min_weight == 0 then
@@ -137,12 +136,21 @@ local function grant(record, entry, total_weight, now)
     {keys.workers, keys.taken_workers, redis.call('HLEN', keys.workers)},
   }
   redis.call('HLEN', keys.takers)
-  local staleness, refusal = read_staleness(keys.record, record)
-  if not staleness then
-    return refusal
-  elseif string.find(staleness, '[^%d:,]') then
-    -- The entry of the taken round has spaces between its fields.
-    return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
+  local staleness, weight = '', ''
+  if record.max_staleness > 0 then
+    -- #include "round_staleness"
+    local refusal
+    staleness, refusal = read_staleness(keys.record, record)
+    if not staleness then
+      return refusal
+    elseif string.find(staleness, '[^%d:,]') then
+      -- The entry of the taken round has spaces between its fields.
+      return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
+    end
+  end
+  if record.total_weight > 0 then
+    -- #include "weight_text"
+    weight = weight_text(total_weight)
   end
   -- No gradient is copied: only the keys of the round change their names.
   for _, move in ipairs(moves) do
@@ -152,8 +160,7 @@ local function grant(record, entry, total_weight, now)
   end
   leave_queue()
   local count = count_text(record.num_accumulated)
-  local reply = {'granted', record.global_step, count, record.round_shape, staleness,
-    record.total_weight > 0 and weight_text(total_weight) or ''}
+  local reply = {'granted', record.global_step, count, record.round_shape, staleness, weight}
   redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
   entry.sequence = args.sequence
@@ -175,61 +182,14 @@ local function grant(record, entry, total_weight, now)
   if record.grace_began_ms > 0 then
     redis.call('HDEL', keys.record, 'grace_began_ms')
   end
-  local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
+  local message = 'taken step=' .. step .. ' count=0 taken=' .. count .. ' taker=' .. args.taker
   -- Only a taker that is still in the queue has to wake up, and a reducer if it may have worked on this round.
   announce(keys.record, message, (moves[2][3] > 0 or redis.call('EXISTS', keys.queue) == 1) and message)
   return reply
 end
 
--- Puts the taker into the queue, or renews its lease there.
-local function hold_place(record, ticket, required, now)
-  if not ticket then
-    ticket = record.tickets + 1
-    redis.call('HSET', keys.record, 'tickets', count_text(ticket))
-    redis.call('ZADD', keys.queue, ticket, args.token)
-    announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
-      record.global_step, count_text(record.num_accumulated), required.num_required, args.taker))
-  end
-  redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required,
-    args.min_weight > 0 and '*' .. weight_text(args.min_weight) or '',
-    required.has_grace and string.format('..%.0f+%.0f', required.up_to, required.grace_ms) or '',
-    now + args.lease_ms, args.taker))
-  -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
-  for _, key in ipairs({keys.queue, keys.takers}) do
-    if redis.call('PTTL', key) < args.lease_ms then
-      redis.call('PEXPIRE', key, args.lease_ms)
-    end
-  end
-end
-
--- Stores a weight in a field that is absent if it is 0.
-local function write_weight(name, weight, before)
-  if weight > 0 and weight ~= before then
-    redis.call('HSET', keys.record, name, weight_text(weight))
-  elseif weight ~= before then
-    redis.call('HDEL', keys.record, name)
-  end
-end
-
--- Notes in the record what wakes this taker, which is the first in the queue.
-local function note_wanted(record, required, is_enough, grace_began_ms)
-  -- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
-  local wanted = is_enough and required.up_to or required.num_required
-  if record.wanted ~= wanted then
-    redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
-  end
-  write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
-  if required.has_grace and (record.grace_count ~= required.num_required
-      or required.grace_weight ~= args.min_weight or record.grace_began_ms ~= grace_began_ms) then
-    -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
-    redis.call('HSET', keys.record, 'grace_count', count_text(math.min(required.num_required, MOST)),
-      'grace_began_ms', count_text(grace_began_ms))
-    write_weight('grace_weight', args.min_weight, required.grace_weight)
-  end
-end
-
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'max_staleness', 'grace_count', 'grace_began_ms', 'losses'})
+  {'num_accumulated', 'lease_ms', 'takes', 'max_staleness', 'grace_count', 'grace_began_ms', 'losses'}, 4)
 if not record then
   return refusal
 end
@@ -266,6 +226,7 @@ local is_enough = record.num_accumulated >= required.num_required
 local grace_began_ms, grace_left = 0, 0
 required.has_grace = required.grace_ms > 0 and required.up_to > required.num_required
 if required.has_grace then
+  -- #include "optional_weight"
   required.grace_weight = optional_weight(keys.record, 'grace_weight')
   if is_enough then
     grace_began_ms = grace_beginning(record, required, now)
@@ -278,11 +239,72 @@ if is_enough and grace_left <= 0 and (not head or head == args.token) then
   return grant(record, entry, total_weight, now)
 end
 
-refusal = read_more(keys.record, record, {'tickets', 'wanted'})
+-- The taker waits.
+-- #include "read_more"
+-- #include "optional_weight"
+
+-- Puts the taker into the queue, or renews its lease there.
+local function hold_place(record, ticket, required, now)
+  if not ticket then
+    ticket = record.tickets + 1
+    redis.call('HSET', keys.record, 'tickets', count_text(ticket))
+    redis.call('ZADD', keys.queue, ticket, args.token)
+    announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
+      record.global_step, count_text(record.num_accumulated), required.num_required, args.taker))
+  end
+  local weight = ''
+  if args.min_weight > 0 then
+    -- #include "weight_text"
+    weight = '*' .. weight_text(args.min_weight)
+  end
+  redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required, weight,
+    required.has_grace and string.format('..%.0f+%.0f', required.up_to, required.grace_ms) or '',
+    now + args.lease_ms, args.taker))
+  -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
+  for _, key in ipairs({keys.queue, keys.takers}) do
+    if redis.call('PTTL', key) < args.lease_ms then
+      redis.call('PEXPIRE', key, args.lease_ms)
+    end
+  end
+end
+
+-- Stores a weight in a field that is absent if it is 0.
+local function write_weight(name, weight, before)
+  if weight > 0 and weight ~= before then
+    -- #include "weight_text"
+    redis.call('HSET', keys.record, name, weight_text(weight))
+  elseif weight ~= before then
+    redis.call('HDEL', keys.record, name)
+  end
+end
+
+-- Notes in the record what wakes this taker, which is the first in the queue.
+local function note_wanted(record, required, is_enough, grace_began_ms)
+  -- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
+  local wanted = is_enough and required.up_to or required.num_required
+  if record.wanted ~= wanted then
+    redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
+  end
+  write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
+  if required.has_grace and (record.grace_count ~= required.num_required
+      or required.grace_weight ~= args.min_weight or record.grace_began_ms ~= grace_began_ms) then
+    -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
+    redis.call('HSET', keys.record, 'grace_count', count_text(math.min(required.num_required, MOST)),
+      'grace_began_ms', count_text(grace_began_ms))
+    write_weight('grace_weight', args.min_weight, required.grace_weight)
+  end
+end
+
+refusal = read_more(keys.record, record, {'tickets', 'wanted'}, 0)
 if refusal then
   return refusal
 end
 hold_place(record, ticket, required, now)
+local weight = count_text(record.num_accumulated)
+if record.total_weight > 0 then
+  -- #include "weight_text"
+  weight = weight_text(total_weight)
+end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
 if ahead == 0 then
   note_wanted(record, required, is_enough, grace_began_ms)
@@ -290,6 +312,6 @@ else
   grace_left = 0
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and math.max(grace_left, 0) or 0), weight_text(total_weight),
+  count_text(is_enough and math.max(grace_left, 0) or 0), weight,
   count_text(math.min(required.num_required, MOST)), count_text(math.min(required.up_to, MOST)),
   count_text(math.min(required.grace_ms, MOST))}

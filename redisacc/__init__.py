@@ -38,7 +38,7 @@ from redisacc.errors import (
 )
 
 if TYPE_CHECKING:
-    from redisacc import raw_ops
+    from redisacc import optim, raw_ops
     from redisacc._data.results import ApplyResult, Round, Tally
     from redisacc._data.slices import IndexedSlices
     from redisacc._data.tree.spec import Sparse
@@ -110,6 +110,7 @@ __all__ = [
     "Worker",
     "WorkerInfo",
     "errors",
+    "optim",
     "place",
     "raw_ops",
 ]
@@ -141,18 +142,21 @@ _MODULES = {
     "WorkerInfo": "redisacc._format.entries",
     "place": "redisacc._handles.environment",
 }
+# Public modules that are loaded with them.
+_SUBMODULES = ("optim", "raw_ops")
 
 
 # Type checkers read the imports above: with this function, they would accept every misspelt name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name != "raw_ops" and name not in _MODULES:
+        if name not in _MODULES and name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # All of them at once, because a fork during an import would block the child: once a program uses redisacc,
         # nothing of it is imported any more. The next use of a name finds it without this function.
         loaded = {each: getattr(importlib.import_module(home), each) for each, home in _MODULES.items()}
-        globals().update(loaded, raw_ops=importlib.import_module("redisacc.raw_ops"))
+        loaded.update({each: importlib.import_module(f"redisacc.{each}") for each in _SUBMODULES})
+        globals().update(loaded)
         return globals()[name]
 
 

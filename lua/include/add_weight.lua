@@ -1,4 +1,4 @@
--- #include "parse_weight"
+-- #include "is_weight"
 -- #include "weight_text"
 -- #include "round_weight"
 

@@ -2,50 +2,20 @@
 -- #include "begin_counted_request"
 -- #include "extend_leases"
 -- #include "accepted_staleness"
--- #include "round_staleness"
--- #include "effective_weight"
--- #include "add_weight"
--- #include "optional_weight"
 -- #include "announce"
 -- #include "contribution"
-
--- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
--- Returns nil and the reply.
-local function drop_gradient(keys, request, record, entry, reply)
-  -- This raises if the field holds no number, before anything changes.
-  redis.call('HINCRBY', keys.record, reply[1], 1)
-  write_session(keys.sessions, request.session, entry, reply, request.worker)
-  extend_leases(record.lease_ms, keys.sessions)
-  announce(keys.record, string.format('%s step=%s count=%s local_step=%s worker=%s',
-    reply[1], reply[2], reply[3], request.local_step, request.worker))
-  return nil, reply
-end
-
--- Returns the text that read_staleness has read, with one more gradient; or nil and a reply if it is not redisacc's. It
--- searches for plain text, because patterns took five times as long in the longest text.
-local function count_staleness(text, staleness)
-  local listed, pair = ',' .. text .. ',', string.format(',%.0f:', staleness)
-  local _, last = string.find(listed, pair, 1, true)
-  if not last then
-    return (text == '' and '' or text .. ',') .. string.sub(pair, 2) .. '1'
-  end
-  local stop = string.find(listed, ',', last + 1, true)
-  local count = parse_count(string.sub(listed, last + 1, stop - 1))
-  if not count then
-    return nil, {'corrupt', 'staleness', string.sub(text, 1, 64)}
-  end
-  return string.sub(listed, 2, last) .. count_text(count + 1) .. string.sub(listed, stop, -2)
-end
 
 -- Decides whether a gradient may be added; in place and buffered gradients share these rules. Returns the admission,
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, trace, weight. more: names of further counts to read from the record.
-local function admit(keys, request, more)
-  local record, refusal = read_record(keys.record, request.incarnation,
-    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
-      unpack(more or {})})
+-- round_shape, once, trace, weight. is_buffered: whether the sizes of the buffered gradients are to be read, too.
+local function admit(keys, request, is_buffered)
+  local names = {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count'}
+  if is_buffered then
+    names = {'buffered_bytes', 'buffer_limit', unpack(names)}
+  end
+  local record, refusal = read_record(keys.record, request.incarnation, names, 2)
   if not record then
     return nil, refusal
   end
@@ -58,6 +28,7 @@ local function admit(keys, request, more)
   if not staleness then
     entry.stale = entry.stale + 1
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
+    -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)
   end
   local in_round, traces = read_contribution(keys.workers, request.worker)
@@ -66,6 +37,7 @@ local function admit(keys, request, more)
   end
   if in_round > 0 and (request.once or record.once_per_worker > 0) then
     local reply = {'repeated', record.global_step, count_text(record.num_accumulated)}
+    -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)
   end
   -- An empty round accepts every shape that the accumulator's declared shape allows, which the client has checked.
@@ -74,16 +46,16 @@ local function admit(keys, request, more)
   end
   local staleness_text
   if record.max_staleness > 0 then
-    staleness_text, refusal = read_staleness(keys.record, record)
-    if staleness_text then
-      staleness_text, refusal = count_staleness(staleness_text, staleness)
-    end
+    -- #include "count_staleness"
+    staleness_text, refusal = count_staleness(keys.record, record, staleness)
     if not staleness_text then
       return nil, refusal
     end
   end
   local weight, total_weight = request.weight, 0
   if weight ~= 1 or record.max_staleness > 0 or record.total_weight > 0 then
+    -- #include "effective_weight"
+    -- #include "add_weight"
     weight, refusal = effective_weight(keys.record, record, weight, staleness)
     if weight then
       total_weight, refusal = add_weight(record, weight)
@@ -111,11 +83,16 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   if admission.staleness_text then
     redis.call('HSET', keys.record, 'staleness', admission.staleness_text)
   end
-  local total = admission.total_weight > 0 and admission.total_weight or count
+  local total = count
   if admission.total_weight > 0 then
+    -- #include "weight_text"
+    total = admission.total_weight
     redis.call('HSET', keys.record, 'total_weight', weight_text(total))
   end
   if record.grace_count > 0 and count >= record.grace_count then
+    -- #include "optional_weight"
+    -- #include "is_enough_weight"
+    -- #include "round_weight"
     -- The grace of a take that requires as much begins with this gradient, even if no taker is waiting.
     local weight = optional_weight(keys.record, 'grace_weight')
     if is_enough_weight(total, weight)
@@ -126,16 +103,27 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
-  local message = string.format('applied step=%s count=%s bytes=%.0f %s%s%sworker=%s', reply[2], reply[3], size,
-    admission.staleness_text and string.format('staleness=%.0f ', admission.staleness) or '',
-    admission.weight ~= 1 and 'weight=' .. weight_text(admission.weight) .. ' ' or '',
-    buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
+  local staleness, weight = '', ''
+  if admission.staleness_text then
+    staleness = string.format('staleness=%.0f ', admission.staleness)
+  end
+  if admission.weight ~= 1 then
+    -- #include "weight_text"
+    weight = 'weight=' .. weight_text(admission.weight) .. ' '
+  end
+  -- Joined, because string.format took more than twice as long.
+  local message = 'applied step=' .. reply[2] .. ' count=' .. reply[3] .. ' bytes=' .. count_text(size) .. ' '
+    .. staleness .. weight .. (buffered_id and 'buffered=' .. buffered_id .. ' ' or '') .. 'worker=' .. request.worker
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else
-    -- If no take has ever waited, `wanted` is 0.
     local wakes = count >= record.wanted
-      and (record.wanted == 0 or is_enough_weight(total, optional_weight(keys.record, 'wanted_weight')))
+    -- If no take has ever waited, `wanted` is 0.
+    if wakes and record.wanted > 0 then
+      -- #include "optional_weight"
+      -- #include "is_enough_weight"
+      wakes = is_enough_weight(total, optional_weight(keys.record, 'wanted_weight'))
+    end
     announce(keys.record, message, wakes and message)
   end
   return reply

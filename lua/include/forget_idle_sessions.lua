@@ -1,8 +1,6 @@
 -- #include "count_text"
 -- #include "now_ms"
-
--- A session may be forgotten after it has sent nothing for this long.
-local FORGET_MS = 3600000
+-- #include "forget_ms"
 
 -- Checks a few sessions and forgets the idle ones. They are chosen at random, so that every session has its turn
 -- without a cursor. Each new session checks more than one, so that the table can't keep growing.

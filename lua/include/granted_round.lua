@@ -1,6 +1,5 @@
 -- #include "integer_text"
 -- #include "count_text"
--- #include "parse_weight"
 
 -- A round that was taken and not yet acknowledged is the field TOKEN of the taken hash, with the text
 -- "state global_step num_accumulated granted_ms round_shape taker". The state is "granted", or "acknowledged" while the
@@ -23,8 +22,12 @@ local function granted_round(taken_key, token)
   local weight
   weight, after = string.match(rest, '^weight=(%S+) (.*)$')
   local shape = string.match(after or rest, '^(%S+) ')
-  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) or not shape
-    or (weight and not parse_weight(weight)) then
+  local is_known = state == 'granted' and is_integer_text(step) and parse_count(count) and shape
+  if is_known and weight then
+    -- #include "parse_weight"
+    is_known = parse_weight(weight)
+  end
+  if not is_known then
     return {'corrupt', 'taken', string.sub(text, 1, 64)}
   end
   return {'granted', step, count, shape, staleness or '', weight or ''}

@@ -1,5 +1,4 @@
 -- #include "count_text"
--- #include "weight_text"
 -- #include "summed_as_now"
 
 -- Decides whether the round has room for a gradient. Returns a table: the bytes of all buffered gradients with this
@@ -27,6 +26,7 @@ local function room_in_round(keys, request, admission, size, replaced_bytes)
   end
   bytes = math.max(bytes, 0)
   if bytes > record.buffer_limit then
+    -- #include "weight_text"
     return nil, {'full', count_text(record.buffered_bytes), count_text(record.buffer_limit),
       weight_text(admission.weight)}
   end

@@ -1,4 +1,6 @@
--- #include "forget_idle_sessions"
+-- #include "count_text"
+-- #include "now_ms"
+-- #include "forget_ms"
 
 -- The field SESSION of the sessions hash has the text "sequence outcome global_step num_accumulated seen_ms applied
 -- stale worker": the last request of the session, and totals. SESSION is "BORN-RANDOM", where BORN is a time of the
@@ -37,6 +39,7 @@ local function write_session(sessions_key, session, entry, reply, worker)
   redis.call('HSET', sessions_key, session, string.format('%.0f %s %s %s %.0f %.0f %.0f %s',
     entry.sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
   if entry.new then
+    -- #include "forget_idle_sessions"
     forget_idle_sessions(sessions_key)
   end
 end

@@ -1,6 +1,4 @@
 -- #include "count_text"
--- #include "parse_weight"
--- #include "weight_text"
 
 -- Reads what the sums of a round must add up to. Returns a table, or nil and the reply {'corrupt', 'sums', text}.
 --
@@ -15,7 +13,11 @@ local function read_total(sums_key)
   end
   local gradients, rows, rest = string.match(text, '^(%d+) (%d+)(.*)$')
   gradients, rows = parse_count(gradients), parse_count(rows)
-  local weight = parse_weight(string.match(rest or '', '^ (%S+)$'))
+  local weight
+  if rest and rest ~= '' then
+    -- #include "parse_weight"
+    weight = parse_weight(string.match(rest, '^ (%S+)$'))
+  end
   if not (gradients and rows and (rest == '' or weight)) then
     return nil, {'corrupt', 'sums', string.sub(text, 1, 64)}
   end
@@ -23,6 +25,10 @@ local function read_total(sums_key)
 end
 
 local function total_text(total)
-  return count_text(total.gradients) .. ' ' .. count_text(total.rows)
-    .. (total.weight and ' ' .. weight_text(total.weight) or '')
+  local text = string.format('%.0f %.0f', total.gradients, total.rows)
+  if total.weight then
+    -- #include "weight_text"
+    text = text .. ' ' .. weight_text(total.weight)
+  end
+  return text
 end

@@ -36,7 +36,7 @@ local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduct
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
   'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions', 'staleness_weight', 'normalize',
-  'total_weight')
+  'total_weight', 'order')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -46,7 +46,7 @@ end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
   buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
 local max_staleness, staleness, partitions = fields[20], fields[21], fields[25]
-local staleness_weight, normalize, total_weight = unpack(fields, 26, 28)
+local staleness_weight, normalize, total_weight, order = unpack(fields, 26, 29)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -85,7 +85,8 @@ if partitions then
     redis.call('ZCARD', record_key .. ':attempts'))
 end
 if once_per_worker == '1' then
-  say('a round accepts one gradient of each worker')
+  local added = order == 'worker' and ', and adds them in the order of the workers\' numbers' or ''
+  say('a round accepts one gradient of each worker%s', added)
 end
 -- A record has these two only if gradients may be late.
 if max_staleness then

@@ -215,9 +215,11 @@ class CurrentRows:
             if found is not None:
                 round_sum.sections[1].add(Section(found[0]))
         present = round_sum.sections[1] if target.present else None
-        divisor = self._spec.divisor(number, record.given_weight)
+        weight = self._spec.weight_of(round_sum, record.given_weight)
+        divisor = self._spec.divisor(number, weight)
         indices, counts, sums, results, holders = self._reduce(round_sum.sections[0], present, divisor)
-        return Rows(indices, counts, sums, results, record.global_step, number, holders, record.total_weight)
+        total = float(number) if weight is None else weight
+        return Rows(indices, counts, sums, results, record.global_step, number, holders, total)
 
     def _add_rows(self, round_sum: RoundSum, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
         """Adds rows that the server summed in place."""

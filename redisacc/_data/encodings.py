@@ -93,6 +93,9 @@ def checked_wire(value: object, dtypes: Sequence[DType]) -> Wire:
 
 # Stored sections, which numpy's dtypes describe: a plain one of the elements, or BLOCKS.
 
+# What elements of float32 may be stored as besides float32.
+ENCODED = (_BFLOAT16, BLOCKS)
+
 
 def stored_dtype(dtype: DType, name: object) -> np.dtype[Any]:
     """Returns the little-endian dtype of what a buffered section consists of, given its name in the header.

@@ -24,6 +24,9 @@ SparseMean = Literal["index", "round"]
 # What a mean divides by: the sum of the weights of gradients, or their number.
 Normalize = Literal["weights", "count"]
 
+# The order in which the gradients of a round are added: that in which they arrive, or that of their workers' numbers.
+Order = Literal["arrival", "worker"]
+
 # The number of elements in a row of a dense section that is summed in place. A row costs Redis 2 to 3 microseconds, so
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
@@ -79,6 +82,8 @@ class AccumulatorSpec(ABC):
         sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
             gradients of the "round". Without meaning for a dense accumulator.
         normalize: what means are divided by: the sum of the "weights" of gradients, or their "count".
+        order: the order in which the gradients of a round are added: of their "arrival", or of the numbers of their
+            "worker".
         chunk: the number of elements of a dense section that one field of the ``sums`` hash holds.
     """
 
@@ -86,6 +91,7 @@ class AccumulatorSpec(ABC):
     sparse_mean: SparseMean
     chunk: int
     normalize: Normalize = field(default="weights", kw_only=True)
+    order: Order = field(default="arrival", kw_only=True)
 
     @property
     @abstractmethod
@@ -166,6 +172,15 @@ class AccumulatorSpec(ABC):
             weight: the sum of their weights; None if all are 1.
         """
         return number if weight is None or self.normalize == "count" else weight
+
+    def weight_of(self, round_sum: RoundSum, counted: float | None) -> float | None:
+        """Returns the sum of the weights of a round, added in the order of its gradients; None if all are 1.
+
+        Args:
+            round_sum: the sum of the round.
+            counted: the sum of the weights as the server has counted it, in the order of arrival.
+        """
+        return round_sum.weight if self.order == "worker" else counted
 
     @cached_property
     def can_weigh(self) -> bool:

@@ -251,7 +251,7 @@ class SparseSum:
             return _mean(total, _column(counts, total), self._dtype)
         # Dividing by 1 changes nothing.
         rows = _mean(total.take(several, axis=0), _column(counts.take(several), total), self._dtype)
-        _put_rows(total, several, rows)
+        put_rows(total, several, rows)
         return total
 
     def sum(self, *, has_weights: bool = False) -> Section:
@@ -326,14 +326,14 @@ def _add_rows(total: Array, counts: Array, values: Array, held: Any, at: Array) 
         places = at.take(again)
         sums = total.take(places, axis=0)
         sums += values.take(again, axis=0)
-        _put_rows(total, at, values)
-        _put_rows(total, places, sums)
+        put_rows(total, at, values)
+        put_rows(total, places, sums)
     else:
-        _put_rows(total, at, values)
+        put_rows(total, at, values)
     counts.put(at, before + held)
 
 
-def _put_rows(total: Array, at: Array, rows: Array) -> None:
+def put_rows(total: Array, at: Array, rows: Array) -> None:
     """Does ``total[at] = rows`` with each row as one piece of memory, which takes half as long."""
     assert total.flags.c_contiguous
     assert total.dtype == rows.dtype

@@ -21,7 +21,7 @@ MOST_PARTS = 100_000
 # The number of parts about which commands are sent at once: each takes some memory here and on the server.
 PARTS_AT_ONCE = 10_000
 
-_MEMBER = re.compile(rb"([0-9a-z-]{1,64}) ([0-9]{1,6})")
+_MEMBER = re.compile(rb"([0-9a-z_-]{1,64}) ([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True)

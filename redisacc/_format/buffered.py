@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -31,6 +30,8 @@ from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
+from redisacc._format.element_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
+from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
 from redisacc._format.weights import parse_weight
@@ -225,7 +226,7 @@ def pack_for_partitions(keys: Keys, gradient: Gradient) -> PackedGradient:
 
 
 def _packed_in_parts(gradient: Gradient, partitions: int = 1) -> PackedGradient:
-    parts = _parts(*_arrays(gradient), partitions)
+    parts = _parts(gradient, partitions)
     lengths = tuple([part.nbytes for part in parts])
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     return PackedGradient(_header(described, gradient.number, gradient.weight, lengths), b"", parts, lengths)
@@ -243,7 +244,7 @@ def part_size(nbytes: int, partitions: int = 1) -> int:
     """Returns the length of the parts into which that many bytes are cut.
 
     Args:
-        nbytes: how many bytes.
+        nbytes: how many bytes, before elements are encoded.
         partitions: among how many partitions the parts are spread. They get equally many, so that the same one always
             has the same elements and no node has more to do than the others.
     """
@@ -251,41 +252,50 @@ def part_size(nbytes: int, partitions: int = 1) -> int:
         if size * PARTS >= nbytes:
             break
     if partitions == 1:
-        return size
+        return size - size % ELEMENTS_ALIGNMENT if size >= LEAST_ALIGNED else size
     parts = partitions * max(-(-nbytes // (size * partitions)), 1)
+    size = max(-(-nbytes // parts), 1)
     # No part ends within an element.
-    return max(-(-nbytes // (parts * PART_ALIGNMENT)), 1) * PART_ALIGNMENT
+    alignment = ELEMENTS_ALIGNMENT if size >= LEAST_ALIGNED else PART_ALIGNMENT
+    return -(-size // alignment) * alignment
 
 
-def _parts(
-    sparse: list[Sequence[Array]], dense: list[Sequence[Array]], partitions: int = 1
-) -> list[memoryview | Pieces]:
-    """Returns the parts of a gradient, given the arrays of its sparse sections and of its dense ones.
-
-    The sparse sections have parts of their own, and so has each dense section in blocks: a part that ends with a block
-    can be added as soon as it has arrived.
-    """
-    runs = [sparse] if sparse else []
-    for in_blocks, group in groupby(dense, _is_in_blocks):
-        arrays = list(group)
-        runs += [[pieces] for pieces in arrays] if in_blocks else [arrays]
-    dense_size = part_size(sum([piece.nbytes for piece in _aligned(dense)]), partitions)
+def _parts(gradient: Gradient, partitions: int = 1) -> list[memoryview | Pieces]:
+    """Returns the parts of a gradient. The sparse sections have parts of their own."""
+    sparse, dense = _arrays(gradient)
     parts: list[memoryview | Pieces] = []
-    for number, run in enumerate(runs, start=1):
-        # All runs but the last are padded, so that the next one is aligned.
-        pieces = _aligned(run if number == len(runs) else [*run, ()])
-        size = dense_size
-        if run is sparse:
-            size = part_size(sum([piece.nbytes for piece in pieces]), partitions)
-        elif _is_in_blocks(run[0]):
-            size = max(size // BLOCKS.itemsize, 1) * BLOCKS.itemsize
+    if sparse:
+        # They are padded, so that the dense sections are aligned.
+        pieces = _aligned([*sparse, ()] if dense else sparse)
+        nbytes = sum(map(len, pieces))
         # Parts in partitions have equal lengths already.
-        parts += cut(pieces, part_lengths(sum(map(len, pieces)), size, runts=partitions > 1))
+        parts += cut(pieces, part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 1))
+    if dense:
+        parts += cut(_aligned(dense), _dense_lengths(gradient, partitions))
     return parts
 
 
-def _is_in_blocks(pieces: Sequence[Array]) -> bool:
-    return pieces[0].dtype == BLOCKS
+def _dense_lengths(gradient: Gradient, partitions: int) -> list[int]:
+    """Returns the length of each part of the dense sections."""
+    sections = [section for section in gradient.sections if section.indices is None and section.size]
+    dense = tuple([Dense(section.dtype, math.prod(section.shape)) for section in sections])
+    offsets, end = [], 0
+    for dtype, size in dense:
+        offsets.append(end + -end % ALIGNMENT)
+        end = offsets[-1] + stored_bytes(dtype, size)
+    return dense_cut(dense, partitions).lengths(offsets, [section.dtype for section in dense])
+
+
+@lru_cache(maxsize=64)
+def dense_cut(sections: tuple[Dense, ...], partitions: int) -> ElementCut:
+    """Returns how dense sections are cut into parts.
+
+    Args:
+        sections: the dense sections.
+        partitions: among how many partitions the parts are spread; 1: all are in one slot.
+    """
+    nbytes = sum([section.size * section.width for section in sections])
+    return ElementCut(sections, part_size(nbytes, partitions), runts=partitions > 1)
 
 
 def _bytes_of(array: Array) -> memoryview:

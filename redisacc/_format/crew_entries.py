@@ -10,7 +10,7 @@ from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
 
 _ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
-_PLACE = re.compile(rb"chief|worker ([0-9]{1,12})")
+_PLACE = re.compile(rb"chief|worker (0|[1-9][0-9]{0,11})")
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Member:
     left: float
 
 
-def is_place_of_worker(name: str) -> bool:
-    """Returns whether the workers of trainings have such names."""
+def number_of_worker(name: str) -> str | None:
+    """Returns the digits of the number of a worker of a training; None if these have other names."""
     found = _PLACE.fullmatch(name.encode(errors="replace"))
-    return found is not None and found[1] is not None
+    return None if found is None or found[1] is None else found[1].decode()
 
 
 def parse_crew(key: str, fields: Mapping[bytes, bytes], now_ms: int) -> list[Member]:

@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from redisacc._format.crew_entries import Member, is_place_of_worker
+from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
 from redisacc._format.staleness import parse_staleness
 from redisacc._format.weights import parse_weight
@@ -282,7 +282,7 @@ def _add_leases(
     if not crew or now is None:
         return
     for name, worker in found.items():
-        if is_place_of_worker(name):
+        if number_of_worker(name) is not None:
             # Unless its lease is found, it has given it back.
             found[name] = dataclasses.replace(worker, lease_ends_at=worker.seen_at)
     for member in crew:

@@ -210,6 +210,13 @@ class Keys(PartitionedKeys):
         """
         return f"{self.partition(number) if self.partitions else self.record}:sum:{digest}:{number}"
 
+    def squares(self, digest: str, number: int) -> str:
+        """Returns the key of the sum of the squares of a part of a mean, from an updater. It has an expiry.
+
+        The arguments are those of ``sum``.
+        """
+        return f"{self.partition(number) if self.partitions else self.record}:squares:{digest}:{number}"
+
 
 class ParameterKeys(PartitionedKeys):
     """The keys of the parameters of one name. They share the hash tag of the accumulator of that name.

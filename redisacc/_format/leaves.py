@@ -14,11 +14,14 @@ import numpy as np
 from redisacc._data.dtypes import TABLE, find_dtype
 from redisacc._data.tree.structure import Structure, parse_structure
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
+from redisacc._format.element_cut import Dense
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
 # Every leaf of a blob begins at a multiple of this many bytes, which suits every element type.
 ALIGNMENT = 16
+# As in a gradient.
+GRADIENT_ALIGNMENT = 8
 
 # numpy counts the bytes of an array in an int64. Each leaf may have this many, so that no sum over leaves overflows.
 MAX_LEAF_BYTES = 2**45
@@ -141,6 +144,23 @@ class Layout:
         return dict(zip(self.leaves, self.offsets, strict=True))
 
 
+@dataclass(frozen=True)
+class Flat:
+    """All leaves one after the other, the leaves of a dtype together, as a gradient has them.
+
+    Attributes:
+        sections: the leaves of each dtype, as one section, in the order in which the dtypes occur.
+        offsets: where each section begins, in bytes.
+        places: the number of the section of each leaf, and the place of its first element there.
+        layout: the places of the leaves in a blob.
+    """
+
+    sections: tuple[Dense, ...]
+    offsets: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+    layout: Layout
+
+
 class Schema:
     """The structure of a tree, and the dtypes and shapes of its leaves.
 
@@ -251,6 +271,24 @@ class Schema:
                 self._shares.clear()
             self._shares[leaves_texts] = found
         return found
+
+    @cached_property
+    def flat(self) -> Flat:
+        """All leaves one after the other."""
+        sizes: dict[np.dtype[Any], int] = {}
+        places = []
+        numbers = {dtype: number for number, dtype in enumerate(dict.fromkeys(leaf.stored for leaf in self.leaves))}
+        for leaf in self.leaves:
+            places.append((numbers[leaf.stored], sizes.get(leaf.stored, 0)))
+            sizes[leaf.stored] = places[-1][1] + math.prod(leaf.shape)
+        sections = tuple([Dense(dtype, size) for dtype, size in sizes.items()])
+        offsets, end = [], 0
+        for section in sections:
+            offsets.append(-(-end // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT)
+            end = offsets[-1] + section.size * section.dtype.itemsize
+        leaves = [offsets[section] + start * sections[section].dtype.itemsize for section, start in places]
+        layout = Layout(tuple(range(len(leaves))), tuple(leaves), max(end, 1))
+        return Flat(sections, tuple(offsets), tuple(places), layout)
 
     def _lay_out(self, numbers: Sequence[int]) -> Layout:
         offsets, end = [], 0

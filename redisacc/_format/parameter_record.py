@@ -1,9 +1,11 @@
 """The record of parameters: the plain-text hash that describes the version that is published.
 
-The values of a version are in blobs. Each blob is stored in parts, as strings that never change. There are three
+The values of a version are in blobs. Each blob is stored in parts, as strings that never change. There are four
 sorts of blobs:
 
 - a *full* blob holds some leaves, whole, one after the other;
+- a *flat* blob does so with all leaves, in the order and the parts in which gradients have them, so that a reducer can
+  update a part of them with a part of the gradient;
 - a *rows* blob holds the rows that changed from the version before, of leaves with few such rows;
 - a *state* blob holds the leaves of the publisher's state.
 
@@ -14,14 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar
 
 from redisacc._data.validation import INT64_MAX
 from redisacc._format.attempts import StoredAttempt
+from redisacc._format.element_cut import ElementCut
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.leaves import Layout, Schema, ranges_text
 from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
@@ -38,17 +42,24 @@ MAX_PARTS = 16
 # the other nodes save.
 SINGLE_PART_BYTES = 64 * 1024
 
+# The most parts of a blob that is cut by elements.
+MOST_FLAT_PARTS = 100_000
+
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
 
 # How elements of float32 may be stored. A record without this field stores them as they are.
 WIRES = ("float32", "bfloat16")
 
+# The key, in a publisher's state, of parameters of float32 as they are, in the order of the leaves, if readers get
+# rounded ones. The publisher's own state has the key "state" beside it.
+EXACT = "redisacc:float32"
+
 # The bytes of an index of a row.
 INDEX_BYTES = 8
 
 # In partitions, the id of a version ends with the number of the attempt to publish it.
-_BLOB = re.compile(r"[0-9a-f]{16}(?:-[0-9]{1,15})?-(?:full|base|rows|state)")
+_BLOB = re.compile(r"[0-9a-f]{16}(?:-[0-9]{1,15})?-[a-z_]{1,24}")
 _STEP = re.compile(r"-?[0-9]{1,19}")
 _COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
 # No list has more entries than this: a publisher keeps at most some 500.
@@ -79,6 +90,25 @@ def blob_lengths(nbytes: int, partitions: int = 0) -> list[int]:
     return part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 0)
 
 
+def flat_cut(schema: Schema, part_bytes: int, partitions: int) -> ElementCut:
+    """Returns how a flat blob is cut into parts.
+
+    Args:
+        schema: the schema of the leaves.
+        part_bytes: the bytes of float32 in each part but the last.
+        partitions: among how many partitions the parts are spread; 0 or 1: all are in one slot.
+    """
+    return ElementCut(schema.flat.sections, part_bytes, runts=partitions > 1)
+
+
+@lru_cache(maxsize=16)
+def flat_lengths(schema: Schema, part_bytes: int, partitions: int) -> tuple[int, ...]:
+    """Returns the length of each part of a flat blob. The arguments are those of ``flat_cut``."""
+    flat = schema.flat
+    lengths = flat_cut(schema, part_bytes, partitions).lengths(flat.offsets, [part.dtype for part in flat.sections])
+    return tuple(lengths) or (1,)
+
+
 @dataclass(frozen=True)
 class Blob:
     """A blob that is no longer, or never was, of use to readers of the tree.
@@ -86,28 +116,40 @@ class Blob:
     Attributes:
         id: the id of the version that brought it, and its sort.
         nbytes: its length in bytes.
+        cut: the length of each part, if it is cut by elements; empty if it is cut by bytes, or was retired.
+        number: the number of its parts, if it is cut by elements.
     """
 
     id: str
     nbytes: int
+    cut: tuple[int, ...] = ()
+    number: int = 0
+
+    def lengths(self, partitions: int) -> Sequence[int]:
+        """Returns the length of each part. Those of a blob that is cut by elements are known until it is retired."""
+        assert self.cut or not self.number
+        return self.cut or blob_lengths(self.nbytes, partitions)
 
     def parts(self, keys: ParameterKeys) -> list[tuple[str, int]]:
         """Returns the key of each of its parts, and how many bytes that has."""
-        lengths = blob_lengths(self.nbytes, len(keys.partitions))
+        lengths = self.lengths(len(keys.partitions))
         return [(keys.part(self.id, number), length) for number, length in enumerate(lengths)]
+
+    def _number(self, keys: ParameterKeys) -> int:
+        return self.number or len(blob_lengths(self.nbytes, len(keys.partitions)))
 
     def keys(self, keys: ParameterKeys) -> list[str]:
         """Returns the keys of its parts."""
-        return [key for key, _ in self.parts(keys)]
+        return [keys.part(self.id, number) for number in range(self._number(keys))]
 
     def attempt(self, keys: ParameterKeys) -> StoredAttempt:
         """Returns how the leader lists it while its parts are being written to partitions, or are to be removed."""
-        return StoredAttempt(self.id, len(blob_lengths(self.nbytes, len(keys.partitions))))
+        return StoredAttempt(self.id, self._number(keys))
 
     @property
     def text(self) -> str:
         """Returns how the record lists it."""
-        return f"{self.id}:{self.nbytes}"
+        return f"{self.id}:{self.nbytes}:{self.number}" if self.number else f"{self.id}:{self.nbytes}"
 
 
 @dataclass(frozen=True)
@@ -120,17 +162,30 @@ class FullBlob:
         since: readers who hold a version with this step or a later one need not read it: rows blobs have everything
             that changed in its leaves from then on.
         leaves: the leaves in it, as ``ranges_text`` writes them.
+        part_bytes: if it is a flat blob, the bytes of float32 in each part but the last; else 0.
+        cut: if it is a flat blob, the length of each part.
     """
 
     id: str
     step: int
     since: int
     leaves: str
+    part_bytes: int = 0
+    cut: tuple[int, ...] = ()
+
+    def layout(self, schema: Schema) -> Layout:
+        """Returns the places of its leaves.
+
+        Args:
+            schema: the schema of the leaves, as they are stored.
+        """
+        return schema.flat.layout if self.part_bytes else schema.layout(self.leaves)
 
     @property
     def text(self) -> str:
         """Returns how the record lists it."""
-        return f"{self.id}:{self.step}:{self.since}:{self.leaves}"
+        listed = f"{self.id}:{self.step}:{self.since}:{self.leaves}"
+        return f"{listed}:{self.part_bytes}" if self.part_bytes else listed
 
 
 @dataclass(frozen=True)
@@ -166,6 +221,8 @@ class Manifest:
         rows: the blobs of rows, the oldest first.
         rows_since: versions with lower steps than this may have had rows blobs that are no longer listed.
         state: the blob of the publisher's state, if it has one.
+        slots: the blobs of an optimiser's state, each laid out and cut like the flat blob; and "exact", the leaves
+            themselves, if those in the flat blob are rounded.
         retired: blobs of earlier versions, which slow readers may still be reading; the oldest first.
     """
 
@@ -173,6 +230,7 @@ class Manifest:
     rows: tuple[RowsBlob, ...] = ()
     rows_since: int = -(2**63)
     state: Blob | None = None
+    slots: tuple[Blob, ...] = ()
     retired: tuple[Blob, ...] = ()
 
     def blobs(self, schema: Schema) -> dict[str, Blob]:
@@ -181,11 +239,11 @@ class Manifest:
         Args:
             schema: the schema of the leaves in blobs.
         """
-        found = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in self.full]
+        found = [Blob(blob.id, blob.layout(schema).nbytes, blob.cut, len(blob.cut)) for blob in self.full]
         found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
         if self.state is not None:
             found.append(self.state)
-        return {blob.id: blob for blob in found}
+        return {blob.id: blob for blob in (*found, *self.slots)}
 
     def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
         """Returns each full blob, and the leaves that it holds and no later one does."""
@@ -199,6 +257,7 @@ class Manifest:
             *("rows", " ".join(blob.text for blob in self.rows)),
             *("rows_since", str(self.rows_since)),
             *("state", "" if self.state is None else self.state.text),
+            *("slots", " ".join(blob.text for blob in self.slots)),
             *("retired", " ".join(blob.text for blob in self.retired)),
         ]
 
@@ -219,10 +278,10 @@ class ParameterRecord:
 
     FIELDS = (
         *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire"),
-        "partitions",
+        *("partitions", "slots"),
     )
     # Fields that may be absent, and what that means.
-    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b""}
+    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b"", "slots": b""}
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
@@ -233,7 +292,7 @@ class ParameterRecord:
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
         found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
-        finished, self.wire, partitions = texts
+        finished, self.wire, partitions, self._slots = texts
         self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
@@ -291,10 +350,22 @@ class ParameterRecord:
             rows=rows,
             rows_since=self._step("rows_since", self._since),
             state=state[0] if state else None,
+            slots=self._slot_blobs(full, schema) if self._slots else (),
         )
         if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
+
+    def _slot_blobs(self, full: tuple[FullBlob, ...], schema: Schema) -> tuple[Blob, ...]:
+        """Returns the blobs of the optimiser's state, which are laid out and cut like the flat blob."""
+        found = [self._blob("slots", text) for text in self._entries("slots", self._slots)]
+        if len(full) != 1 or not full[0].part_bytes:
+            raise self._foreign(self._keys, "slots", self._slots)
+        cut = flat_lengths(schema, full[0].part_bytes, len(self.keys.partitions))
+        for blob in found:
+            if blob.nbytes != schema.flat.layout.nbytes or blob.number != len(cut):
+                raise self._foreign(self._keys, "slots", self._slots)
+        return tuple([replace(blob, cut=cut) for blob in found])
 
     def retired(self, text: object) -> tuple[Blob, ...]:
         """Returns the blobs in the field ``retired``.
@@ -314,14 +385,25 @@ class ParameterRecord:
 
     def _full_blob(self, text: str, schema: Schema) -> FullBlob:
         match text.split(":"):
-            case [blob, step, since, leaves] if _BLOB.fullmatch(blob):
-                found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves)
+            case [blob, step, since, leaves, *size] if _BLOB.fullmatch(blob) and len(size) < 2:
+                part_bytes = self._part_bytes(size[0], leaves, schema) if size else 0
+                partitions = len(self.keys.partitions)
+                cut = flat_lengths(schema.stored(self.wire), part_bytes, partitions) if part_bytes else ()
+                found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves, part_bytes, cut)
                 try:
-                    layout = schema.layout(leaves)
+                    layout = found.layout(schema) if part_bytes else schema.layout(leaves)
                 except ValueError:
                     raise self._foreign(self._keys, "full", text) from None
                 if layout.nbytes <= MAX_BLOB_BYTES and found.since <= found.step <= self.step:
                     return found
+        raise self._foreign(self._keys, "full", text)
+
+    def _part_bytes(self, text: str, leaves: str, schema: Schema) -> int:
+        """Returns the bytes of float32 in each part of a flat blob, which has all leaves."""
+        if text.isascii() and text.isdigit() and len(text) <= 12 and leaves == ranges_text(range(len(schema.leaves))):
+            size = int(text)
+            if size and schema.nbytes // size <= MOST_FLAT_PARTS:
+                return size
         raise self._foreign(self._keys, "full", text)
 
     def _rows_blob(self, text: str, schema: Schema) -> RowsBlob:
@@ -346,9 +428,13 @@ class ParameterRecord:
         raise self._foreign(self._keys, "rows", text)
 
     def _blob(self, name: str, text: str) -> Blob:
-        blob, _, length = text.partition(":")
+        blob, _, rest = text.partition(":")
+        length, _, number = rest.partition(":")
         if _BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15 and 0 < int(length) <= MAX_BLOB_BYTES:
-            return Blob(blob, int(length))
+            if rest == length:
+                return Blob(blob, int(length))
+            if number.isdigit() and len(number) <= 6 and 0 < int(number) <= MOST_FLAT_PARTS:
+                return Blob(blob, int(length), number=int(number))
         raise self._foreign(self._keys, name, text)
 
     def _step(self, name: str, text: str) -> int:

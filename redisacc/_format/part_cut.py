@@ -56,6 +56,11 @@ class Piece(NamedTuple):
     start: int
     nbytes: int
 
+    @property
+    def span(self) -> tuple[int, int, int]:
+        """Returns which elements these are: the section, the place of the first one, and how many."""
+        return self.section, self.first, self.number
+
     def elements(self, part: Array, where: str) -> Iterator[tuple[int, Array]]:
         """Yields the elements, maybe in pieces, each with the place of its first element in the section.
 
@@ -73,6 +78,13 @@ class Piece(NamedTuple):
 
 # For each part with elements of dense sections, the pieces of sections in it.
 Cut = tuple[tuple[Piece, ...], ...]
+
+
+def have_same_elements(one: Cut, other: Cut) -> bool:
+    """Returns whether each part holds the same elements in both cuts, however they are stored."""
+    return one is other or [[piece.span for piece in part] for part in one] == [
+        [piece.span for piece in part] for part in other
+    ]
 
 
 # A remainder of at most this share of a part makes the last part longer, because a part of a few bytes costs as

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMean
+from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, Order, SparseMean
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
@@ -39,6 +39,7 @@ _ABSENT = {
     "staleness": b"",
     "staleness_weight": CONSTANT.encode(),
     "normalize": b"weights",
+    "order": b"arrival",
     "total_weight": b"",
     "partitions": b"",
     **dict.fromkeys(SETTINGS, b""),
@@ -47,6 +48,17 @@ _ABSENT = {
 
 # The version of the data model, in every record.
 FORMAT = "4"
+
+
+def parse_order(text: str) -> Order:
+    """Parses the field ``order``.
+
+    Raises:
+        ValueError: redisacc did not write it.
+    """
+    if text not in ("arrival", "worker"):
+        raise ValueError(text)
+    return "worker" if text == "worker" else "arrival"
 
 
 def check_format(name: str, found: str) -> None:
@@ -92,6 +104,7 @@ class Record:
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
         normalize: the divisor of means: "weights" or "count", not yet checked.
+        order: the order in which the gradients of a round are added: "arrival" or "worker".
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: the defaults for takes that pass no ``num_required``.
@@ -103,7 +116,7 @@ class Record:
 
     FIELDS = (
         *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS),
-        *("staleness_weight", "normalize", "total_weight"),
+        *("staleness_weight", "normalize", "order", "total_weight"),
     )
 
     def __init__(self, keys: Keys, reply: object) -> None:
@@ -142,6 +155,10 @@ class Record:
         except ValueError:
             raise self._foreign("staleness", texts["staleness"]) from None
         self.normalize = texts["normalize"]
+        try:
+            self.order = parse_order(texts["order"])
+        except ValueError:
+            raise self._foreign("order", texts["order"]) from None
         try:
             self.staleness_weight = parse_rule(texts["staleness_weight"], self.max_staleness)
         except ValueError:
@@ -198,7 +215,7 @@ class Record:
         if self.normalize not in ("weights", "count"):
             raise self._foreign("normalize", self.normalize)
         normalize: Normalize = "count" if self.normalize == "count" else "weights"
-        return replace(self._plain_spec(tree), normalize=normalize)
+        return replace(self._plain_spec(tree), normalize=normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"

@@ -94,6 +94,7 @@ def assemble(
         max_staleness=options.max_staleness,
         staleness_weight=None if options.staleness_weight is None else rule_text(options.staleness_weight),
         normalize=options.normalize,
+        order=options.order,
         partitions=options.partitions,
         create=options.create,
         lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
@@ -106,7 +107,10 @@ def assemble(
     keys = Keys(keys.name, opened.partitions)
     scripts.bind(keys, opened.incarnation)
     spec = dataclasses.replace(
-        spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
+        spec,
+        chunk=opened.chunk,
+        normalize="count" if opened.normalize == "count" else "weights",
+        order=opened.order,
     )
     telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
     lifetime = Lifetime(keys.name)

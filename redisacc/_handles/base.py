@@ -87,7 +87,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
-            clients compact. None: 256 MiB, or what the accumulator was created with.
+            clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError). None: 256 MiB, or
+            no limit with ``order="worker"``, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
             ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
@@ -102,6 +103,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
             of gradients; "count" for their number, so that gradients of less weight move the result less. None:
             "weights", or what the accumulator was created with.
+        order: the order in which the gradients of a round are added, given at creation and for all handles: "arrival",
+            or "worker" for the ascending numbers of their workers, so that the same gradients give the same bits
+            whichever of them comes first. It implies ``once_per_worker``; a handle that applies gradients must be
+            called "worker N" (``worker``), where N is a number below 10^12 without leading zeros. No gradient is added
+            in place or compacted then: a round takes as much memory as its gradients, one of each worker. None:
+            "arrival", or what the accumulator was created with.
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
             creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
             in one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single
@@ -119,7 +126,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
-            ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize`` or ``partitions``.
+            ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize``, ``order`` or
+            ``partitions``.
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 

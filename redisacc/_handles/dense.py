@@ -12,7 +12,7 @@ from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Wire
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
-from redisacc._data.spec import Normalize
+from redisacc._data.spec import Normalize, Order
 from redisacc._data.validation import Array, shape_text
 from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulator, array_spec
@@ -68,6 +68,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        order: Order | None = None,
         partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
@@ -87,6 +88,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 max_staleness=max_staleness,
                 staleness_weight=staleness_weight,
                 normalize=normalize,
+                order=order,
                 partitions=partitions,
                 create=create,
                 min_replicas=min_replicas,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire, checked_wire
-from redisacc._data.spec import AccumulatorSpec, Normalize
+from redisacc._data.spec import AccumulatorSpec, Normalize, Order
 from redisacc._data.weights import StalenessWeight, checked_normalize, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.staleness import MOST_STALENESS
@@ -34,6 +34,7 @@ class Options:
     max_staleness: int | None
     staleness_weight: StalenessWeight | None
     normalize: Normalize | None
+    order: Order | None
     partitions: int | Literal["auto"] | None
     create: bool
     min_replicas: int
@@ -56,6 +57,14 @@ class Options:
         if self.staleness_weight is not None:
             staleness_weight = checked_staleness_weight(self.staleness_weight, max_staleness, can_weigh=spec.can_weigh)
         normalize = None if self.normalize is None else checked_normalize(self.normalize)
+        order = None if self.order is None else checked_order(self.order)
+        if order == "worker":
+            if once is False:
+                raise InvalidArgumentError(
+                    "order='worker' cannot go together with once_per_worker=False: gradients of one worker would have "
+                    "no order"
+                )
+            once = True
         partitions = checked_partitions(self.partitions)
         create = validation.flag(self.create, "create")
         shared_name = None
@@ -75,6 +84,7 @@ class Options:
             max_staleness=max_staleness,
             staleness_weight=staleness_weight,
             normalize=normalize,
+            order=order,
             partitions=partitions,
             create=create,
             min_replicas=validation.integer(self.min_replicas, "min_replicas", low=0, high=1000),
@@ -92,9 +102,23 @@ class Options:
             max_staleness=None,
             staleness_weight=None,
             normalize=None,
+            order=None,
             partitions=None,
             create=True,
         )
+
+
+def checked_order(value: object) -> Order:
+    """Returns the argument ``order`` of a handle.
+
+    Raises:
+        InvalidArgumentError: it is neither "arrival" nor "worker".
+    """
+    if isinstance(value, str) and value == "arrival":
+        return "arrival"
+    if isinstance(value, str) and value == "worker":
+        return "worker"
+    raise InvalidArgumentError(f"order must be 'arrival' or 'worker', not {shown(value)}")
 
 
 def checked_partitions(value: object) -> int | Literal["auto"] | None:

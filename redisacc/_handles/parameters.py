@@ -426,7 +426,9 @@ class Parameters(Closing):
 
         Returns:
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
-            caller's own. None if nothing has been published.
+            caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
+            as "exp_avg", to a tree like the parameters. With ``wire="bfloat16"``, the state of a chief is under
+            "state", and the leaves of float32 as they are under "redisacc:float32". None if nothing has been published.
 
         Raises:
             ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.

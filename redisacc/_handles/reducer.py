@@ -17,6 +17,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.sums.reduction import IDLE, LONGEST_IDLE, Reduction
+from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis import forks
 from redisacc._redis.connect import connect
@@ -248,7 +249,12 @@ class Reducer(Closing):
             return
         for position in new:
             reduction = Reduction(
-                self._transport, keys, position, holder=self._holder, who=host_and_process(os.getpid())
+                self._transport,
+                keys,
+                position,
+                holder=self._holder,
+                who=host_and_process(os.getpid()),
+                updates=PartUpdater(self._transport, keys),
             )
             listening = contextlib.ExitStack()
             for channel in reduction.channels:

@@ -13,7 +13,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
-from redisacc._data.spec import Normalize
+from redisacc._data.spec import Normalize, Order
 from redisacc._data.validation import Array
 from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulator, array_spec
@@ -82,6 +82,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        order: Order | None = None,
         partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
@@ -101,6 +102,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
                 max_staleness=max_staleness,
                 staleness_weight=staleness_weight,
                 normalize=normalize,
+                order=order,
                 partitions=partitions,
                 create=create,
                 min_replicas=min_replicas,

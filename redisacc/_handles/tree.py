@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
-from redisacc._data.spec import Normalize
+from redisacc._data.spec import Normalize, Order
 from redisacc._data.tree.gradient import tree_gradient
 from redisacc._data.tree.spec import TreeSpec, described_by, described_like
 from redisacc._data.weights import StalenessWeight
@@ -77,6 +77,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        order: Order | None = None,
         partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
@@ -101,6 +102,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 max_staleness=max_staleness,
                 staleness_weight=staleness_weight,
                 normalize=normalize,
+                order=order,
                 partitions=partitions,
                 create=create,
                 min_replicas=min_replicas,

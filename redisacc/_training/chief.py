@@ -16,6 +16,7 @@ import numpy as np
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._data import validation
 from redisacc._data.results import Round
+from redisacc._data.spec import Order
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
 from redisacc._format.claims import Claim
@@ -27,10 +28,11 @@ from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
-from redisacc._training.gradients import open_gradients
+from redisacc._training.gradients import is_new, open_gradients
 from redisacc._training.loss import newest_claim, wait_for_handover
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
+from redisacc._training.updating import Updating, check_optimizer
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -44,6 +46,7 @@ from redisacc.errors import (
     StaleSequenceError,
     TakeTimeoutError,
 )
+from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
 
@@ -51,6 +54,8 @@ Value = TypeVar("Value")
 
 # How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
+
+Taken = TypeVar("Taken")
 
 
 class Chief(Participant):
@@ -98,8 +103,13 @@ class Chief(Participant):
             everybody.
         min_weight: a step also waits until the weights of its gradients add up to this (see
             ``Worker.apply``). None: any sum will do.
+        optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
+            the sums are, by reducers if there are any, and the chief handles no arrays. All leaves have to be float32
+            or float64, and no leaf ``sparse``. The optimiser's state is kept with the parameters. One with other
+            numbers, or one whose state has the same slots, continues with the state that is there. None: the loop is
+            one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
-            fetch it.
+            fetch it. None with an ``optimizer``.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
         reduction_type: "MEAN" (or None) or "SUM".
         missing: as for ``TreeAccumulator``.
@@ -117,7 +127,11 @@ class Chief(Participant):
             find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
             loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
             ``ConditionalAccumulator.recover``).
-        in_place_limit: as for ``ConditionalAccumulator``.
+        order: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``, so that a
+            training gives the same bits in every run, whatever is killed, as long as its gradients are the same and
+            each step has those of the same workers; or "arrival", which takes less memory and less time for small
+            gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what it has.
+        in_place_limit: as for ``ConditionalAccumulator``. Without effect with ``order="worker"``.
         buffer_limit: as for ``ConditionalAccumulator``.
         checkpoint: the path of a folder into which checkpoints are written: the parameters, the state and the step, in
             one file of the format safetensors each (``pip install 'redisacc[checkpoint]'``). A thread reads them from
@@ -135,13 +149,15 @@ class Chief(Participant):
         shared_name: the name of the training.
         workers: how many gradients a step needs, as this chief last set it.
         step: the step of the parameters, and of the next round.
-        parameters: the parameters of that step: your own arrays if you have published them, else copies.
-        state: the state that was published with them, or None.
+        parameters: the parameters of that step: your own arrays if you have published them, else copies. With an
+            ``optimizer``, they are fetched from the server, as ``latest()`` does.
+        state: the state that was published with them, or None. With an ``optimizer``, the leaves of each of its slots,
+            as ``Parameters.latest_state`` returns them.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
-        SchemaMismatchError: another model is trained under this name, or with other ``partitions``. The message names
-            the first leaf that differs.
+        SchemaMismatchError: another model is trained under this name, or with other ``partitions`` or another
+            ``order``. The message names the first leaf that differs.
         LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
             that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
@@ -157,6 +173,7 @@ class Chief(Participant):
         min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
+        optimizer: Optimizer | None = None,
         state: Any = None,
         sparse: Collection[str] | bool = (),
         reduction_type: str | None = "MEAN",
@@ -166,6 +183,7 @@ class Chief(Participant):
         wire: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
         partitions: int | Literal["auto"] | None = None,
+        order: Order | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         min_replicas: int = 0,
@@ -181,6 +199,7 @@ class Chief(Participant):
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
+        check_optimizer(optimizer, state=state, sparse=sparse, missing=missing)
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
@@ -195,6 +214,7 @@ class Chief(Participant):
             min_replicas=min_replicas,
         )
         self._rounds_parameters = wire == "bfloat16"
+        self._updating: Updating | None = None
         self._checkpointer = None
         if checkpoint is not None:
             with self._closed_on_failure():
@@ -220,55 +240,116 @@ class Chief(Participant):
                 parameters,
                 state,
                 quorum,
+                optimizer,
                 sparse=sparse,
                 missing=missing,
                 sparse_mean=sparse_mean,
                 reduction_type=reduction_type,
                 redis=redis,
                 partitions=partitions,
+                order=order,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
                 min_replicas=min_replicas,
             )
 
-    def _begin(self, parameters: Any, state: Any, quorum: Quorum, **options: Any) -> None:
+    def _begin(
+        self,
+        parameters: Any,
+        state: Any,
+        quorum: Quorum,
+        optimizer: Optimizer | None,
+        *,
+        order: Order | None,
+        **options: Any,
+    ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
-        latest = self._parameters.latest()
         self._parameters.check(parameters, state=state)
-        claimed = newest_claim(self._transport, self._crew, self.shared_name) if latest is None else None
-        self._asked_for, self._gradient_options = quorum, options
+        published = self._parameters.step()
+        claimed = newest_claim(self._transport, self._crew, self.shared_name) if published is None else None
+        if order is None and is_new(self._transport, self.shared_name):
+            order = "worker"
+        self._asked_for, self._gradient_options = quorum, {**options, "order": order}
+        # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._open_gradients(parameters)
-        if self._checkpointer is not None:
-            saved = next(self._checkpointer.valid(), None)
-            # A checkpoint has the state, which a worker lacks; what is published has both.
-            if (
-                saved is not None
-                and (latest is None or saved.step > latest[0])
-                and (claimed is None or saved.step >= claimed.step)
-            ):
-                self._continue_from(saved, None if latest is None else latest[0])
-                return
-        if claimed is not None:
-            self._continue_with(claimed, state)
-            return
+        is_rescued = self._bring_back(published, claimed)
+        if optimizer is not None:
+            self._updating = Updating(self._parameters, self._accumulator, optimizer)
+            self.step, begins = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
+        else:
+            begins = self._begin_rounds(parameters, state)
+            if is_rescued:
+                # Workers have none.
+                self.state = state
+        self._quorum.store()
+        if not begins:
+            logger.info(
+                "%s: continuing at step %d",
+                self.shared_name,
+                self.step,
+                extra={"accumulator": self.shared_name, "global_step": self.step},
+            )
+
+    def _begin_rounds(self, parameters: Any, state: Any) -> bool:
+        """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
+        latest = self._parameters.latest()
         if latest is None:
-            # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
             self._send_parameters()
-            self._quorum.store()
-            return
-        self.step, tree = latest
+            return True
         found = self._parameters.latest_state()
         assert found is not None
-        exact, self.state = unpack_state(found[1])
-        self.parameters = _own(tree) if exact is None else with_exact(tree, exact, self.shared_name)
-        self._quorum.store()
-        logger.info(
-            "%s: continuing at step %d",
-            self.shared_name,
-            self.step,
-            extra={"accumulator": self.shared_name, "global_step": self.step},
-        )
+        self.step, self.parameters, self.state = self._unpacked(latest, found[1])
+        return False
+
+    def _begin_updates(self, parameters: Any) -> tuple[int, bool]:
+        """Does the same for updates. Returns the step, and whether the training is new."""
+        assert self._updating is not None
+        step = self._parameters.step()
+
+        def whole() -> Any:
+            latest, found = self._parameters.latest(), self._parameters.latest_state()
+            return parameters if latest is None or found is None else self._unpacked(latest, found[1])[1]
+
+        self._updating.begin(parameters, 0 if step is None else step, whole)
+        return self._updating.step, step is None
+
+    def _unpacked(self, latest: tuple[int, Any], published: Any) -> tuple[int, Any, Any]:
+        """Returns the step, the exact parameters and the chief's own state, given what was published."""
+        exact, state = unpack_state(published)
+        step, tree = latest
+        return step, _own(tree) if exact is None else with_exact(tree, exact, self.shared_name), state
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of the step."""
+        return self._tree if self._updating is None else self.latest()[1]
+
+    @parameters.setter
+    def parameters(self, tree: Any) -> None:
+        self._tree = tree
+
+    @property
+    def state(self) -> Any:
+        """What was published with the parameters for a chief that is started again; None if there is nothing."""
+        if self._updating is None:
+            return self._state
+        found = self._patience.call(self._parameters.latest_state, "to read the state of the optimizer")
+        return None if found is None else unpack_state(found[1])[1]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
+
+    def latest(self) -> tuple[int, Any]:
+        """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
+
+        Blocks until they have been fetched. The arrays are read-only.
+        """
+        found = self._patience.call(self._parameters.latest, "to read the parameters")
+        if found is None:
+            raise self._lost(self.step)
+        return found
 
     def _open_gradients(self, parameters: Any) -> None:
         self._accumulator = self._opened.enter_context(
@@ -276,35 +357,47 @@ class Chief(Participant):
         )
         self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
 
-    def _continue_from(self, saved: Checkpoint, published: int | None) -> None:
-        """Continues from a checkpoint, because the server has nothing, or only an earlier step."""
-        self._parameters.check(saved.parameters, state=saved.state)
-        self.step, self.parameters, self.state = saved.step, saved.parameters, saved.state
-        self._warn(
-            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
-            "nothing" if published is None else f"step {published}, which is older",
-            self.step,
-        )
-        # Workers that find the parameters apply gradients at once.
-        if published is None and self._accumulator.num_accumulated() == 0:
-            self._set_step(self.step)
-        self._send_parameters()
-        self._quorum.store()
+    def _bring_back(self, published: int | None, claimed: Claim | None) -> bool:
+        """Makes the server have the newest step that is known, if it has lost the training or has an older step.
 
-    def _continue_with(self, claimed: Claim, state: Any) -> None:
-        """Continues with the parameters that a worker has, of a training that the server has lost."""
+        Args:
+            published: the step that is published.
+            claimed: the newest step that a living worker has, if nothing is published.
+
+        Returns:
+            Whether the parameters are those of a worker, without a state.
+        """
+        saved = next(self._checkpointer.valid(), None) if self._checkpointer is not None else None
+        newest = published if claimed is None else claimed.step
+        # A checkpoint has the state, which a worker lacks; what is published has both.
+        if saved is not None and (newest is None or saved.step > newest or (claimed and saved.step == newest)):
+            self._bring_back_saved(saved, published)
+            return False
+        if claimed is None:
+            return False
         # Workers that find the parameters apply gradients at once.
         self._set_step(claimed.step)
         wait_for_handover(self._transport, self._crew, self.shared_name, claimed, self._check_lease)
-        found = self._parameters.latest()
-        assert found is not None
-        self.step, self.parameters, self.state = found[0], _own(found[1]), state
-        self._quorum.store()
         self._warn(
-            "the server has lost this training; continuing at step %d with the parameters of a living worker. The "
+            "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
             "state of the chief, such as the optimiser's, is lost, and begins as it was given",
-            self.step,
+            self._parameters.step(),
         )
+        return True
+
+    def _bring_back_saved(self, saved: Checkpoint, published: int | None) -> None:
+        """Publishes a checkpoint, because the server has nothing, or only an earlier step."""
+        self._parameters.check(saved.parameters, state=saved.state)
+        self._warn(
+            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
+            "nothing" if published is None else f"step {published}, which is older",
+            saved.step,
+        )
+        # Workers that find the parameters apply gradients at once.
+        if published is None and self._accumulator.num_accumulated() == 0:
+            self._set_step(saved.step)
+        state = pack_state(saved.parameters, saved.state) if self._rounds_parameters else saved.state
+        self._parameters.publish(saved.parameters, saved.step, state=state)
 
     @property
     def workers(self) -> int:
@@ -344,13 +437,89 @@ class Chief(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``take``.
         """
+        if self._updating is not None:
+            raise InvalidArgumentError("this chief has an optimizer: its loop is one over updates(), and not rounds()")
+        yield from self._loop(until, self._round)
+
+    def updates(self, until: int | None = None) -> Iterator[int]:
+        """Yields the step after each update that the optimiser makes, for a loop that evaluates, logs or stops.
+
+        Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
+        round become visible in the same instant. If the process dies before, its successor makes the same update of
+        the same round. No arrays pass through this process as long as there are reducers; without one, or if it is
+        late, the chief computes parts by itself, with the same result bit for bit.
+
+        Example:
+            >>> import threading
+            >>> import numpy as np
+            >>> import redisacc
+            >>> def work():
+            ...     with redisacc.Worker("docs-updates") as worker:
+            ...         for step, weights in worker.steps():
+            ...             worker.apply({"w": weights["w"] - 3})
+            >>> optimizer = redisacc.optim.SGD(0.5)
+            >>> with redisacc.Chief("docs-updates", {"w": np.zeros(2)}, workers=1, optimizer=optimizer) as chief:
+            ...     thread = threading.Thread(target=work)
+            ...     thread.start()
+            ...     for step in chief.updates(until=20):
+            ...         pass
+            ...     thread.join()
+            ...     step, chief.parameters["w"].round(3).tolist()
+            ...     chief.delete()
+            (20, [3.0, 3.0])
+
+        Args:
+            until: as for ``rounds``.
+
+        Yields:
+            The step of the parameters that have just been published.
+
+        Raises:
+            InvalidArgumentError: the chief has no ``optimizer``; or its schedule has returned no learning rate.
+            LeaseLostError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
+        """
+        if self._updating is None:
+            raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
+        updating = self._updating
+        yield from self._loop(until, lambda: self._update(updating))
+
+    def _loop(self, until: int | None, advance: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yields what ``advance`` yields until the training is finished, and finishes it."""
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
         self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
-            yield from self._round()
+            yield from advance()
         self._check_lease()
         self._surviving(self._end, "to finish the training")
+
+    def _update(self, updating: Updating) -> Iterator[int]:
+        """Yields the step after the next update, or nothing if there was only something to be put right."""
+        self._check_lease()
+        found = self._patience.call(
+            lambda: self._next(updating.recover, updating.grant), f"to take the round of step {self.step}"
+        )
+        # The wait may have been long, and another chief may have taken over.
+        self._check_lease()
+        if found is None:
+            return
+        if found.granted.global_step > self.step:
+            raise self._lost(found.granted.global_step)
+        if found.granted.global_step < self.step:
+            # It was used in a loop over rounds() of a chief that died before it acknowledged it.
+            self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
+            return
+        is_last = self.step + 1 == self._last
+        if not self._patience.call(
+            lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
+        ):
+            raise self._lost(self.step + 1)
+        self.step += 1
+        self._is_finished = self._is_finished or is_last
+        self._may_be_left = False
+        if self._checkpointer is not None:
+            self._checkpointer.note(self.step, last=is_last)
+        yield self.step
 
     def _ends_before(self, last: int | None) -> bool:
         """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
@@ -394,8 +563,21 @@ class Chief(Participant):
 
     def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
         """Returns a round that was left, or takes one. None: something had to be repaired first."""
+
+        def take(**options: Any) -> Round[Any]:
+            return stack.enter_context(self._accumulator.take(**options))
+
+        return self._next(lambda: stack.enter_context(self._accumulator.recover()), take)
+
+    def _next(self, recover: Callable[[], Taken | None], take: Callable[..., Taken]) -> Taken | None:
+        """Returns a round that was left, or takes one. None: something had to be repaired first.
+
+        Args:
+            recover: returns the oldest round that was left, None if there is none.
+            take: takes one, given ``min_weight``, ``cancel`` and ``describe``.
+        """
         if self._may_be_left:
-            left = stack.enter_context(self._accumulator.recover())
+            left = recover()
             if left is not None:
                 return left
             if self._agree():
@@ -406,11 +588,7 @@ class Chief(Participant):
         self._next_look = time.monotonic() + LOOK_EVERY
         self._quorum.follow()
         try:
-            return stack.enter_context(
-                self._accumulator.take(
-                    min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew)
-                )
-            )
+            return take(min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew))
         except InvalidArgumentError:
             if not self._quorum.restore():
                 raise
@@ -484,7 +662,8 @@ class Chief(Participant):
                 that says that another one was published meanwhile.
         """
         keys = ParameterKeys(self.shared_name)
-        if not is_lost(self._transport, keys, self._parameters._reader.incarnation):
+        # With an optimizer, this process has no arrays. A chief that is started again asks workers and checkpoints.
+        if self._updating is not None or not is_lost(self._transport, keys, self._parameters._reader.incarnation):
             self._parameters.step()
             raise found_gone
         # The lease is lost as well, and another chief may have taken it since.
@@ -505,6 +684,9 @@ class Chief(Participant):
 
     def _send_parameters(self, *, restores: bool = False) -> None:
         """Publishes the parameters and the state that this process has, whole."""
+        if self._updating is not None:
+            self._updating.publish_again()
+            return
         state = pack_state(self.parameters, self.state) if self._rounds_parameters else self.state
         publish = self._parameters._restore if restores else self._parameters.publish
         publish(self.parameters, self.step, state=state)

@@ -12,11 +12,9 @@ import numpy as np
 
 from redisacc._data.tree.structure import flatten
 from redisacc._data.validation import array
+from redisacc._format.parameter_record import EXACT
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
-
-# The key of the parameters of float32 in the state, in the order of the leaves. The chief's own state has another key.
-EXACT = "redisacc:float32"
 
 _FLOAT32 = np.dtype(np.float32)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
+from redisacc._format.keys import DELETING, Keys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
+from redisacc._redis.transport import Transport
 from redisacc.errors import InvalidArgumentError
 
 
@@ -39,6 +41,12 @@ def open_gradients(
     if sparse:
         return SparseConditionalAccumulator(array.dtype, array.shape, shared_name, sparse_mean=sparse_mean, **options)
     return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
+
+
+def is_new(transport: Transport, shared_name: str) -> bool:
+    """Returns whether there is no accumulator of this name, or only one that is being deleted."""
+    found = transport.call("HGET", Keys(shared_name).record, "incarnation")
+    return found is None or found.startswith(DELETING.encode())
 
 
 def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:

@@ -17,6 +17,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.settings import Settings
 from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifecycle.opening import BUFFER_LIMIT_BY_WORKER
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
@@ -195,10 +196,11 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
     shape = f", each {declared_shape_text(info.round_shape)}" if has_shape else ""
     attempts = f"; {count_text(info.attempts, 'attempt')} under way or over"
     dropped = f"{info.stale} stale, {info.repeated} repeated"
+    limit = "" if info.buffer_limit == BUFFER_LIMIT_BY_WORKER else f" of {bytes_text(info.buffer_limit)}"
     return [
         ("step", str(info.global_step)),
         ("this round", (f"{counted}{of} gradients" if of else count_text(counted, "gradient")) + shape),
-        ("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})"),
+        ("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)}{limit})"),
         ("partitions", _partitions_text(info.partitions) + attempts if info.partitions else ""),
         (
             "reducer",
@@ -207,6 +209,7 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
         ("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken"),
         ("mean", _mean_text(info)),
         ("accepts", "one gradient of each worker in a round" if info.once_per_worker else ""),
+        ("adds", "in the order of the workers' numbers" if info.order == "worker" else ""),
         ("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late" if info.max_staleness else ""),
         ("late", f"in this round: {staleness_text(info.staleness)}" if info.max_staleness else ""),
         ("weights", "" if info.staleness_weight == CONSTANT else f"by staleness: {_rule_text(info.staleness_weight)}"),

@@ -329,22 +329,25 @@ def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree
         dense.as_sent(values, wire="half")
 
 
-def test_parts_end_with_blocks(open_tree, client, monkeypatch):
-    """A part of a dense section can be added when it has arrived; no part waits for another one."""
-    monkeypatch.setattr(buffered_format, "PART_SIZES", (8 * 200,))
+def test_a_part_has_the_same_elements_in_every_wire(open_tree, client, monkeypatch):
+    """So gradients of different wires are added part by part, and a part can be added as soon as it has arrived."""
+    monkeypatch.setattr(buffered_format, "PART_SIZES", (2**13,))
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     spec = {"a": ("int64", (301,)), "b": ("float32", (5000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
     acc = open_tree(spec, "t", reduction_type="SUM", in_place_limit=0)
     tree = {"a": np.arange(301), "c": np.ones(9), "s": (range(20), np.ones((20, 16)))}
     (vector,) = gradients(1, [5000])
-    for wire in ("int8", "bfloat16", "int8"):
+    wires = ("int8", "bfloat16", "float32")
+    for wire in wires:
         acc.apply_grad({**tree, "b": vector}, wire=wire)
     entries = client.hvals("redisacc:{t}:buffered")
-    (lengths, _, _) = [
+    parts = [
         msgpack.unpackb(entry.partition(b" ")[2])["parts"] for entry in sorted(entries, key=lambda entry: entry[:1])
     ]
-    # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes. 20 blocks in parts of six. float16: 18 bytes.
-    assert lengths == [680, 1600, 808, 1560, 1560, 1560, 520, 18]
+    # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes and 5 blocks of 260 bytes; then 8; then the
+    # other 7, and 18 bytes of float16.
+    assert parts[0] == [680, 2408 + 5 * 260, 8 * 260, 7 * 260 + 18]
+    assert [lengths[1:3] for lengths in parts[1:]] == [[2408 + 2 * 1280, 2 * 2048], [2408 + 4 * 1280, 4 * 2048]]
     pieces = []
     add_piece = DenseSum.add_piece
 
@@ -353,10 +356,10 @@ def test_parts_end_with_blocks(open_tree, client, monkeypatch):
         add_piece(self, start, elements, *factor, **options)
 
     monkeypatch.setattr(DenseSum, "add_piece", noting)
-    np.testing.assert_array_equal(
-        acc.take_grad(3)["b"], total([sent(vector, wire) for wire in ("int8", "bfloat16", "int8")])
+    np.testing.assert_array_equal(acc.take_grad(3)["b"], total([sent(vector, wire) for wire in wires]))
+    spans = [(0, 1280), (1280, 2048), (3328, 1672)]
+    # The first part of the gradient in float32 is added where it is, and so are blocks, which are decoded to float32.
+    assert sorted(piece for piece in pieces if piece[0] == "bfloat16") == [("bfloat16", *span) for span in spans]
+    assert sorted(piece for piece in pieces if piece[0] == "float32") == sorted(
+        2 * [("float32", *span) for span in spans]
     )
-    # The gradients in int8. That in bfloat16 is cut in another way than the first, and is added whole.
-    assert [piece for piece in pieces if piece[0] == "float32"] == 2 * [
-        ("float32", start, min(1536, 5000 - start)) for start in range(0, 5000, 1536)
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -141,6 +142,34 @@ def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
     fetched.clear()
     np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
     assert any(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+@pytest.mark.every_server
+@either
+def test_a_sum_follows_the_workers_numbers_if_that_is_its_order(
+    open_dense, background, until, reducer, fetched, patient, partitions
+):
+    options = {"reduction_type": "SUM", "partitions": partitions, "order": "worker"}
+    crew = [open_dense("float32", [ELEMENTS], "w", worker=f"worker {n}", **options) for n in range(3)]
+    acc = crew[0]
+
+    def take_round(step, order):
+        take = background(acc.take_grad, 3)
+        until(lambda: len(acc.info().waiting) == 1)
+        for done, k in enumerate(order):
+            crew[k].apply_grad(values(k), local_step=step)
+            if step == 0 and done == 1:
+                wait_for_leases(acc, until)
+        return take.result(60)
+
+    reducer()
+    for step, order in enumerate([(0, 1, 2), *itertools.permutations(range(3))]):
+        fetched.clear()
+        result = take_round(step, order)
+        assert result.tobytes() == total(0, 1, 2).tobytes()
+        # The first one may be earlier than the reducer. By then, it knows how many gradients a take requires.
+        assert step == 0 or (fetched and all(":sum:" in key for key in fetched))
     acc.delete()
 
 

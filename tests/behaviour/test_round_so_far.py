@@ -28,10 +28,11 @@ class Fetched:
         ids: gradients, in the order in which they were added whole.
         ahead: how many of them before the round was known.
         keys: the keys of all parts that were fetched.
+        known: how many gradients of the round a taker knew of when it had last looked ahead.
     """
 
     def __init__(self):
-        self.ids, self.ahead, self.keys = [], 0, []
+        self.ids, self.ahead, self.keys, self.known = [], 0, [], 0
 
     def __len__(self):
         return len(self.ids)
@@ -50,7 +51,7 @@ def fetched(monkeypatch):
     def noting_look_ahead(self, *given):
         look_ahead(self, *given)
         note(self)
-        found.ahead = len(found)
+        found.ahead, found.known = len(found), self.known
 
     def noting_complete(self, *given):
         complete(self, *given)
@@ -87,6 +88,24 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
     assert len(fetched) == 6
     assert fetched.ahead >= 5
     assert len(fetched.keys) == len({key.replace(":staged:", ":part:") for key in fetched.keys}) == 30
+
+
+@pytest.mark.every_server
+def test_by_worker_an_early_gradient_is_held(open_dense, background, waiting, until, fetched):
+    crew = [open_dense("float32", [3 * COPIES], "w", worker=f"worker {k}", order="worker") for k in range(3)]
+    crew[0].set_global_step(5)
+    for step, early in ((5, (1, 2)), (6, (2, 1))):
+        fetched.keys.clear()
+        take = background(crew[0].take_grad, 3)
+        waiting(crew[0], 1)
+        for k in early:
+            crew[k].apply_grad(values(k), local_step=step)
+        # It has looked ahead since it knows of both, and has fetched nothing.
+        until(lambda: fetched.known == 2)
+        assert fetched.keys == []
+        crew[0].apply_grad(values(0), local_step=step)
+        expected = (values(0) + values(1) + values(2)) / np.float32(3)
+        assert take.result().tobytes() == expected.tobytes()
 
 
 @pytest.mark.servers("valkey")

@@ -1,4 +1,4 @@
-"""A training with integers, whose result is known exactly, and a program that forks its processes.
+"""A training in float32, whose result is known bit for bit, and a program that forks its processes.
 
 The program reads lines of JSON: the arguments of `work`. The answer to each is the id of a new process.
 """
@@ -26,8 +26,6 @@ from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._training import worker as worker_module
 
 NAME = "training"
-# Large enough that any two orders of operations, or a gradient too many, give other numbers.
-PRIME = 1_000_003
 ROWS = 16
 # A lease that a test can wait for, in seconds.
 LEASE = 1.5
@@ -38,42 +36,57 @@ FINISHED, FAILED, REPLACED = 0, 1, 3
 
 def beginning() -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the parameters and the state before the first step."""
-    return {"w": np.arange(8), "table": np.zeros((ROWS, 2), np.int64)}, {"momentum": np.ones(8, np.int64)}
+    parameters = {"w": np.arange(8, dtype=np.float32) / 8, "table": np.zeros((ROWS, 2), np.float32)}
+    return parameters, {"momentum": np.full(8, 0.3, np.float32)}
 
 
 def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
-    """Returns the gradient of a worker. It depends on every parameter that it touches."""
+    """Returns the gradient of a worker. It depends on every parameter that it touches.
+
+    Other magnitudes for each worker: with three of them or more, any other order of addition gives other bits.
+    """
     w, table = parameters["w"], parameters["table"]
-    rows = np.unique([(3 * step + number) % ROWS, (step + 5 * number) % ROWS])
+    rows = np.unique([(3 * step + number) % ROWS, (step + 5 * number) % ROWS, 7])
     return {
-        "w": (w * (31 + number) + 7 * step) % PRIME,
-        "table": redisacc.IndexedSlices((table[rows] * 5 + w[:2] + number + step) % PRIME, rows, (ROWS, 2)),
+        "w": (w * (31 + number) + 0.7 * step) % 1.0 * 3.0**number,
+        "table": redisacc.IndexedSlices((table[rows] * 5 + w[:2] + number / 7 + step) % 1.0, rows, (ROWS, 2)),
     }
 
 
-def after(parameters: Any, state: Any, total: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns the parameters and the state that follow from the sum of all gradients, and the rows that changed."""
-    momentum = (state["momentum"] * 3 + total["w"]) % PRIME
-    table, rows = np.array(parameters["table"]), total["table"].indices
-    table[rows] = (table[rows] + total["table"].values) % PRIME
-    return {"w": (parameters["w"] + momentum) % PRIME, "table": table}, {"momentum": momentum}, {"table": rows}
+def weight_of(number: int) -> float:
+    """Returns the weight of a worker's gradients."""
+    return 1.0 + number / 3
+
+
+def after(parameters: Any, state: Any, mean: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns the parameters and the state that follow from the mean of all gradients, and the rows that changed.
+
+    They stay below 1, and one other bit soon changes all of them.
+    """
+    momentum = (state["momentum"] * 3 + mean["w"]) % 1.0
+    table, rows = np.array(parameters["table"]), mean["table"].indices
+    table[rows] = (table[rows] + mean["table"].values) % 1.0
+    return {"w": (parameters["w"] + momentum) % 1.0, "table": table}, {"momentum": momentum}, {"table": rows}
 
 
 def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the parameters and the state after so many steps, without Redis."""
+    """Returns the parameters and the state after so many steps, without Redis: gradients are added by number."""
     parameters, state = beginning()
     for step in range(steps):
-        table = np.zeros((ROWS, 2), np.int64)
+        table = np.zeros((ROWS, 2), np.float32)
         touched: set[int] = set()
-        total_w = np.zeros(8, np.int64)
+        total_w, whole = np.zeros(8, np.float32), 0.0
         for number in range(workers):
             gradient = gradient_of(number, step, parameters)
-            total_w += gradient["w"]
-            table[gradient["table"].indices] += gradient["table"].values
+            weight = np.float32(weight_of(number))
+            whole += weight_of(number)
+            total_w += gradient["w"] * weight
+            table[gradient["table"].indices] += gradient["table"].values * weight
             touched.update(gradient["table"].indices.tolist())
         rows = np.array(sorted(touched))
-        total = {"w": total_w, "table": redisacc.IndexedSlices(table[rows], rows, (ROWS, 2))}
-        parameters, state, _ = after(parameters, state, total)
+        divisor = np.float32(whole)
+        mean = {"w": total_w / divisor, "table": redisacc.IndexedSlices(table[rows] / divisor, rows, (ROWS, 2))}
+        parameters, state, _ = after(parameters, state, mean)
     return parameters, state
 
 
@@ -85,7 +98,6 @@ def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
         workers=workers,
         state=state,
         sparse=["table"],
-        reduction_type="SUM",
         redis=url,
         partitions=partitions,
     ) as training:
@@ -99,7 +111,7 @@ def worker(url: str, number: int) -> None:
     with redisacc.Worker(NAME, number=number, redis=url) as training:
         for step, parameters in training.steps():
             time.sleep(random.choice([0, 0, 0.003]))
-            training.apply(gradient_of(number, step, parameters))
+            training.apply(gradient_of(number, step, parameters), weight=weight_of(number))
 
 
 def work(

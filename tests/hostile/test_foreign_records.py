@@ -113,7 +113,8 @@ FIELDS = {
     "stale": set(),
     "repeated": set(),
     "once_per_worker": set(),
-    # A record has it only if gradients may be late.
+    # A record has these two only if they matter.
+    "order": {None},
     "max_staleness": {None},
     "duplicates": set(),
     "takes": set(),

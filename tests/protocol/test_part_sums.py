@@ -196,12 +196,32 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
 
 def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> None:
     server, places = Server(), iter(range(1, 10**6))
+    # By worker, places are known before anything arrives. A worker that was started again has two gradients.
+    by_worker = data.draw(st.booleans())
+    numbers = data.draw(st.lists(st.integers(0, 4), min_size=len(uploads), max_size=len(uploads)))
     random = data.draw(st.randoms(use_true_random=False))
     server.draw = random.randrange
     round_sum = spec.empty_sum((), where="the test")
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
-    sums = PartSums(server, KEYS, round_sum, num_expected=num_expected, reliance=reliance)  # type: ignore[arg-type]
+    sums = PartSums(
+        server,  # type: ignore[arg-type]
+        KEYS,
+        round_sum,
+        num_expected=num_expected,
+        by_worker=by_worker,
+        reliance=reliance,
+    )
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+
+    def place_of(upload: Upload) -> int:
+        return numbers[uploads.index(upload)] if by_worker else next(places)
+
+    def is_repeated(upload: Upload) -> bool:
+        """Returns whether the round has a gradient of the same worker."""
+        mine = numbers[uploads.index(upload)]
+        return by_worker and any(
+            other.admitted and numbers[place] == mine for place, other in enumerate(uploads) if other is not upload
+        )
 
     def act() -> None:
         """Something that a worker does, which the taker may not hear of."""
@@ -220,7 +240,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         name, found = upload.buffered.id, upload.buffered
         what = data.draw(st.sampled_from(["begin", "part", "part", "part", "admit", "refuse", "stalled"]))
         if what == "begin" and upload.place is None and not found.inline:
-            upload.place = next(places)
+            upload.place = place_of(upload)
             if heard:
                 # Anybody may forge the place.
                 forged = data.draw(st.sampled_from([0, 0, 0, 5, -5]))
@@ -233,7 +253,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             stage(upload, part)
             if heard:
                 sums.arrive(PartsArrived(name, part + 1))
-        elif what == "admit":
+        elif what == "admit" and not is_repeated(upload):
             for part in range(len(found.lengths)):
                 stage(upload, part)
             admit(upload)
@@ -275,7 +295,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
     def admit(upload: Upload) -> None:
         upload.admitted = True
         if upload.place is None:
-            upload.place = next(places)
+            upload.place = place_of(upload)
         name = upload.buffered.id
         if upload.buffered.inline:
             server.inline[name] = upload.packed.data
@@ -298,7 +318,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
     if reliance is not None and data.draw(st.booleans()):
         for upload in uploads:
-            if not upload.admitted and not upload.refused:
+            if not upload.admitted and not upload.refused and not is_repeated(upload):
                 for part in range(len(upload.buffered.lengths)):
                     stage(upload, part)
                 admit(upload)
@@ -361,6 +381,120 @@ def test_what_was_added_ahead_is_not_fetched_again() -> None:
     server.fetched.clear()
     sums.complete(described, inline)
     assert server.fetched == []
+
+
+class ByWorker:
+    """Sums of three expected gradients by worker, and the gradients of some workers."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.server = Server()
+        spec = SPECS["both"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(buffered_format, "INLINE_BYTES", 0)
+            self._uploads = [Upload(k, spec, k, 64) for k in range(len(numbers))]
+        self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
+        self.sums = PartSums(
+            self.server,  # type: ignore[arg-type]
+            KEYS,
+            spec.empty_sum((), where="the test"),
+            num_expected=3,
+            by_worker=True,
+        )
+        self._inline = InlineReader(self.server, KEYS.current, ())  # type: ignore[arg-type]
+
+    def upload(self, k: int, parts: int | None = None, *, admitted: bool = False) -> list[str]:
+        """Uploads the first parts of a gradient, or all of them. Returns the keys that are fetched then."""
+        found = self.every[k]
+        self.sums.announce(found)
+        number = len(found.lengths) if parts is None else parts
+        for part in range(number):
+            data = self._uploads[k].bytes_of(part)
+            self.server.strings[KEYS.staged(found.id, part)] = self.server.strings[KEYS.part(found.id, part)] = data
+        if number:
+            self.sums.arrive(PartsArrived(found.id, number))
+        if admitted:
+            self.sums.announce(found, admitted=True)
+        return self.look_ahead()
+
+    def look_ahead(self) -> list[str]:
+        self.server.fetched.clear()
+        self.sums.look_ahead(self._inline, lambda: False)
+        return sorted(self.server.fetched)
+
+    def complete(self, *chosen: int) -> list[str]:
+        self.server.fetched.clear()
+        self.sums.complete([self.every[k] for k in chosen], self._inline)
+        return sorted(self.server.fetched)
+
+    def staged(self, k: int, parts: int | None = None) -> list[str]:
+        found = self.every[k]
+        return sorted(KEYS.staged(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
+
+
+def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
+    one = ByWorker(2, 0, 1)
+    assert one.upload(0) == []
+    # Worker 0 is added before the others have arrived, part by part.
+    assert one.upload(1, 2) == one.staged(1, 2)
+    assert one.upload(1) == sorted(set(one.staged(1)) - set(one.staged(1, 2)))
+    # The last one is still under way: worker 2 follows it in the parts that it has.
+    assert set(one.upload(2, 2)) > set(one.staged(2, 2))
+    one.upload(2)
+    assert one.complete(1, 2, 0) == []
+
+
+def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> None:
+    one = ByWorker(7, 4, 2, 0, 9)
+    assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
+    one.upload(2, admitted=True)
+    assert one.sums._done == 3
+    # A spare worker comes too late, whatever its number.
+    assert one.upload(3) == one.upload(4) == []
+    assert one.complete(2, 1, 0) == []
+
+
+def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped() -> None:
+    one = ByWorker(0, 2, 1, 3)
+    assert one.upload(0, 1) == one.staged(0, 1)
+    for k in (1, 2, 3):
+        one.upload(k, admitted=True)
+    assert not one.sums.knows(one.every[0].id)
+    assert one.sums._done == 3
+    assert one.complete(2, 1, 3) == []
+
+
+def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first() -> None:
+    one = ByWorker(0, 0, 1, 2)
+    assert one.upload(0, 1) == one.staged(0, 1)
+    assert one.upload(1) == one.staged(1)
+    assert not one.sums.knows(one.every[0].id)
+    one.upload(2)
+    one.upload(3)
+    assert one.complete(1, 2, 3) == []
+
+
+def test_by_worker_what_is_admitted_is_not_replaced() -> None:
+    one = ByWorker(0, 0, 1, 2)
+    one.upload(0, admitted=True)
+    assert one.upload(1) == []
+    assert not one.sums.knows(one.every[1].id)
+    one.upload(2)
+    one.upload(3)
+    assert one.complete(0, 2, 3) == []
+
+
+def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads_module, "STALLED", -1.0)
+    one = ByWorker(0, 1, 2, 3)
+    for k, parts in enumerate((1, None, None)):
+        one.upload(k, parts)
+        one.sums.skip_stalled()
+    assert one.sums.knows(one.every[0].id)
+    one.upload(3)
+    one.sums.skip_stalled()
+    assert not one.sums.knows(one.every[0].id)
+    one.look_ahead()
+    assert one.complete(1, 2, 3) == []
 
 
 def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:

@@ -33,6 +33,7 @@ from typing import Any
 # Modules that programs find imported.
 PRELOADED = (
     "numpy",
+    "redisacc.optim",
     "redisacc.raw_ops",
     "redisacc._training.chief",
     "redisacc._training.worker",

@@ -162,6 +162,19 @@ def operations() -> npt.NDArray[Any]:
     return raw_ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype=np.float32)
 
 
+def optimizers(paths: list[str]) -> tuple[tuple[float, ...], ...]:
+    def halved(step: int) -> float:
+        return 0.5**step
+
+    optimizer: redisacc.optim.Optimizer = redisacc.optim.AdamW(
+        halved, weight_decay=0.1, no_decay=["*/bias"], lr_factor={"head/*": 0.1}, betas=(0.9, 0.95), clip_norm=1
+    )
+    groups, number = optimizer.groups(paths)
+    print(groups, number, optimizer.slots, redisacc.optim.SGD(1e-3, momentum=0.9, nesterov=True, ema=0.99).name)
+    assert redisacc.optim.from_config(optimizer.to_config()).state_matches(optimizer.to_config())
+    return optimizer.scalars(0, 1)
+
+
 def embedded() -> str:
     with Server() as server:
         client = server.client()

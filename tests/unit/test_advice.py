@@ -41,6 +41,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "behaviour/test_inputs.py": ("call filled() first",),
     "behaviour/test_round_owner.py": ("Do not use its gradient, because the new owner does",),
     "behaviour/test_opening.py": ("pass the step that the gradient was computed for",),
+    "behaviour/test_order.py": ("name its handle 'worker N', where N is its number",),
     "behaviour/test_parameter_partitions.py": (
         "Publish the values again, for this step or a later",
         "Publish with their number of partitions; or, if they have died, delete() the parameters, or wait",
@@ -218,6 +219,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),
     "unit/test_environment.py": ("give it, or the environment variable",),
     "unit/test_lua.py": ("Install it again",),
+    "unit/test_optim_kernel.py": ("Give it float32 weights, and wire='bfloat16' if gradients have to be small",),
     "unit/test_slot_map.py": ("set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type to ip",),
     "unit/test_tree_structure.py": ("Rename it",),
 }

@@ -33,6 +33,7 @@ from redisacc._protocol.scripts.partitions import PartitionScripts, Replaced
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.updates import EndedRound, UpdateScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import Script
@@ -92,6 +93,21 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         blobs=[StoredAttempt("v-1-full", 2)],
         retired=[StoredAttempt("a-full", 2)],
         removed=[StoredAttempt("b-full", 2)],
+    ),
+    "register_update": lambda s: s.register_update(
+        FOLLOWS, version="v-1", number=1, order="o", lease_ms=1, blobs=[StoredAttempt("v-1-flat", 2)]
+    ),
+    "commit_update": lambda s: s.commit_update(
+        FOLLOWS,
+        EndedRound("TOKEN", [KEYS.part("ID", 0)], [StoredAttempt("ID-1", 2)]),
+        version="v",
+        event="e",
+        fields=["a", "b"],
+        parts={PARAMETERS.part("BLOB", 0): 4},
+        unused=[PARAMETERS.part("BLOB", 7)],
+        blobs=[StoredAttempt("v-1-flat", 2)],
+        retired=[StoredAttempt("a-flat", 2)],
+        removed=[StoredAttempt("b-flat", 2)],
     ),
     "register_version": lambda s: s.register_version(
         FOLLOWS, version="v", partitions="0,1", lease_ms=1, blobs=["full 2"]
@@ -155,7 +171,7 @@ def reached_code(name: str) -> str:
 # A table after one of these is a reply, if its elements have no names.
 _REPLY = re.compile(r"(?:return|return nil,|refuse\(|reply =) ?$")
 # A table after one of these lists fields of the record, or is a reply to be stored and not returned.
-_LIST = re.compile(r"(?:NAMES =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
+_LIST = re.compile(r"(?:(?:NAMES|names) =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
 
 
 def first_element(text: str) -> str:
@@ -221,6 +237,8 @@ def replayed(name: str, *reply: bytes) -> Any:
         return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
     if hasattr(AttemptScripts, name):
         return CALLS[name](AttemptScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+    if hasattr(UpdateScripts, name) and not hasattr(ParameterScripts, name):
+        return CALLS[name](UpdateScripts(Replaying(*reply), PARAMETERS, KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name) and not hasattr(Scripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
@@ -229,7 +247,7 @@ def replayed(name: str, *reply: bytes) -> Any:
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts)
+        for kind in (Scripts, PartitionScripts, AttemptScripts, UpdateScripts, CrewScripts, ReducerScripts)
         for name, value in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and name != "bind"
     }
@@ -344,7 +362,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:15], "2 0 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:16], "2 0 2 2", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -388,6 +406,23 @@ def test_a_script_binds_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bo
     monkeypatch.setattr(script_loader, "_PLACES", (tmp_path,))
     with pytest.raises(ValueError, match=f"has {number} lines '-- #bind'"):
         script_loader.load.__wrapped__("apply")
+
+
+def test_an_include_in_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    includes = {"a": "in a", "b": '-- #include "a"\nin b', "c": '-- #include "a"\nin c'}
+    (tmp_path / "include").mkdir()
+    for name, text in includes.items():
+        (tmp_path / "include" / f"{name}.lua").write_text(f"{text}\n")
+    block = 'if x then\n  -- #include "b"\n  -- #include "c"\nend\n'
+    (tmp_path / "apply.lua").write_text(f'-- A sentence.\n\n-- #bind\n{block}-- #include "c"\n{block}')
+    monkeypatch.setattr(script_loader, "_PLACES", (tmp_path,))
+    text = script_loader.load.__wrapped__("apply").text
+    # Within a block, nothing comes twice; below it, nothing of it is there; what is at the top level is in all blocks.
+    assert re.findall(r"in (.)|^(if|end)", text, re.MULTILINE) == [
+        *[("", "if"), ("a", ""), ("b", ""), ("c", ""), ("", "end")],
+        *[("a", ""), ("c", "")],
+        *[("", "if"), ("b", ""), ("", "end")],
+    ]
 
 
 def test_a_list_may_be_longer_than_the_stack_of_lua(client: redis.Redis) -> None:

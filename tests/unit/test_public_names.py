@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import redisacc
-from redisacc import errors, raw_ops
+from redisacc import errors, optim, raw_ops
 
 
-@pytest.mark.parametrize("module", [redisacc, errors, raw_ops])
+@pytest.mark.parametrize("module", [redisacc, errors, optim, raw_ops])
 def test_all_is_what_is_public(module: object) -> None:
     public = {
         name
@@ -23,7 +23,7 @@ def test_all_is_what_is_public(module: object) -> None:
         and (inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value))
         and _ours(value, module)
     }
-    modules = {"errors", "raw_ops"} if module is redisacc else set()
+    modules = {"errors", "optim", "raw_ops"} if module is redisacc else set()
     assert set(module.__all__) == public | modules  # type: ignore[attr-defined]
 
 
@@ -33,7 +33,7 @@ def test_type_checkers_see_the_names_that_are_loaded_on_use() -> None:
     imported = {
         alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert imported == {"raw_ops": "redisacc", **redisacc._MODULES}
+    assert imported == {**dict.fromkeys(redisacc._SUBMODULES, "redisacc"), **redisacc._MODULES}
     assert set(redisacc.__all__) == {"errors", *errors.__all__, *imported}
 
 
@@ -56,7 +56,7 @@ def test_a_name_that_does_not_exist() -> None:
 
 def _ours(value: object, module: object) -> bool:
     home = value.__module__
-    return home.startswith("redisacc") if module is redisacc else home == module.__name__  # type: ignore[attr-defined]
+    return home.startswith("redisacc") if module in (redisacc, optim) else home == module.__name__  # type: ignore[attr-defined]
 
 
 def test_every_error_stands_in_the_tree_with_its_bases() -> None:

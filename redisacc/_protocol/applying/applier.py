@@ -9,6 +9,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import in_place
+from redisacc._format.crew_entries import number_of_worker
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
 from redisacc._format.settings import SettingsChange
@@ -17,6 +18,8 @@ from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.replication import check_replicated
 from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
 
 logger = logging.getLogger("redisacc")
 
@@ -38,7 +41,8 @@ class Applier:
         spec: its specification.
         requests: sends requests exactly once.
         buffer_writer: buffers gradients.
-        in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered.
+        in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered. It does
+            not count if sums follow the workers' numbers: in place, gradients are added when they arrive.
         staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
         min_replicas: how many replicas have to confirm a gradient; 0: none.
     """
@@ -60,7 +64,8 @@ class Applier:
         self._spec = spec
         self._requests = requests
         self._buffer_writer = buffer_writer
-        self._in_place_limit = in_place_limit if in_place.can_add(spec) else 0
+        self._by_worker = spec.order == "worker"
+        self._in_place_limit = in_place_limit if in_place.can_add(spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
         self._min_replicas = min_replicas
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
@@ -93,13 +98,15 @@ class Applier:
             label: the accumulator's name in log records and errors.
 
         Raises:
-            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
+            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN; or sums follow the workers'
+                numbers, and this worker has none.
         """
+        order = self._order_of(worker) if self._by_worker else ""
         rows = self._rows(gradient, weight)
         if wire != "float32":
             gradient = self._as_sent(gradient, wire, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
-        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, trace, weight)
+        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, trace, weight, order)
 
         def send() -> Counted:
             if rows is not None:
@@ -161,6 +168,16 @@ class Applier:
             return None
         has_weight = weight != 1 or self._staleness_weighs
         return in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
+
+    def _order_of(self, worker: str) -> str:
+        """Returns the place of a worker's gradients in the order of a round: its number."""
+        number = number_of_worker(worker)
+        if number is None:
+            raise InvalidArgumentError(
+                f"the gradients of {shown(self._keys.name)} are added in the order of their workers' numbers, but the "
+                f"worker is called {shown(worker)}: name its handle 'worker N', where N is its number"
+            )
+        return number
 
     def _warn_of_step_0(self, counted: Counted, label: str) -> None:
         """Logs one warning if gradients keep arriving stale because the caller passes no local_step."""

@@ -32,6 +32,12 @@ ASK_BYTES = 4 * 2**20
 BUFFER_TIMEOUT = 30.0
 
 
+NOT_COMPACTED = (
+    "with order='worker' they are not compacted, because that would change the order in which gradients are added: the "
+    "limit has to have room for a gradient of each worker"
+)
+
+
 class BufferWriter:
     """Buffers gradients of one accumulator."""
 
@@ -58,13 +64,15 @@ class BufferWriter:
         self._keys = keys
         self._partitions = partitions
         self._scripts = scripts
+        self._by_worker = spec.order == "worker"
         self._compactor = Compactor(transport, keys, spec, telemetry)
 
     def buffer(self, gradient: Gradient, request: GradientRequest) -> Counted:
         """Buffers a gradient.
 
         Raises:
-            AccumulatorFullError: the buffer limit is reached, and compacting frees too little.
+            AccumulatorFullError: the buffer limit is reached, and compacting frees too little, or would change the
+                order in which gradients are added.
         """
         deadline = running_time() + BUFFER_TIMEOUT
         ask_first = gradient.nbytes > ASK_BYTES
@@ -75,6 +83,8 @@ class BufferWriter:
             if reply == "would_accept":
                 reply = self._send(gradient, request)
             if isinstance(reply, Full):
+                if self._by_worker:
+                    raise no_room(self._keys, gradient, reply, NOT_COMPACTED)
                 ask_first = True
                 reply = self._compactor.make_room(gradient, request, reply, self._send)
             if isinstance(reply, Counted):

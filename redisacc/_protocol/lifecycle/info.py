@@ -79,6 +79,8 @@ class AccumulatorInfo:
         staleness_weight: factor applied to the weight of a stale gradient: "constant" (1),
             "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
         normalize: the divisor of a mean: the sum of the "weights" of gradients, or their "count".
+        order: the order in which the gradients of a round are added: of their "arrival", or of the numbers of their
+            "worker".
         total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
             of the accumulator itself.
@@ -121,6 +123,7 @@ class AccumulatorInfo:
     staleness: dict[int, int]
     staleness_weight: str | tuple[float, ...]
     normalize: str
+    order: str
     total_weight: float
     partitions: tuple[int, ...]
     attempts: int
@@ -274,6 +277,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         staleness=fields.staleness,
         staleness_weight=fields.staleness_weight,
         normalize=fields.normalize,
+        order=fields.order,
         total_weight=fields.total_weight,
         partitions=fields.partitions,
         attempts=len(attempts),

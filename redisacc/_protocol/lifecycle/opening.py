@@ -24,6 +24,9 @@ logger = logging.getLogger("redisacc")
 
 # How many bytes the buffered gradients of a round may have together, unless the creator says otherwise.
 BUFFER_LIMIT = 256 * 2**20
+# The same if sums follow the workers' numbers: as many as a record can hold. A round then has one gradient of each
+# worker, and compacting them would change their order.
+BUFFER_LIMIT_BY_WORKER = 10**15 - 1
 
 
 def open_accumulator(
@@ -37,6 +40,7 @@ def open_accumulator(
     max_staleness: int | None,
     staleness_weight: str | None,
     normalize: str | None,
+    order: str | None,
     partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
@@ -57,6 +61,8 @@ def open_accumulator(
         staleness_weight: how staleness changes weights, as text; None: as with an existing accumulator, and not at all
             for a new one.
         normalize: the divisor of means; None: as with an existing accumulator, and the weights for a new one.
+        order: the order in which the gradients of a round are added; None: as with an existing accumulator, and the
+            order of arrival for a new one.
         partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
             if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
@@ -68,6 +74,7 @@ def open_accumulator(
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, **spec.schema)
+    default_limit = BUFFER_LIMIT_BY_WORKER if order == "worker" else BUFFER_LIMIT
     chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
     while True:
         try:
@@ -76,11 +83,12 @@ def open_accumulator(
                 schema=schema,
                 chunk=spec.chunk,
                 lease_ms=lease_ms,
-                buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
+                buffer_limit=default_limit if buffer_limit is None else buffer_limit,
                 once_per_worker=bool(once_per_worker),
                 max_staleness=max_staleness or 0,
                 staleness_weight=staleness_weight or CONSTANT,
                 normalize=normalize or "weights",
+                order=order or "arrival",
                 partitions=chosen,
                 create=create and incarnation is None,
             )
@@ -110,6 +118,7 @@ def open_accumulator(
         max_staleness=max_staleness,
         staleness_weight=staleness_weight,
         normalize=normalize,
+        order=order,
         partitions=partitions,
     )
     if not lease_ms:
@@ -139,6 +148,7 @@ def _check_schema(
     max_staleness: int | None,
     staleness_weight: str | None,
     normalize: str | None,
+    order: str | None,
     partitions: int | Literal["auto"] | None,
 ) -> None:
     num_partitions = len(opened.partitions) or 1
@@ -162,6 +172,7 @@ def _check_schema(
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
             ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
             ("normalize", opened.normalize, normalize or opened.normalize),
+            ("order", opened.order, order or opened.order),
             ("number of partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))

@@ -14,7 +14,7 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
-from redisacc._format.parameter_record import Blob, Manifest, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._format.parameter_record import EXACT, Blob, Manifest, ParameterRecord, parse_schema, with_partitions_text
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing, wrong_length
@@ -233,7 +233,10 @@ class ParameterReader:
             PartMissingError: a part is no longer there.
             CorruptDataError: redisacc did not write it.
         """
-        blob = record.manifest(self.schema()).state
+        manifest = record.manifest(self.schema())
+        if manifest.slots:
+            return self._slots(manifest.slots)
+        blob = manifest.state
         if blob is None:
             return None
         version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
@@ -260,6 +263,24 @@ class ParameterReader:
                 for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
             ]
         )
+
+    def _slots(self, blobs: Sequence[Blob]) -> dict[str, Any]:
+        """Returns an optimiser's state: the leaves of each slot, by its name. The weights themselves come as EXACT."""
+        schema = self.schema()
+        flat, data = schema.flat.layout, [np.empty(blob.nbytes, np.uint8) for blob in blobs]
+        self._fetch(blobs, lambda: data)
+        found: dict[str, Any] = {}
+        exact = None
+        for blob, bytes_of in zip(blobs, data, strict=True):
+            leaves = [
+                np.ndarray(leaf.shape, leaf.given, bytes_of, offset)
+                for leaf, offset in zip(schema.leaves, flat.offsets, strict=True)
+            ]
+            if blob.id.endswith("-exact"):
+                exact = [leaf for leaf in leaves if leaf.dtype == np.float32]
+            else:
+                found[blob.id.rpartition("-")[2]] = schema.structure.build(leaves)
+        return found if exact is None else {EXACT: exact, "state": found}
 
     def _fetch(
         self,

@@ -87,7 +87,7 @@ class Update:
         self._full = [blob for blob in manifest.full if blob.id in self._leaves_of]
         self._rows = [blob for blob in manifest.rows if any(self._since[leaf] < blob.step for leaf, _ in blob.counts)]
         self.blobs = [
-            *(Blob(blob.id, stored.layout(blob.leaves).nbytes) for blob in self._full),
+            *(Blob(blob.id, blob.layout(stored).nbytes, blob.cut, len(blob.cut)) for blob in self._full),
             *(Blob(blob.id, blob.nbytes(stored)) for blob in self._rows),
         ]
         self._received: list[Memory] = []
@@ -124,7 +124,7 @@ class Update:
             return self._received
         decoded = []
         for blob, received in zip(self._full, self._received, strict=True):
-            wide, narrow = self._schema.layout(blob.leaves), self._stored.layout(blob.leaves)
+            wide, narrow = blob.layout(self._schema), blob.layout(self._stored)
             memory = self._memory(wide.nbytes)
             for leaf in self._leaves_of[blob.id]:
                 given, stored = self._schema.leaves[leaf], self._stored.leaves[leaf]
@@ -139,7 +139,7 @@ class Update:
         """Returns where each leaf is that was read whole, and where the other leaves are already."""
         places = {} if self._known is None else dict(enumerate(self._known.places))
         for blob, memory in zip(self._full, decoded, strict=True):
-            offsets, leaves = self._schema.layout(blob.leaves).offset_of, self._leaves_of[blob.id]
+            offsets, leaves = blob.layout(self._schema).offset_of, self._leaves_of[blob.id]
             check_booleans(self._schema, leaves, offsets, memory.bytes, self._where(blob))
             places.update({leaf: Place(memory, offsets[leaf]) for leaf in leaves})
         return [places[leaf] for leaf in range(len(self._schema.leaves))]

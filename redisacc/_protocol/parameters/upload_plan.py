@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Schema
@@ -96,15 +96,31 @@ def plan(
         # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
         rows = {}
     manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
-    still = manifest.blobs(schema)
-    retired = [blob for blob in blobs_before.values() if blob.id not in still]
-    waiting, removed = [*before.retired], []
-    size = sum(blob.nbytes for blob in (*waiting, *retired))
-    while waiting and (size > RETIRED_BYTES or len(waiting) + len(retired) > RETIRED_BLOBS):
-        size -= waiting[0].nbytes
-        removed.append(waiting.pop(0))
-    manifest = Manifest(manifest.full, manifest.rows, manifest.rows_since, state, (*waiting, *retired))
+    manifest, retired, removed = retire(manifest, manifest.blobs(schema), blobs_before, before.retired)
     return UploadPlan(manifest, uploaded, rows, retired, removed)
+
+
+def retire(
+    manifest: Manifest, still: Container[str], blobs_before: Mapping[str, Blob], waiting: Sequence[Blob]
+) -> tuple[Manifest, list[Blob], list[Blob]]:
+    """Retires the blobs that a version does without, so that slow readers of the version before can still read these.
+
+    Args:
+        manifest: the manifest of the version.
+        still: the ids of its blobs.
+        blobs_before: the blobs of the version before, by id.
+        waiting: the blobs of still earlier versions that were retired, the oldest first.
+
+    Returns:
+        The manifest, which lists the retired blobs; those of the version before; and the earlier ones that go now.
+    """
+    retired = [blob for blob in blobs_before.values() if blob.id not in still]
+    kept, removed = [*waiting], []
+    size = sum(blob.nbytes for blob in (*kept, *retired))
+    while kept and (size > RETIRED_BYTES or len(kept) + len(retired) > RETIRED_BLOBS):
+        size -= kept[0].nbytes
+        removed.append(kept.pop(0))
+    return replace(manifest, retired=(*kept, *retired)), retired, removed
 
 
 def _are_few(schema: Schema, leaf: int, rows: Array) -> bool:
@@ -129,7 +145,7 @@ def _holders(
         needed = sum(schema.leaves[leaf].nbytes for leaf in leaves)
         later = [rows for rows in listed if rows.step > blob.step]
         # A reader without a version reads the whole blob and all rows since, so neither may hold much stale data.
-        stale = schema.layout(blob.leaves).nbytes - needed
+        stale = blob.layout(schema).nbytes - needed
         if (
             stale > needed
             or len(later) > MAX_ROWS_BLOBS // 2

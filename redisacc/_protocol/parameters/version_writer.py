@@ -22,7 +22,7 @@ from typing import Literal
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import STAGING_MS, cut
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import Blob, blob_lengths
+from redisacc._format.parameter_record import Blob
 from redisacc._format.partitions import partitions_text
 from redisacc._protocol.applying.partition_writer import lease_of
 from redisacc._protocol.parts.fetch import differing
@@ -127,7 +127,7 @@ class VersionWriter:
             ParametersNotFoundError: the parameters were deleted.
         """
         partitions = len(self._keys.partitions)
-        parts = {blob.id: cut(pieces, blob_lengths(blob.nbytes, partitions)) for blob, pieces in version.blobs.items()}
+        parts = {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in version.blobs.items()}
         attempts = self._attempts(version.blobs)
         if not partitions:
             return self._write_to_slot(version, parts, attempts)

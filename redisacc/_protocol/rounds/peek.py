@@ -131,8 +131,10 @@ def read_round(
             contents = reader.contents(current, pieces, shape)
             number, weight = record.num_accumulated, record.given_weight
             round_sum = reader.add_up(contents, shape, number, weight)
+            weight = spec.weight_of(round_sum, weight)
             gradient = reduce(round_sum, spec.divisor(number, weight))
-            found = Round(gradient, record.global_step, number, contents.workers, record.staleness, record.total_weight)
+            total = float(number) if weight is None else weight
+            found = Round(gradient, record.global_step, number, contents.workers, record.staleness, total)
             return found, not contents.buffered and read_whole(pieces)
 
         return StartedRead(record, finish)

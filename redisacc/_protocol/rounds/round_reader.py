@@ -101,6 +101,9 @@ class RoundReader:
         keys: the keys of the accumulator.
         spec: the specification of the accumulator.
         reliance: whether a take relies on a reducer; None: it never does.
+
+    Attributes:
+        has_reducer: whether a reducer works on the accumulator, as far as is known.
     """
 
     def __init__(
@@ -110,13 +113,13 @@ class RoundReader:
         self._keys = keys
         self._spec = spec
         self._reliance = reliance
-        self._has_reducer = False
+        self.has_reducer = False
         # The sums of a round that was begun, or that has gradients in parts; None: there is no such round.
         self._begun: RoundSoFar | None = None
 
     def note_reducer(self, *, present: bool) -> None:
         """Notes whether a reducer works on the accumulator."""
-        self._has_reducer = present
+        self.has_reducer = present
         relies = present and self._reliance is not None and self._reliance.relies
         if relies or self._begun is not None:
             self._growing.rely_on_reducer(self._reliance if relies else None)
@@ -124,7 +127,7 @@ class RoundReader:
     def calls_for_reducer(self) -> bool:
         """Returns whether to call for a reducer now: none works on the accumulator, and one would save time."""
         part_sums = None if self._begun is None else self._begun.part_sums
-        suits = not self._has_reducer and part_sums is not None and part_sums.suits_reducer
+        suits = not self.has_reducer and part_sums is not None and part_sums.suits_reducer
         return suits and self._reliance is not None and self._reliance.calls()
 
     def call_no_more(self) -> None:

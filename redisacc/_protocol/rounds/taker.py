@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
@@ -17,7 +18,7 @@ from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.rounds.acknowledgement import acknowledge
 from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
-from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands
+from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait
 from redisacc._protocol.scripts.base import ForgottenError
 from redisacc._protocol.scripts.partitions import PartitionScripts
@@ -36,6 +37,7 @@ from redisacc.errors import (
     CorruptDataError,
     DataLossError,
     OutcomeUnknownError,
+    RedisAccError,
     RoundRecoveredError,
     ServerUnavailableError,
     StaleSequenceError,
@@ -46,6 +48,23 @@ logger = logging.getLogger("redisacc")
 # The result of a take: an array, or IndexedSlices.
 G = TypeVar("G")
 Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class GrantedRound:
+    """A round that was granted, and of which nothing but its hashes was read.
+
+    Attributes:
+        granted: what the server said of it.
+        pieces: the replies to ``read_commands``.
+        reader: reads the rest, and may have begun with it.
+        num_required: how many gradients the take required; 0 if it was recovered.
+    """
+
+    granted: Granted
+    pieces: Sequence[Any]
+    reader: RoundReader
+    num_required: int
 
 
 @dataclass(slots=True)
@@ -120,6 +139,21 @@ class Taker(Generic[G]):
             describe: returns a further clause for messages about the wait, or "".
             cancel: cancels the wait if it returns True; it is asked after every poll that was answered.
         """
+        return self._read(
+            self.grant(demand, deadline=deadline, name=name, label=label, describe=describe, cancel=cancel)
+        )
+
+    def grant(
+        self,
+        demand: TakeDemand,
+        *,
+        deadline: float,
+        name: str,
+        label: str,
+        describe: Callable[[], str] | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> GrantedRound:
+        """Blocks until a round of enough gradients is granted. The arguments are those of ``take``."""
         session = self._sessions.borrow()
         try:
             reader = RoundReader(self._transport, self._keys, self._spec, reliance=self._reliance)
@@ -154,7 +188,7 @@ class Taker(Generic[G]):
                 self._still_listed(granted.token, granted.global_step)
             self._check_replicated(granted.global_step, "taken", known.replicas if known else 0)
         # If the server has not said how many were required, they were probably as many as there are.
-        return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
+        return GrantedRound(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
     def recover(self, token: str | None, *, name: str, skip_lost: bool = False) -> TakenRound[Any] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
@@ -170,13 +204,17 @@ class Taker(Generic[G]):
         Raises:
             NotReplicatedError: the round has a new token, but too few replicas know it. It can be recovered again.
         """
+        found = self.grant_again(token, name=name)
+        return None if found is None else self._read(found, skip_lost=skip_lost)
+
+    def grant_again(self, token: str | None, *, name: str) -> GrantedRound | None:
+        """Takes over a round that was granted and not acknowledged. The arguments are those of ``recover``."""
         granted = take_over(self._transport, self._keys, self._scripts, token, name=name)
         if granted is None:
             return None
         self._check_replicated(granted.global_step, "recovered", granted.replicas)
         pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
-        reader = RoundReader(self._transport, self._keys, self._spec)
-        return self._read(granted, pieces, reader, skip_lost=skip_lost)
+        return GrantedRound(granted, pieces, RoundReader(self._transport, self._keys, self._spec), 0)
 
     def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
         check_replicated(
@@ -267,6 +305,17 @@ class Taker(Generic[G]):
     def _still_listed(self, token: str, global_step: int) -> bool:
         return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
 
+    def check_listed(self, granted: Granted) -> None:
+        """Raises unless a round that was granted to this process is still its own.
+
+        Raises:
+            RoundRecoveredError: another taker has recovered it.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            DataLossError: the server has lost it.
+        """
+        if not self._still_listed(granted.token, granted.global_step):
+            raise self._unlisted(granted.token, granted.global_step)
+
     def _unlisted(self, token: str, global_step: int) -> DataLossError:
         return DataLossError(
             f"{self._keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
@@ -275,44 +324,73 @@ class Taker(Generic[G]):
             f"is left ({REMEMBERED} are remembered)"
         )
 
-    def _read(
-        self,
-        granted: Granted,
-        pieces: Sequence[Any],
-        reader: RoundReader,
-        num_required: int = 0,
-        *,
-        skip_lost: bool = False,
-    ) -> TakenRound[Any]:
+    def _read(self, found: GrantedRound, *, skip_lost: bool = False) -> TakenRound[Any]:
         try:
-            return self._read_whole(granted, pieces, reader, num_required, skip_lost=skip_lost)
+            return self._read_whole(found, skip_lost=skip_lost)
         except (PartMissingError, CorruptDataError) as error:
-            # Deleting or recovering the round also removes the keys that were to be read.
-            if not self._still_listed(granted.token, granted.global_step):
-                raise self._unlisted(granted.token, granted.global_step) from error
-            if isinstance(error, PartMissingError):
-                lost = part_lost(
-                    self._keys,
-                    error,
-                    f"the round of step {granted.global_step}",
-                    f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
-                    "hands it out without that gradient",
-                )
-                if lost is not None:
-                    raise lost from error
-            raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
+            raise self._explained(found.granted, error) from error
 
-    def _read_whole(
-        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int, *, skip_lost: bool
-    ) -> TakenRound[Any]:
+    def _explained(self, granted: Granted, error: PartMissingError | CorruptDataError) -> RedisAccError:
+        """Returns the error that says why a round cannot be read."""
+        # Deleting or recovering the round also removes the keys that were to be read.
+        if not self._still_listed(granted.token, granted.global_step):
+            return self._unlisted(granted.token, granted.global_step)
+        if isinstance(error, PartMissingError):
+            lost = part_lost(
+                self._keys,
+                error,
+                f"the round of step {granted.global_step}",
+                f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
+                "hands it out without that gradient",
+            )
+            if lost is not None:
+                return lost
+        return CorruptDataError(f"{error}. The round stays listed in info().unacknowledged")
+
+    def contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
+        """Returns the hashes of a round, and the shape that binds it.
+
+        Raises:
+            DataLossError, CorruptDataError: as ``take``.
+        """
+        try:
+            return self._contents(found)
+        except (PartMissingError, CorruptDataError) as error:
+            raise self._explained(found.granted, error) from error
+
+    def _contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
+        granted = found.granted
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        return found.reader.contents(self._keys.taken_round(granted.token), found.pieces, shape), shape
+
+    def sum_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum:
+        """Returns the sum of a round, which is not divided.
+
+        Args:
+            found: the round.
+            contents: its hashes, from ``contents``.
+            shape: the shape that binds it.
+
+        Raises:
+            DataLossError, CorruptDataError: as ``take``.
+        """
+        granted = found.granted
+        try:
+            return found.reader.add_up(
+                contents, shape, granted.num_accumulated, granted.given_weight, found.num_required
+            )
+        except (PartMissingError, CorruptDataError) as error:
+            raise self._explained(granted, error) from error
+
+    def _read_whole(self, found: GrantedRound, *, skip_lost: bool) -> TakenRound[Any]:
+        granted, reader = found.granted, found.reader
+        contents, shape = self._contents(found)
         try:
             staleness = parse_staleness(granted.staleness, granted.num_accumulated)
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
-        contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         # The acknowledgement also removes the rest of the gradients that are left out.
         buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
         lost_weight = 0.0
@@ -329,10 +407,12 @@ class Taker(Generic[G]):
                     ", ".join(gradient.id for gradient in lost),
                     extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
                 )
-        round_sum = reader.add_up(contents, shape, number, weight, num_required, lost_weight=lost_weight)
+        round_sum = reader.add_up(contents, shape, number, weight, found.num_required, lost_weight=lost_weight)
         if lost_weight:
             # The weight of the gradients that are left, without the rounding of a difference.
             weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
+        else:
+            weight = self._spec.weight_of(round_sum, weight)
         gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from redisacc._data.spec import Order
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import DELETING
 from redisacc._format.partitions import parse_partitions, partitions_text
-from redisacc._format.record import check_format
+from redisacc._format.record import check_format, parse_order
 from redisacc._protocol.scripts.base import AccumulatorScripts, text_of
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import OPENING_TIMEOUT
@@ -35,13 +36,14 @@ _FIELDS = (
     "incarnation",
     *(field.name for field in fields(Schema)),
     *("chunk", "lease_ms", "buffer_limit", "once_per_worker", "max_staleness", "staleness_weight", "normalize"),
-    *("partitions", "takes", "losses"),
+    *("order", "partitions", "takes", "losses"),
 )
 # Those that a record may lack, and what that means.
 _DEFAULTS = {
     "max_staleness": "0",
     "staleness_weight": CONSTANT,
     "normalize": "weights",
+    "order": "arrival",
     "partitions": "",
     "takes": "0",
     "losses": "0",
@@ -63,6 +65,7 @@ class Opened:
         max_staleness: by how many steps a gradient may be late.
         staleness_weight: how staleness changes weights, as text.
         normalize: the divisor of means, as text.
+        order: the order in which the gradients of a round are added.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
         takes: how many rounds it had granted.
@@ -79,6 +82,7 @@ class Opened:
     max_staleness: int
     staleness_weight: str
     normalize: str
+    order: Order
     partitions: tuple[int, ...]
     can_add_in_place: bool
     takes: int = 0
@@ -107,6 +111,7 @@ class OpenScript(AccumulatorScripts):
         max_staleness: int,
         staleness_weight: str = CONSTANT,
         normalize: str = "weights",
+        order: str = "arrival",
         partitions: tuple[int, ...] = (),
         create: bool = True,
     ) -> Opened | Deleting:
@@ -122,6 +127,7 @@ class OpenScript(AccumulatorScripts):
             max_staleness: by how many steps a gradient may be late.
             staleness_weight: how staleness changes weights, as text.
             normalize: the divisor of means: "weights" or "count".
+            order: the order in which the gradients of a round are added: "arrival" or "worker".
             partitions: the numbers of the slots that hold the parts of gradients; empty: the slot of the record.
             create: whether to create the accumulator if there is none.
 
@@ -157,6 +163,7 @@ class OpenScript(AccumulatorScripts):
                         "max_staleness": max_staleness,
                         "staleness_weight": staleness_weight,
                         "normalize": normalize,
+                        "order": order,
                         "partitions": partitions_text(partitions),
                         "create": int(create),
                     },
@@ -214,11 +221,20 @@ class OpenScript(AccumulatorScripts):
             max_staleness=self._number(found["max_staleness"], "max_staleness"),
             staleness_weight=text_of(found["staleness_weight"]),
             normalize=text_of(found["normalize"]),
+            order=self._order(found["order"]),
             partitions=self._partitions(found["partitions"]),
             can_add_in_place=can_add_in_place,
             takes=self._number(found["takes"], "takes"),
             losses=self._number(found["losses"], "losses"),
         )
+
+    def _order(self, text: bytes) -> Order:
+        try:
+            return parse_order(text.decode(errors="replace"))
+        except ValueError:
+            raise CorruptDataError(
+                f"{self._keys.record}: order is {shown(text)}, which redisacc did not write"
+            ) from None
 
     def _partitions(self, text: bytes) -> tuple[int, ...]:
         try:

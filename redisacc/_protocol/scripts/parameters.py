@@ -124,7 +124,7 @@ class ParameterScripts:
         """
         reply, _ = self._transport.run_and_read(
             *load("publish").bind(
-                keys={**self._leader_keys(), "parts": list(parts), "unused": unused},
+                keys={**self._leader_keys(), "deleted": self._keys.deleted, "parts": list(parts), "unused": unused},
                 args={
                     **self._of(follows, version),
                     "registered": int(registered),
@@ -167,7 +167,7 @@ class ParameterScripts:
         """
         reply = self._transport.run(
             *load("register_version").bind(
-                keys=self._leader_keys(),
+                keys={**self._leader_keys(), "deleted": self._keys.deleted},
                 args={
                     **self._of(follows, version),
                     "partitions": partitions,
@@ -185,7 +185,7 @@ class ParameterScripts:
         return self._refused(reply)
 
     def _leader_keys(self) -> dict[str, str]:
-        return {"record": self._keys.record, "attempts": self._keys.attempts, "deleted": self._keys.deleted}
+        return {"record": self._keys.record, "attempts": self._keys.attempts}
 
     @staticmethod
     def _of(follows: Follows, version: str) -> dict[str, str | int | Sequence[str]]:

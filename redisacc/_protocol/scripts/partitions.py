@@ -149,6 +149,7 @@ class PartitionScripts(Scripts):
             **self._of(request),
             "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
             "gradient": gradient,
+            "order": request.order,
             "parts": parts,
             "bytes": nbytes,
             "replaced_bytes": replaced.nbytes,

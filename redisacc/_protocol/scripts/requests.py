@@ -55,6 +55,7 @@ class GradientRequest(Request):
         once: whether the gradient is dropped if the round has one of this worker.
         trace: the traceparent of the span that applies it; "" if it is not traced.
         weight: factor applied to the gradient, before its staleness counts.
+        order: its place in the order of the round, if that follows the workers' numbers; else "".
     """
 
     local_step: int
@@ -62,6 +63,7 @@ class GradientRequest(Request):
     once: bool = False
     trace: str = ""
     weight: float = 1.0
+    order: str = ""
 
 
 _OUTCOMES: dict[bytes, Outcome] = {

@@ -7,7 +7,7 @@ import secrets
 import time
 
 # The server keeps a session that has been idle for less than this, in seconds: an hour, less a margin for clocks that
-# differ (lua/include/forget_idle_sessions.lua).
+# differ (lua/include/forget_ms.lua).
 IDLE_S = 3480.0
 
 

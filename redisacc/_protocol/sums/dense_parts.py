@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,29 @@ from redisacc._protocol.sums.expected_gradients import ExpectedGradients
 from redisacc._protocol.sums.reducer_sums import ReducerSums
 from redisacc._protocol.sums.requested_parts import Cell, Part
 
-# Stores a part of a sum, given the digest of the gradients in it, its number, and its elements.
-Store = Callable[[str, int, Sequence[Array]], None]
+
+class SumPart(NamedTuple):
+    """A part of the sum of the expected gradients.
+
+    Attributes:
+        digest: the digest of the gradients in it.
+        number: its number.
+        pieces: which elements it has.
+        elements: their sums, for each piece.
+        gradients: how many gradients are in it.
+        weight: the sum of their weights; None if all are 1.
+    """
+
+    digest: str
+    number: int
+    pieces: tuple[Piece, ...]
+    elements: Sequence[Array]
+    gradients: int
+    weight: float | None
+
+
+# Stores a part of a sum.
+Store = Callable[[SumPart], None]
 
 # In place of the position of an upload: the sum of the expected gradients is requested.
 _SUM = -1
@@ -210,4 +232,6 @@ class DenseParts:
             return
         assert self.cut is not None
         cell.stored_as = self._uploads.digest
-        store(cell.stored_as, cell.number, [self._piece_of_sum(piece) for piece in self.cut[cell.number]])
+        pieces = self.cut[cell.number]
+        number, weight = self._uploads.counted
+        store(SumPart(cell.stored_as, cell.number, pieces, list(map(self._piece_of_sum, pieces)), number, weight))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
@@ -87,15 +88,19 @@ class ExpectedGradients:
     Args:
         num_expected: how many gradients the round will probably hold. A compacted one counts as all the gradients in
             it.
+        by_worker: whether their places are the numbers of their workers, which probably are the lowest ones. Then a
+            gradient may become known long after others that it precedes.
 
     Attributes:
         every: the uploads.
         num_admitted: how many of them are in the round.
         bound: how many of them, from the first on, may be added now.
+        holds_early: whether gradients are held, also admitted ones, while a gradient that precedes them may be missing.
     """
 
-    def __init__(self, num_expected: int) -> None:
+    def __init__(self, num_expected: int, *, by_worker: bool = False) -> None:
         self._num_expected = num_expected
+        self.holds_early = by_worker
         self.every: list[Upload] = []
         self.num_admitted = 0
         self.bound = 0
@@ -118,6 +123,13 @@ class ExpectedGradients:
         self._expected = self._digest = None
         return position
 
+    def rival(self, gradient: BufferedGradient) -> Upload | None:
+        """Returns the upload of another gradient of the same worker. The round will hold only one of the two."""
+        for upload in self.every:
+            if upload.gradient.order == gradient.order and upload.gradient.id != gradient.id:
+                return upload
+        return None
+
     def remove(self, upload: Upload) -> int:
         """Removes an upload, and returns the position that it had."""
         position = self.every.index(upload)
@@ -139,6 +151,8 @@ class ExpectedGradients:
         """Replaces all uploads by the gradients of the round. Returns how many leading uploads are unchanged."""
         before = self.every
         self.every = list(uploads)
+        # None of them is early any more.
+        self.holds_early = False
         self._by_id = {upload.gradient.id: upload for upload in uploads}
         for upload in uploads:
             upload.admit()
@@ -164,6 +178,27 @@ class ExpectedGradients:
         return self._expected[0]
 
     @property
+    def leading(self) -> int:
+        """The number of leading uploads that may be added before as many as expected are known.
+
+        By worker, these are the numbers from 0 on without a gap. Whatever follows a gap is held until it is filled, or
+        until as many as expected are known without it.
+        """
+        if not self._num_expected:
+            return 0
+        if not self.holds_early:
+            return len(self.every)
+        number = 0
+        while number < len(self.every) and self.every[number].gradient.order == number:
+            number += 1
+        return number
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the round has as many gradients as it probably will."""
+        return self.num_admitted >= self._num_expected > 0
+
+    @property
     def digest(self) -> str:
         """The digest under which the sum of the expected uploads is stored; "" if fewer are known."""
         if self._digest is None:
@@ -171,8 +206,19 @@ class ExpectedGradients:
             self._digest = "" if expected is None else digest_of([upload.gradient for upload in self.every[:expected]])
         return self._digest
 
+    @property
+    def counted(self) -> tuple[int, float | None]:
+        """How many gradients the expected uploads hold, and the sum of their weights; None if all are 1."""
+        total = RoundSum([], "")
+        for upload in self.every[: self.expected]:
+            total.count(upload.gradient.number, upload.gradient.weight, upload.gradient.factor)
+        return total.number, total.weight
+
     def stalled(self) -> Upload | None:
         """Returns a stalled upload that holds up later ones with more parts; None: there is none."""
+        if self.holds_early and len(self.every) <= self._num_expected:
+            # Without it, later ones would be held as well.
+            return None
         now = time.monotonic()
         expected = self.expected
         for position, upload in enumerate(self.every[:expected]):

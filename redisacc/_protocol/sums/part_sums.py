@@ -22,6 +22,7 @@ from typing import Any
 from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import have_same_elements
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient
 from redisacc._protocol.parts.inline import InlineReader
@@ -52,6 +53,7 @@ class PartSums:
         round_sum: an empty sum for the round.
         num_expected: how many gradients the round will probably hold; 0 if unknown. Later ones are not added before
             the round is known.
+        by_worker: whether the places of gradients are the numbers of their workers.
         reliance: notes whether a reducer was in time; None: no reducer's sum is used.
         store: stores the parts of the sum of the expected gradients. With it, only the dense sections of these
             gradients are added. None: nothing is stored.
@@ -65,6 +67,7 @@ class PartSums:
         round_sum: RoundSum,
         *,
         num_expected: int = 0,
+        by_worker: bool = False,
         reliance: ReducerReliance | None = None,
         store: Store | None = None,
         position: int | None = None,
@@ -74,7 +77,8 @@ class PartSums:
         self._sum = round_sum
         self._num_expected = num_expected
         self._stores = store is not None
-        self._uploads = ExpectedGradients(num_expected)
+        self._by_worker = by_worker
+        self._uploads = ExpectedGradients(num_expected, by_worker=by_worker)
         self._stored = ReducerSums(reliance, transport.waits)
         homes = keys.homes if position is None else keys.homes[position : position + 1]
         # A lane for each partition, or lanes in which the parts of a single node take turns.
@@ -96,6 +100,8 @@ class PartSums:
 
     def announce(self, gradient: BufferedGradient, *, admitted: bool = False) -> None:
         """Notes a gradient whose upload has begun, or that is in the round."""
+        if self._by_worker and not self._makes_way_for(gradient, admitted=admitted):
+            return
         known = self._uploads.find(gradient.id)
         if known is not None and not _alike(known.gradient, gradient):
             self._rewind(self._uploads.remove(known))
@@ -104,6 +110,16 @@ class PartSums:
             self._rewind(self._uploads.insert(self._upload_of(gradient)))
         if admitted:
             self.admit(gradient.id)
+
+    def _makes_way_for(self, gradient: BufferedGradient, *, admitted: bool) -> bool:
+        """Removes another upload of the same worker. Returns False if this one is not expected in the round."""
+        rival = self._uploads.rival(gradient)
+        if not admitted and (self._uploads.is_full or (rival is not None and rival.admitted)):
+            return False
+        if rival is not None:
+            # A worker that was started again uploads its gradient again.
+            self._rewind(self._uploads.remove(rival))
+        return True
 
     @property
     def known(self) -> int:
@@ -131,6 +147,10 @@ class PartSums:
         """Notes that the round has this gradient, and the server all its parts."""
         upload = self._uploads.find(gradient)
         if upload is not None and self._uploads.admit(upload):
+            if self._by_worker and self._uploads.is_full:
+                # Uploads of lower numbers that are under way would come too late.
+                for late in [late for late in self._uploads.every if not late.admitted]:
+                    self._rewind(self._uploads.remove(late))
             self._set_bound()
             self._dense.advance_all()
 
@@ -181,10 +201,7 @@ class PartSums:
                 self.suits_reducer = gradient.nbytes >= ANNOUNCED_BYTES
                 self._stored.rely()
                 self._idle = False
-        if cut == self._dense.cut:
-            # The same object, for comparisons.
-            cut = self._dense.cut
-        elif cut is not None:
+        if cut is not None and not have_same_elements(cut, self._dense.cut or ()):
             sparse_parts, cut = 0, None
         return Upload(gradient, cut, sparse_parts)
 
@@ -220,8 +237,11 @@ class PartSums:
             return
         expected, known = self._uploads.expected, len(self._uploads.every)
         if expected is None:
-            expected = known if self._num_expected else 0
-        self._uploads.bound = expected if self._stores else min(max(expected, self._uploads.num_admitted), known)
+            expected = self._uploads.leading
+            holds = self._stores or self._uploads.holds_early
+        else:
+            holds = self._stores
+        self._uploads.bound = expected if holds else min(max(expected, self._uploads.num_admitted), known)
 
     @property
     def _done(self) -> int:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
 from redisacc._protocol.scripts.reducers import ReducerScripts
+from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
@@ -53,6 +55,30 @@ SHORT_PAUSE = 1.0
 LONG_PAUSE = 30.0
 
 
+class Updates(Protocol):
+    """Updates parameters with parts of sums, if an optimiser was given for them."""
+
+    @property
+    def channel(self) -> str:
+        """The channel of events that concern it."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was heard that is still to be used."""
+
+    def hear(self, event: str | None) -> bool:
+        """Notes an event; None: events were missed. Returns whether there is work."""
+
+    def work(self) -> None:
+        """Reads what has changed, and computes what was ordered."""
+
+    def update(self, part: SumPart, divisor: float) -> bool:
+        """Updates a part. Returns whether there is an optimiser that does."""
+
+    def forget(self) -> None:
+        """Drops everything that was read and computed."""
+
+
 class Reduction:
     """A reducer's work for one accumulator, or for one of its partitions. One thread works; another one listens.
 
@@ -62,13 +88,16 @@ class Reduction:
         position: the position of the partition; None: there are none.
         holder: the random id of the reducer.
         who: a name of the reducer, for people.
+        updates: updates the parameters of the same name.
 
     Attributes:
         due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
         is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str) -> None:
+    def __init__(
+        self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str, updates: Updates
+    ) -> None:
         self._transport = transport
         self._keys = keys
         self._position = position
@@ -76,6 +105,8 @@ class Reduction:
         self._scripts = ReducerScripts(transport, keys, position)
         self._holder = holder
         self._who = who
+        self._updates = updates
+        self._spec: AccumulatorSpec | None = None
         self._heard: deque[Heard] = deque([Interruption.MISSED])
         self._heard_at = time.monotonic()
         self._growing: RoundSoFar | None = None
@@ -97,13 +128,15 @@ class Reduction:
     @property
     def channels(self) -> list[str]:
         """The channels whose messages concern it."""
-        return list(dict.fromkeys([self._keys.wake, self._wake]))
+        return list(dict.fromkeys([self._keys.wake, self._wake, self._updates.channel]))
 
     def hear(self, channel: str, text: str | None) -> bool:
         """Notes a message of one of the channels. None: messages were missed. Returns whether there is work.
 
         Called by the threads that listen.
         """
+        if channel == self._updates.channel:
+            return self._updates.hear(text)
         if text is None or len(self._heard) > MOST_HEARD:
             self._heard.clear()
             self._heard.append(Interruption.MISSED)
@@ -119,7 +152,7 @@ class Reduction:
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
-        return bool(self._heard) and (self._holds or time.monotonic() >= self.due)
+        return (bool(self._heard) or self._updates.has_work) and (self._holds or time.monotonic() >= self.due)
 
     def is_idle(self, seconds: float) -> bool:
         """Returns whether nothing was heard for this many seconds."""
@@ -173,6 +206,7 @@ class Reduction:
             self.due = self._renew_at
             return
         self._outage = 0.0
+        self._updates.work()
         goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -190,10 +224,11 @@ class Reduction:
         if record.partitions != self._keys.partitions:
             raise AccumulatorNotFoundError(f"{self._keys.name} was created again, with other partitions")
         if record.incarnation != self._incarnation:
+            self._spec = record.spec(tree if record.kind == "tree" else b"")
             self._growing = RoundSoFar(
                 self._transport,
                 self._keys,
-                record.spec(tree if record.kind == "tree" else b""),
+                self._spec,
                 store=self._store,
                 position=self._position,
             )
@@ -220,14 +255,26 @@ class Reduction:
         elif held and not self._holds:
             self._log(f"another reducer has taken over: {other}")
 
-    def _store(self, digest: str, number: int, elements: Sequence[Array]) -> None:
-        """Stores a part of a sum, and tells the taker."""
+    def _store(self, part: SumPart) -> None:
+        """Updates the parameters with a part of a sum; or stores it, and tells the taker."""
         if self._failure is not None:
             return
+        try:
+            self._use(part)
+        except RedisAccError as error:
+            # Raised later: here it would break off a fetch.
+            self._failure = error
+
+    def _use(self, part: SumPart) -> None:
+        assert self._spec is not None
+        is_mean = self._spec.reduction_type == "MEAN"
+        divisor = self._spec.divisor(part.gradients, part.weight) if is_mean else 1
+        if self._updates.update(part, divisor):
+            return
+        digest, number = part.digest, part.number
         key = self._keys.sum(digest, number)
-        data = Pieces(
-            [np.ascontiguousarray(e, e.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data for e in elements]
-        )
+        little = [np.ascontiguousarray(e, e.dtype.newbyteorder("<")).reshape(-1) for e in part.elements]
+        data = Pieces([elements.view(np.uint8).data for elements in little])
         commands: list[Command] = [
             ("SET", key, data[0] if len(data) == 1 else data, "PX", SUM_MS),
             Hint(("PUBLISH", self._wake, sum_stored(digest, number))),
@@ -237,11 +284,7 @@ class Reduction:
             while len(self._sums) > SUMS_KEPT:
                 commands += [("UNLINK", old) for old in self._sums.pop(next(iter(self._sums)))]
         self._sums[digest].append(key)
-        try:
-            self._transport.pipeline(commands)
-        except RedisAccError as error:
-            # Raised later: here it would break off a fetch.
-            self._failure = error
+        self._transport.pipeline(commands)
 
     def _begin_anew(self) -> None:
         """Drops the sums so far, and looks everything up again before it uses later messages."""
@@ -272,6 +315,7 @@ class Reduction:
     def release(self) -> bool:
         """Gives the lease back, and removes the sums. Returns whether the server answered: otherwise, they expire."""
         self._forget()
+        self._updates.forget()
         if not self._holds:
             return True
         self._holds = False

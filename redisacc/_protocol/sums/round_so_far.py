@@ -126,6 +126,7 @@ class RoundSoFar:
                 self._keys,
                 self._round_sum,
                 num_expected=num_required,
+                by_worker=self._spec.order == "worker",
                 reliance=self._reliance,
                 store=self._store,
                 position=self._position,

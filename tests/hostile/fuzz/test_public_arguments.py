@@ -79,6 +79,7 @@ NAMES = (
     "max_staleness",
     "staleness_weight",
     "normalize",
+    "order",
     "partitions",
     "create",
     "min_replicas",

@@ -1,0 +1,91 @@
+"""The order of an update: everything that decides the bytes of the version that an optimiser makes of a round.
+
+The id of the version is a digest of its order. So whoever computes a part, once or twice, early or late, writes the
+same bytes under the same name, and a part that was computed for another order is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+
+from redisacc._format.gradient_digests import DIGEST
+from redisacc._text import shown
+from redisacc.optim import Optimizer
+from redisacc.optim.base import Scalars
+from redisacc.optim.options import hex_text, parse_hex
+from redisacc.optim.scalars import pack_scalars, pack_scale, unpack_scalars, unpack_scale
+
+_VERSION = re.compile(r"[0-9a-f]{1,64}(?:-[0-9]{1,15})?")
+_COUNT = re.compile(r"[1-9][0-9]{0,14}")
+
+# What the events of parameters begin with that tell updaters of an order.
+_EVENT = "order "
+
+# The longest order, in characters: numbers for as many groups as there may be patterns.
+LONGEST = 2**20
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of an update.
+
+    Attributes:
+        previous: the id of the version that it begins with.
+        optimizer: a digest of the optimiser's name and options.
+        digest: the digest of the gradients of the round, in their order.
+        divisor: what the mean divides their sum by: an int, or a sum of weights as a float.
+        clip: what the mean is multiplied by.
+        scalars: the numbers of the step, for each group of leaves.
+    """
+
+    previous: str
+    optimizer: str
+    digest: str
+    divisor: float
+    clip: float
+    scalars: tuple[Scalars, ...]
+
+    @property
+    def text(self) -> str:
+        """Returns the order as text, for ``parse``."""
+        divisor = str(self.divisor) if isinstance(self.divisor, int) else hex_text(self.divisor)
+        clip, scalars = pack_scale(self.clip), pack_scalars(self.scalars)
+        return f"{self.previous} {self.optimizer} {self.digest} {divisor} {clip} {scalars}"
+
+    def version(self, number: int) -> str:
+        """Returns the id of the version that it makes, given the number of the attempt."""
+        return f"{hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()}-{number}"
+
+    def event(self, number: int) -> str:
+        """Returns the message that tells updaters of it, given the number of the attempt."""
+        return f"{_EVENT}{number} {self.text}"
+
+
+def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
+    """Returns the order in an event of parameters, and the number of the attempt; None if it tells of none.
+
+    Args:
+        event: the event. Any client may have sent it.
+        optimizer: the optimiser of the training.
+
+    Raises:
+        ValueError: redisacc did not write this text for such an optimiser.
+    """
+    if not event.startswith(_EVENT):
+        return None
+    texts = event.removeprefix(_EVENT).split(" ") if len(event) <= LONGEST else []
+    match texts:
+        case [number, previous, digest_of_optimizer, digest, divisor, clip, scalars] if (
+            _COUNT.fullmatch(number)
+            and _VERSION.fullmatch(previous)
+            and DIGEST.fullmatch(digest_of_optimizer)
+            and DIGEST.fullmatch(digest)
+        ):
+            by: float = int(divisor) if _COUNT.fullmatch(divisor) else parse_hex(divisor)
+            if math.isfinite(by) and by > 0:
+                numbers = unpack_scalars(scalars, optimizer)
+                return Order(previous, digest_of_optimizer, digest, by, unpack_scale(clip), numbers), int(number)
+    raise ValueError(f"an order is not {shown(event)}")

@@ -1,0 +1,476 @@
+"""Commits updates: orders one for each round, makes sure that all its parts are there, and publishes it.
+
+The chief needs no arrays for it. Updaters compute the parts, usually before the round is granted, and the chief only
+looks whether they are there. What is missing after a while, the chief computes with the same kernel from what the
+nodes store.
+
+1. In partitions, the leader registers the attempt under the id of the version, which is a digest of the order. Updaters
+   hear of the order. In the slot of the record, the last step looks for the parts itself.
+2. Each node confirms that it has its parts, and that they stay.
+3. The leader publishes the version and removes the round in one script. Before that, nothing has happened.
+
+If the chief dies before the last step, its successor recovers the round, and orders the same again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import DenseSum, RoundSum
+from redisacc._data.validation import Array
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.buffered import STAGING_MS, BufferedGradient, part_keys
+from redisacc._format.gradient_digests import digest_of
+from redisacc._format.keys import Keys
+from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
+from redisacc._format.update_order import Order
+from redisacc._protocol.applying.partition_writer import lease_of
+from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parts.sweep import sweep_quietly
+from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
+from redisacc._protocol.rounds.round_reader import RoundContents
+from redisacc._protocol.rounds.taker import GrantedRound, Taker
+from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal, gone
+from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
+from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
+from redisacc._protocol.updates.record import UpdateRecord, update_fields
+from redisacc._protocol.updates.values import VersionValues
+from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.transport import Hint, Transport
+from redisacc.errors import ServerError
+from redisacc.optim import Optimizer
+
+logger = logging.getLogger("redisacc")
+
+# How long the chief waits for parts that updaters are computing, in seconds: at least, and in terms of what it took
+# before. Then it computes them itself.
+LEAST_PATIENCE = 0.1
+PATIENCE_FACTOR = 3.0
+LONGEST_PATIENCE = 5.0
+# How long it pauses before it looks again, in seconds.
+PAUSE = 0.001
+
+# How often an update is tried if its parts disappear each time.
+TRIES = 5
+
+# Parts that are missing: number of a part → the sorts of blobs that lack it.
+Missing = Mapping[int, Sequence[str]]
+
+
+@dataclass
+class _Round:
+    """A round, and what is known of the update that it makes.
+
+    Attributes:
+        found: the round.
+        contents: its hashes.
+        shape: the shape that binds it.
+        digest: the digest of its gradients; if these are not all in parts, a random one.
+        divisor: what the mean divides the sum by.
+        is_in_parts: whether each gradient is in parts, which updaters can add up.
+        sum: its sum, if it was computed here.
+        clip: what the mean is multiplied by; None: not known yet.
+    """
+
+    found: GrantedRound
+    contents: RoundContents
+    shape: tuple[int, ...]
+    digest: str
+    divisor: float
+    is_in_parts: bool
+    sum: RoundSum | None = None
+    clip: float | None = None
+
+    @property
+    def has_updaters(self) -> bool:
+        """Whether updaters may compute the parts: they work on the accumulator, and can add its gradients up."""
+        return self.is_in_parts and self.found.reader.has_reducer
+
+
+@dataclass(frozen=True)
+class _Update:
+    """The update that a round makes of a version.
+
+    Attributes:
+        of: the round.
+        before: the version.
+        optimizer: the optimiser, with its schedule.
+        finished: whether the new version is the last one.
+        follows: which version that is.
+        scripts: the scripts of the training.
+    """
+
+    of: _Round
+    before: UpdateRecord
+    optimizer: Optimizer
+    finished: bool
+    follows: Follows
+    scripts: UpdateScripts
+
+    @property
+    def model(self) -> UpdateModel:
+        """The leaves and the optimiser."""
+        return self.before.model
+
+
+class Committer:
+    """Makes versions of the parameters of one training out of the rounds of its accumulator.
+
+    Args:
+        transport: the way to the server.
+        gradients: the keys of the accumulator.
+        spec: its specification.
+        scripts: its scripts.
+        taker: takes its rounds.
+        publisher: the name of this process in the record.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        gradients: Keys,
+        *,
+        spec: AccumulatorSpec,
+        scripts: PartitionScripts,
+        taker: Taker[Any],
+        publisher: str,
+    ) -> None:
+        self._transport = transport
+        self._gradients = gradients
+        self._spec = spec
+        self._acknowledging = scripts
+        self._taker = taker
+        self._publisher = publisher
+        self._values = VersionValues(transport)
+        self._round: _Round | None = None
+        self._patience = LEAST_PATIENCE
+
+    def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> bool:
+        """Updates the parameters with a round, and removes it.
+
+        May be called again for the same round after an error.
+
+        Args:
+            found: the round, of the step of the version before.
+            before: that version.
+            optimizer: the optimiser, with its schedule.
+            finished: whether the version is the last one.
+
+        Returns:
+            Whether the version is published. If not, another version than the one before is there, and nothing
+            changed.
+
+        Raises:
+            DataLossError: a part of a gradient or of the version before is lost.
+            RoundRecoveredError, AccumulatorNotFoundError: the round is no longer this process's.
+            ParametersNotFoundError: the parameters were deleted.
+            ServerError: parts disappear again and again.
+        """
+        record, step = before.record, before.record.step
+        of = self._known(found, before)
+        follows = Follows(record.incarnation, record.version, step + 1)
+        scripts = UpdateScripts(self._transport, record.keys, self._gradients)
+        update = _Update(of, before, optimizer, finished, follows, scripts)
+        scalars = optimizer.scalars(step, before.updates + 1)
+        digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
+        order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
+        number = before.number
+        for _ in range(TRIES):
+            reply = self._attempt(update, order, number)
+            if isinstance(reply, Renumbered):
+                number = reply.number
+                continue
+            if reply == "published":
+                self._round = None
+                self._values.begin(order.version(number))
+                self._clean_up(found.granted.token, of.contents.buffered, before)
+                return True
+            if reply == "unknown":
+                self._taker.check_listed(found.granted)
+            if isinstance(reply, BeingDeleted):
+                raise gone(self._gradients.name)
+            if reply != "expired":
+                return False
+            logger.debug("%s: parts of step %d disappeared before it was visible", self._gradients.name, step + 1)
+        raise ServerError(
+            f"step {step + 1} of {self._gradients.name} could not be published in {TRIES} tries, because parts of it "
+            "disappeared each time before it was visible"
+        )
+
+    def discard(self, found: GrantedRound) -> None:
+        """Removes a round that has been used."""
+        contents, _ = self._taker.contents(found)
+        acknowledge(self._transport, self._gradients, self._acknowledging, found.granted.token, contents.buffered)
+
+    def held(self, of: UpdateRecord) -> dict[str, list[Array]] | None:
+        """Returns the leaves of a version for each sort of blob, if this process has computed all of it."""
+        return self._values.whole(of.model) if self._values.version == of.record.version else None
+
+    def _attempt(
+        self, update: _Update, order: Order, number: int
+    ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
+        """Makes one attempt to publish the version that an order makes."""
+        registered = self._register(update, order, number)
+        if registered != "registered":
+            return registered
+        version = order.version(number)
+        if not self._make(update, order, version):
+            return "expired"
+        return self._commit(update, version)
+
+    def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
+        """Returns what is known of a round, the same object if the call is repeated."""
+        if self._round is not None and self._round.found is found:
+            return self._round
+        contents, shape = self._taker.contents(found)
+        granted, buffered = found.granted, contents.buffered
+        in_parts = (
+            not contents.sums
+            and granted.num_accumulated == sum([gradient.number for gradient in buffered])
+            and all(before.model.fits_all(gradient.cut) for gradient in buffered)
+        )
+        divisor: float = 1
+        if self._spec.reduction_type == "MEAN":
+            divisor = self._spec.divisor(granted.num_accumulated, granted.given_weight)
+        digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
+        self._round = _Round(found, contents, shape, digest, divisor, in_parts)
+        return self._round
+
+    def _sum_of(self, of: _Round) -> RoundSum:
+        """Returns the sum of a round, which is computed here if it was not."""
+        if of.sum is None:
+            of.sum = self._taker.sum_of(of.found, of.contents, of.shape)
+        return of.sum
+
+    def _elements(self, of: _Round, model: UpdateModel, number: int) -> list[Array]:
+        sections = self._sum_of(of).sections
+        found = []
+        for section, first, size in model.parts[number]:
+            dense = sections[section]
+            assert isinstance(dense, DenseSum)
+            found.append(dense.piece(first, size))
+        return found
+
+    # Clipping
+
+    def _clip(self, of: _Round, model: UpdateModel) -> float:
+        if of.clip is None:
+            of.clip = 1.0
+            if model.optimizer.clip_norm is not None:
+                of.clip = model.optimizer.clip_scale(self._sum_of_squares(of, model))
+        return of.clip
+
+    def _sum_of_squares(self, of: _Round, model: UpdateModel) -> float:
+        """Returns the sum of the squares of the mean: the sums of the parts, added in their order."""
+        numbers = range(len(model.parts))
+        if of.has_updaters:
+            keys = [self._gradients.squares(of.digest, number) for number in numbers]
+            give_up = time.monotonic() + self._patience
+            while True:
+                replies = dict(zip(keys, self._read_all(keys), strict=True))
+                found = [_square(replies[key]) for key in keys]
+                known = [square for square in found if square is not None]
+                if len(known) == len(found):
+                    return added_in_order(known)
+                if time.monotonic() >= give_up:
+                    break
+                self._transport.waits.sleep(PAUSE)
+        return added_in_order([model.squares(self._elements(of, model, number), of.divisor) for number in numbers])
+
+    def _read_all(self, keys: Sequence[str]) -> list[object]:
+        batches = by_partition(keys)
+        found = self._transport.scatter([[("GET", key) for key in batch] for batch in batches])
+        replies = {
+            key: reply for batch, of in zip(batches, found, strict=True) for key, reply in zip(batch, of, strict=True)
+        }
+        return [replies[key] for key in keys]
+
+    # Parts
+
+    def _register(
+        self, update: _Update, order: Order, number: int
+    ) -> Literal["registered", "published"] | Renumbered | Refusal:
+        """Registers an update in partitions. In the slot of the record, it only tells updaters of the order."""
+        model, version = update.model, order.version(number)
+        if not model.keys.partitions:
+            if update.of.has_updaters:
+                self._transport.pipeline([Hint(("PUBLISH", model.keys.events, order.event(number)))])
+            return "registered"
+        return update.scripts.register_update(
+            update.follows,
+            version=version,
+            number=number,
+            order=order.event(number),
+            lease_ms=lease_of(model.nbytes * len(model.sorts)),
+            blobs=[StoredAttempt(f"{version}-{sort}", len(lengths)) for sort, lengths in model.sorts.items()],
+        )
+
+    def _make(self, update: _Update, order: Order, version: str) -> bool:
+        """Makes sure that all parts of a version are there; in partitions, also that they stay."""
+        of, model = update.of, update.model
+        missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
+        if of.has_updaters:
+            missing = self._wait(model, version, missing)
+        if not missing:
+            return True
+        elements = {number: self._elements(of, model, number) for number in missing}
+        self._values.fetch(update.before, missing)
+        store: list[Command] = []
+        for number in missing:
+            values = self._values.computed(number, version)
+            if values is None:
+                before = self._values.get(update.before, number)
+                values = model.updated(number, before, elements[number], order)
+                self._values.keep(number, version, values)
+            store += self._store_commands(model, version, number, values)
+        self._transport.scatter(_by_partition(store))
+        # In the slot of the record, the script that commits looks whether they are there.
+        return not (model.keys.partitions and self._missing(model, version, missing))
+
+    def _wait(self, model: UpdateModel, version: str, missing: Missing) -> Missing:
+        """Waits until updaters have written parts. Returns those that are missing when the patience is over."""
+        began = time.monotonic()
+        while missing := self._missing(model, version, missing):
+            if time.monotonic() - began >= self._patience:
+                logger.debug("%s: the chief computes %d parts itself", self._gradients.name, len(missing))
+                break
+            self._transport.waits.sleep(PAUSE)
+        took = time.monotonic() - began
+        self._patience = min(max(LEAST_PATIENCE, PATIENCE_FACTOR * took), LONGEST_PATIENCE)
+        return missing
+
+    def _store_commands(self, model: UpdateModel, version: str, number: int, values: PartValues) -> list[Command]:
+        keys = model.keys
+        # NX: a copy of this request may arrive at any time, also when the parts are in use, and must not make them
+        # expire.
+        return [
+            ("SET", keys.part(f"{version}-{sort}", number), values[sort].data, "NX", "PX", STAGING_MS)
+            for sort in model.sorts
+        ]
+
+    def _missing(self, model: UpdateModel, version: str, numbers: Missing) -> Missing:
+        """Returns which of some parts are not there. In partitions, the others stay from now on."""
+        keys, stays = model.keys, bool(model.keys.partitions)
+        wanted = {
+            keys.part(f"{version}-{sort}", number): (number, sort, model.sorts[sort][number])
+            for number, sorts in numbers.items()
+            for sort in sorts
+        }
+        batches = by_partition(wanted)
+        look: list[list[Command]] = [[("STRLEN", key) for key in batch] for batch in batches]
+        if stays:
+            # In this order: what is there after its expiry was removed will stay.
+            look = [[("PERSIST", key) for key in batch] + of for batch, of in zip(batches, look, strict=True)]
+        found: dict[int, tuple[str, ...]] = {}
+        for batch, replies in zip(batches, self._transport.scatter(look), strict=True):
+            for key, length in zip(batch, replies[-len(batch) :], strict=True):
+                number, sort, expected = wanted[key]
+                if length != expected:
+                    found[number] = (*found.get(number, ()), sort)
+        return found
+
+    # The commit
+
+    def _ended(self, of: _Round) -> EndedRound:
+        """Returns what the commit removes. ``acknowledge`` removes the rest of a round with very many parts."""
+        attempts, parts = self._removed(of.contents.buffered)
+        more = len(attempts or parts) > PARTS_PER_CALL
+        return EndedRound(of.found.granted.token, parts[:PARTS_PER_CALL], attempts[:PARTS_PER_CALL], more)
+
+    def _removed(self, buffered: Sequence[BufferedGradient]) -> tuple[list[StoredAttempt], list[str]]:
+        large = [gradient for gradient in buffered if not gradient.inline]
+        if self._gradients.partitions:
+            return [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in large], []
+        return [], [key for gradient in large for key in part_keys(self._gradients, gradient)]
+
+    def _commit(self, update: _Update, version: str) -> Literal["published", "expired", "unknown"] | Refusal:
+        before, model, follows = update.before, update.model, update.follows
+        keys = model.keys
+        sent = Blob(f"{version}-{FLAT}", model.sent_nbytes, model.sent_lengths, len(model.sent_lengths))
+        manifest, retired, removed = version_manifest(before, version, follows.step, sent)
+        updates = before.updates + 1
+        fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
+        # The schedule may end with the last step.
+        scalars = None if update.finished else update.optimizer.scalars(follows.step, updates + 1)
+        fields += update_fields(model, updates, scalars)
+        if update.finished:
+            fields += ["finished", "1"]
+        ended = self._ended(update.of)
+        every = [sent, *manifest.slots]
+        in_slot = not keys.partitions
+        return update.scripts.commit_update(
+            follows,
+            ended,
+            version=version,
+            event=announcement(follows.step, [sent]),
+            fields=fields,
+            parts={key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {},
+            unused=[key for blob in retired for key in blob.keys(keys)] if in_slot else (),
+            registered=not in_slot,
+            blobs=() if in_slot else [blob.attempt(keys) for blob in every],
+            retired=() if in_slot else [blob.attempt(keys) for blob in retired],
+            removed=() if in_slot else [blob.attempt(keys) for blob in removed],
+            after=[("UNLINK", key) for blob in removed for key in blob.keys(keys)] if in_slot else (),
+        )
+
+    def _clean_up(self, token: str, buffered: list[BufferedGradient], before: UpdateRecord) -> None:
+        """Removes what the commit has left of the round, and of earlier versions."""
+        attempts, parts = self._removed(buffered)
+        if len(attempts or parts) > PARTS_PER_CALL:
+            acknowledge(self._transport, self._gradients, self._acknowledging, token, buffered)
+        elif attempts:
+            sweep_quietly(self._transport, self._gradients, min_replicas=self._acknowledging.min_replicas)
+        elif parts:
+            free_dropped(self._transport, self._gradients, buffered)
+        if before.model.keys.partitions:
+            sweep_quietly(self._transport, before.model.keys)
+
+
+def version_manifest(
+    before: UpdateRecord, version: str, step: int, sent: Blob
+) -> tuple[Manifest, list[Blob], list[Blob]]:
+    """Returns the blobs of a version that follows, and the earlier blobs that are retired or removed.
+
+    Args:
+        before: the version before.
+        version: the id of the version.
+        step: its step.
+        sent: the blob that workers read.
+    """
+    model = before.model
+    leaves = before.manifest.full[0].leaves
+    full = FullBlob(sent.id, step, step, leaves, model.part_bytes, sent.cut)
+    slots = tuple(
+        [
+            Blob(f"{version}-{sort}", model.nbytes, model.lengths, len(model.lengths))
+            for sort in model.sorts
+            if sort != FLAT
+        ]
+    )
+    manifest = Manifest((full,), slots=slots)
+    stored = model.schema.stored(model.wire)
+    return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
+
+
+def _square(reply: object) -> float | None:
+    """Returns a sum of squares that an updater has stored; None if there is none."""
+    if isinstance(reply, bytes) and len(reply) <= 32:
+        try:
+            return float.fromhex(reply.decode("ascii", "replace"))
+        except ValueError:
+            return None
+    return None
+
+
+def _by_partition(commands: Sequence[Command]) -> list[list[Command]]:
+    """Returns commands that begin with a name and a key, grouped by partition."""
+    of = {str(command[1]): command for command in commands}
+    return [[of[key] for key in batch] for batch in by_partition(of)]

@@ -1,0 +1,253 @@
+"""What an update has to know of a training, and how it computes a part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import INLINE_BYTES, part_size
+from redisacc._format.element_cut import Run
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Schema
+from redisacc._format.parameter_record import flat_cut, flat_lengths
+from redisacc._format.part_cut import Cut, Piece
+from redisacc._format.update_order import Order
+from redisacc.errors import InvalidArgumentError
+from redisacc.optim import Optimizer
+from redisacc.optim.kernel import sum_of_squares, update_part
+
+# The sort of the blob that workers read, and of the one with the weights themselves if those in the first are rounded.
+FLAT, EXACT = "flat", "exact"
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOAT32 = np.dtype(np.float32)
+
+
+def added_in_order(numbers: Iterable[float]) -> float:
+    """Returns a sum that is the same in all versions of Python. From 3.12 on, the built-in one compensates rounding."""
+    return reduce(operator.add, numbers, 0.0)
+
+
+class _Segment(NamedTuple):
+    """Consecutive elements of a part whose leaves are in one group of the optimiser.
+
+    Attributes:
+        run: the number of the run of the part.
+        first: the place of the first element in the run.
+        size: how many elements.
+        start: their first byte in the part, in float32 or float64.
+        group: the number of the group.
+    """
+
+    run: int
+    first: int
+    size: int
+    start: int
+    group: int
+
+
+# The bytes of a part of each blob, by the sort of the blob.
+PartValues = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class UpdateModel:
+    """The leaves of a training, how they are cut, and the optimiser.
+
+    Attributes:
+        schema: the leaves: float32 or float64.
+        optimizer: the optimiser.
+        keys: the keys of the parameters, with their partitions.
+        wire: how the leaves of float32 travel to workers, "float32" or "bfloat16".
+        part_bytes: the bytes of float32 in each part but the last.
+    """
+
+    schema: Schema
+    optimizer: Optimizer
+    keys: ParameterKeys
+    wire: str
+    part_bytes: int
+
+    @classmethod
+    def new(cls, schema: Schema, optimizer: Optimizer, keys: ParameterKeys, wire: str) -> UpdateModel:
+        """Returns the model of a training whose parts are cut as its gradients are.
+
+        Raises:
+            InvalidArgumentError: the optimiser cannot update a leaf.
+        """
+        for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
+            if leaf.dtype not in ("float32", "float64"):
+                raise InvalidArgumentError(
+                    f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a "
+                    "leaf out of the parameters, or update the parameters yourself in a loop over rounds()"
+                )
+        # Smaller gradients are not cut.
+        partitions = len(keys.partitions) or 1
+        size = part_size(schema.nbytes, partitions if schema.nbytes > INLINE_BYTES else 1)
+        return cls(schema, optimizer, keys, wire, size)
+
+    @cached_property
+    def config(self) -> str:
+        """The optimiser's name and options, as the record holds them."""
+        return json.dumps(self.optimizer.to_config(), separators=(",", ":"), sort_keys=True)
+
+    @cached_property
+    def optimizer_digest(self) -> str:
+        """A digest of the optimiser's name and options."""
+        return hashlib.blake2b(self.config.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Run, ...], ...]:
+        """The runs of elements in each part."""
+        return flat_cut(self.schema, self.part_bytes, self._partitions).parts
+
+    @property
+    def _partitions(self) -> int:
+        return len(self.keys.partitions)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The bytes of each part of the weights themselves, and of each slot."""
+        return flat_lengths(self.schema, self.part_bytes, self._partitions)
+
+    @cached_property
+    def sent_lengths(self) -> tuple[int, ...]:
+        """The bytes of each part of the blob that workers read."""
+        return flat_lengths(self.schema.stored(self.wire), self.part_bytes, self._partitions)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of the weights themselves, and of each slot."""
+        return self.schema.flat.layout.nbytes
+
+    @cached_property
+    def sent_nbytes(self) -> int:
+        """The bytes of the blob that workers read."""
+        return self.schema.stored(self.wire).flat.layout.nbytes
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether workers read rounded weights."""
+        return self.wire != "float32" and any(leaf.dtype == "float32" for leaf in self.schema.leaves)
+
+    @cached_property
+    def sorts(self) -> dict[str, tuple[int, ...]]:
+        """The sorts of blobs that a version has → the bytes of each part. The one that workers read comes first."""
+        kept = (EXACT, *self.optimizer.slots) if self.is_rounded else self.optimizer.slots
+        return {FLAT: self.sent_lengths, **dict.fromkeys(kept, self.lengths)}
+
+    @property
+    def base(self) -> str:
+        """The sort of the blob that has the weights themselves."""
+        return EXACT if self.is_rounded else FLAT
+
+    def fits(self, number: int, pieces: Sequence[Piece]) -> bool:
+        """Returns whether a part of a gradient has the elements of the part with this number."""
+        return number < len(self.parts) and tuple([piece.span for piece in pieces]) == self.parts[number]
+
+    def fits_all(self, cut: tuple[int, Cut] | None) -> bool:
+        """Returns whether the parts of a gradient have the elements of the parts of the model, and nothing else."""
+        if cut is None or cut[0] or len(cut[1]) != len(self.parts):
+            return False
+        return all(map(self.fits, range(len(self.parts)), cut[1]))
+
+    @cached_property
+    def _segments(self) -> tuple[tuple[_Segment, ...], ...]:
+        groups, _ = self.optimizer.groups(self.schema.structure.paths)
+        flat, begins = self.schema.flat, 0
+        found = []
+        for runs, length in zip(self.parts, self.lengths, strict=False):
+            segments: list[_Segment] = []
+            for run, (section, first, size) in enumerate(runs):
+                itemsize = flat.sections[section].dtype.itemsize
+                start = flat.offsets[section] + first * itemsize - begins
+                for (of, low), leaf, group in zip(flat.places, self.schema.leaves, groups, strict=True):
+                    high = low + leaf.nbytes // itemsize
+                    begin, end = max(first, low), min(first + size, high)
+                    if of != section or begin >= end:
+                        continue
+                    last = segments[-1] if segments else None
+                    if last and last.run == run and last.group == group:
+                        segments[-1] = last._replace(size=last.size + end - begin)
+                    else:
+                        at = begin - first
+                        segments.append(_Segment(run, at, end - begin, start + at * itemsize, group))
+            found.append(tuple(segments))
+            begins += length
+        return tuple(found)
+
+    def updated(self, number: int, values: PartValues, gradient: Sequence[Array], order: Order) -> dict[str, Array]:
+        """Returns a part of the version that an order makes.
+
+        Args:
+            number: the number of the part.
+            values: that part of the version before, of each blob but a rounded one.
+            gradient: the sum of the gradients, for each run of the part.
+            order: the order.
+
+        Returns:
+            The bytes of the part for each sort of blob.
+        """
+        slots = self.optimizer.slots
+        found = {sort: np.zeros(self.lengths[number], np.uint8) for sort in (self.base, *slots)}
+        for segment in self._segments[number]:
+            elements = gradient[segment.run][segment.first : segment.first + segment.size]
+            span = slice(segment.start, segment.start + elements.nbytes)
+            update_part(
+                self.optimizer,
+                values[self.base][span].view(elements.dtype),
+                elements,
+                [values[slot][span].view(elements.dtype) for slot in slots],
+                scalars=order.scalars[segment.group],
+                divisor=order.divisor,
+                clip=order.clip,
+                out_weights=found[self.base][span].view(elements.dtype),
+                out_state=[found[slot][span].view(elements.dtype) for slot in slots],
+            )
+        if self.is_rounded:
+            found[FLAT] = self.rounded(number, found[EXACT])
+        return found
+
+    def rounded(self, number: int, exact: Array) -> Array:
+        """Returns a part of the blob that workers read, given that part of the weights themselves."""
+        wide, narrow = self.schema.flat, self.schema.stored(self.wire).flat
+        sent = np.zeros(self.sent_lengths[number], np.uint8)
+        begins, to = sum(self.lengths[:number]), sum(self.sent_lengths[:number])
+        for section, first, size in self.parts[number]:
+            dtype, stored = wide.sections[section].dtype, narrow.sections[section].dtype
+            start = wide.offsets[section] + first * dtype.itemsize - begins
+            at = narrow.offsets[section] + first * stored.itemsize - to
+            elements = exact[start : start + size * dtype.itemsize].view(dtype)
+            # Elements are rounded, maybe to infinity.
+            with np.errstate(all="ignore"):
+                sent[at : at + size * stored.itemsize] = elements.astype(stored).view(np.uint8)
+        return sent
+
+    def squares(self, gradient: Sequence[Array], divisor: float) -> float:
+        """Returns the sum of the squares of a part of the mean."""
+        return added_in_order([sum_of_squares(elements, divisor) for elements in gradient])
+
+    def flatten(self, arrays: Sequence[Array]) -> Array:
+        """Returns the bytes of a blob of arrays of the shapes of the leaves, in float32 or float64."""
+        flat = self.schema.flat
+        data = np.zeros(flat.layout.nbytes, np.uint8)
+        for leaf, offset, values in zip(self.schema.leaves, flat.layout.offsets, arrays, strict=True):
+            data[offset : offset + leaf.nbytes] = leaf.bytes_of(values)
+        return data
+
+    def unflatten(self, parts: Sequence[Array]) -> list[Array]:
+        """Returns arrays of the shapes of the leaves, given all parts of a blob in float32 or float64."""
+        data = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        return [
+            np.ndarray(leaf.shape, leaf.given, data, offset)
+            for leaf, offset in zip(self.schema.leaves, self.schema.flat.layout.offsets, strict=True)
+        ]

@@ -1,0 +1,195 @@
+"""Publishes versions that updates begin with: weights and the state of an optimiser, whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from redisacc._data.validation import Array
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.packing import packed
+from redisacc._format.parameter_record import FORMAT, Blob, FullBlob, Manifest, announcement
+from redisacc._protocol.lifecycle.opening import list_name
+from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parameters.version_writer import Begun, Version, VersionWriter
+from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, amend_latest
+from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
+from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import ServerError, StepConflictError
+from redisacc.optim import Optimizer
+
+# How often publishing is tried if others get in between.
+TRIES = 5
+
+
+def begin_updates(
+    transport: Transport,
+    reader: ParameterReader,
+    gradients: ParameterKeys,
+    *,
+    wire: str,
+    optimizer: Optimizer,
+    publisher: str,
+    step: int,
+    schema: Schema,
+    weights: Callable[[], Sequence[Array]],
+) -> UpdateRecord:
+    """Returns the version that updates begin with, and publishes it if what is published is none.
+
+    The state of an optimiser with the same slots is kept. Otherwise, the state begins here.
+
+    Args:
+        transport: the way to the server.
+        reader: the reader of the parameters.
+        gradients: keys of parameters that have the partitions of the gradients.
+        wire: how leaves of float32 travel to workers.
+        optimizer: the optimiser.
+        publisher: the name of this process in the record.
+        step: the step of the weights: what is published, or 0.
+        schema: the leaves.
+        weights: returns the weights to begin with if the published ones cannot be updated as they are, or none are
+            there.
+    """
+    wanted = UpdateModel.new(schema, optimizer, gradients, wire)
+    found = read_update_record(transport, gradients)
+    if found is not None and _continues(found, wanted):
+        scalars = None if found.record.finished else optimizer.scalars(found.record.step, found.updates + 1)
+        if found.model.config != wanted.config or found.scalars != scalars:
+            # Updaters must not compute with the numbers of another optimiser.
+            amend_latest(transport, gradients, event="optimizer", fields=update_fields(wanted, found.updates, scalars))
+            found = read_update_record(transport, gradients)
+        assert found is not None
+        return found
+    arrays = weights()
+    state = {slot: [optimizer.initial(slot, values) for values in arrays] for slot in optimizer.slots}
+    return publish_whole(
+        transport, reader, wanted, step=step, weights=arrays, state=state, updates=0, publisher=publisher
+    )
+
+
+def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
+    """Returns whether what is published can be updated as it is."""
+    has, other = found.model, wanted
+    return (
+        has.schema.text == other.schema.text
+        and has.wire == other.wire
+        and has.part_bytes == other.part_bytes
+        and has.keys.partitions == other.keys.partitions
+        and other.optimizer.state_matches(has.optimizer.to_config())
+    )
+
+
+def publish_whole(
+    transport: Transport,
+    reader: ParameterReader,
+    model: UpdateModel,
+    *,
+    step: int,
+    weights: Sequence[Array],
+    state: Mapping[str, Sequence[Array]],
+    updates: int,
+    publisher: str,
+) -> UpdateRecord:
+    """Publishes weights and the state of an optimiser, in place of what is published for this step or an earlier one.
+
+    Args:
+        transport: the way to the server.
+        reader: the reader of the parameters.
+        model: the leaves and the optimiser.
+        step: the step of the version.
+        weights: the weights.
+        state: the arrays of each slot.
+        updates: how many updates the state has seen.
+        publisher: the name of this process in the record.
+
+    Raises:
+        StepConflictError: a later step is published.
+        ServerError: others get in between again and again.
+    """
+    for _ in range(TRIES):
+        reply = _try(
+            transport, reader, model, step=step, weights=weights, state=state, updates=updates, publisher=publisher
+        )
+        if reply == "published":
+            list_name(transport, model.keys.name)
+            found = read_update_record(transport, model.keys)
+            if found is not None:
+                return found
+        elif isinstance(reply, BeingDeleted):
+            delete_parameters(transport, model.keys, reply.incarnation)
+    raise ServerError(
+        f"step {step} of parameters {shown(model.keys.name)} could not be published in {TRIES} tries: others publish "
+        "under this name"
+    )
+
+
+def _try(
+    transport: Transport,
+    reader: ParameterReader,
+    model: UpdateModel,
+    *,
+    step: int,
+    weights: Sequence[Array],
+    state: Mapping[str, Sequence[Array]],
+    updates: int,
+    publisher: str,
+) -> object:
+    record = reader.poll()
+    before = None if record is None else reader.manifest(record)
+    if record is not None and before is None:
+        return "changed"
+    if record is not None and record.step > step:
+        raise StepConflictError(
+            f"parameters {shown(model.keys.name)} have step {record.step} already, so step {step} cannot be published",
+            step=step,
+            published=record.step,
+        )
+    schema = model.schema
+    stored = schema.stored(model.wire)
+    incarnation = reader.incarnation or (reader.begun() or (secrets.token_hex(16),))[0]
+    previous = "" if record is None else record.version
+    # It has the step of the version that it replaces if only the form differs.
+    follows = Follows(incarnation, previous, step, replaces=record is not None and record.step == step)
+    writer = VersionWriter(transport, model.keys)
+    name = secrets.token_hex(8)
+
+    def blobs_of(version: str) -> list[Blob]:
+        return [
+            Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
+            for sort, lengths in model.sorts.items()
+        ]
+
+    begun = writer.begin(follows, name, blobs_of(name))
+    if not isinstance(begun, Begun):
+        return begun
+    version = begun.version
+    blobs = blobs_of(version)
+    full = FullBlob(
+        blobs[0].id, step, step, ranges_text(range(len(schema.leaves))), model.part_bytes, model.sent_lengths
+    )
+    manifest = Manifest((full,), slots=tuple(blobs[1:]))
+    blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.wire))
+    waiting = () if before is None else before.retired
+    manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
+    fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]
+    fields += update_fields(model, updates, model.optimizer.scalars(step, updates + 1))
+    if record is None:
+        fields += ["format", FORMAT, "structure", schema.text]
+        fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]
+    arrays = {EXACT: weights, **state}
+    pieces = {
+        blob: packed(stored, weights, stored.flat.layout)
+        if number == 0
+        else [model.flatten(arrays[blob.id.rpartition("-")[2]]).data]
+        for number, blob in enumerate(blobs)
+    }
+    event = announcement(step, blobs[:1])
+    reply = writer.write(Version(version, follows, event, fields, pieces, [], retired, removed))
+    if reply == "published":
+        reader.learn(incarnation, model.keys, schema)
+    return reply

@@ -1,0 +1,142 @@
+"""What the record of parameters says of updates: the version to begin with, the optimiser, and the next numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_schema
+from redisacc._protocol.scripts.parameters import gone
+from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError, RedisAccError
+from redisacc.optim import from_config
+from redisacc.optim.base import Scalars
+from redisacc.optim.scalars import pack_scalars, unpack_scalars
+
+_FIELDS = ("optimizer", "updates", "scalars", "attempts", "retired")
+
+# The longest description of an optimiser, in bytes.
+_LONGEST_CONFIG = 2**20
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """A version that an optimiser can update.
+
+    Attributes:
+        record: the record of the version.
+        manifest: its blobs, with the retired ones.
+        model: the leaves and the optimiser.
+        updates: how many updates the state has seen.
+        scalars: the numbers of the next step; None if they are not known.
+        number: the number of the next attempt.
+    """
+
+    record: ParameterRecord
+    manifest: Manifest
+    model: UpdateModel
+    updates: int
+    scalars: tuple[Scalars, ...] | None
+    number: int
+
+    @property
+    def blobs(self) -> dict[str, str]:
+        """Returns the id of each blob, by its sort."""
+        every = [self.manifest.full[0].id, *(blob.id for blob in self.manifest.slots)]
+        return {blob.rpartition("-")[2]: blob for blob in every}
+
+
+def read_update_record(
+    transport: Transport, keys: ParameterKeys, known: UpdateRecord | None = None, *, timeout: float = TIMEOUT
+) -> UpdateRecord | None:
+    """Returns the version that is published, if an optimiser can update it; else None.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        known: what was read before: the model is the same object as long as it is the same.
+        timeout: how long to try to reach the server, in seconds.
+
+    Raises:
+        CorruptDataError: the record holds what redisacc never writes.
+    """
+    of_record = len(ParameterRecord.FIELDS)
+    reply = transport.call(*ParameterRecord.command(keys), *_FIELDS, timeout=timeout)
+    if not isinstance(reply, list) or len(reply) != of_record + len(_FIELDS):
+        raise CorruptDataError(f"{keys.record}: HMGET must reply {of_record + len(_FIELDS)} values, not {shown(reply)}")
+    record = ParameterRecord.parse(keys, reply[:of_record])
+    config, updates, scalars, attempts, retired = reply[of_record:]
+    if record is None or not config:
+        return None
+    model = _model_of(transport, record, config, known)
+    manifest = record.manifest(model.schema)
+    if manifest.rows or len(manifest.full) != 1 or not (part_bytes := manifest.full[0].part_bytes):
+        return None
+    if part_bytes != model.part_bytes or record.wire != model.wire or record.keys.partitions != model.keys.partitions:
+        model = UpdateModel(model.schema, model.optimizer, record.keys, record.wire, part_bytes)
+    found = UpdateRecord(
+        record,
+        Manifest(manifest.full, slots=manifest.slots, retired=record.retired(retired or b"")),
+        model,
+        _count(keys, "updates", updates),
+        _scalars(keys, scalars, model) if scalars else None,
+        _count(keys, "attempts", attempts or b"0") + 1,
+    )
+    return found if {*found.blobs} == {*model.sorts} else None
+
+
+def _model_of(transport: Transport, record: ParameterRecord, config: object, known: UpdateRecord | None) -> UpdateModel:
+    """Returns the model of a record, with a part size that is still to be set."""
+    if known is not None and known.record.incarnation == record.incarnation:
+        if isinstance(config, bytes) and config == known.model.config.encode():
+            return known.model
+        schema = known.model.schema
+    else:
+        incarnation, text = transport.call("HMGET", record.keys.record, "incarnation", "structure")
+        if incarnation is None or incarnation.decode(errors="replace") != record.incarnation:
+            raise gone(record.keys.name)
+        schema = parse_schema(record.keys, "structure", text)
+    try:
+        if not isinstance(config, bytes) or len(config) > _LONGEST_CONFIG:
+            raise ValueError(f"{len(config) if isinstance(config, bytes) else 0} bytes")
+        return UpdateModel.new(schema, from_config(json.loads(config)), record.keys, record.wire)
+    except (ValueError, RecursionError, RedisAccError) as error:
+        raise CorruptDataError(
+            f"{record.keys.record}: optimizer holds {shown(config)}, which redisacc did not write: {shown(str(error))}"
+        ) from None
+
+
+def _count(keys: ParameterKeys, name: str, text: object) -> int:
+    if isinstance(text, bytes) and text.isdigit() and len(text) <= 15:
+        return int(text)
+    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
+
+
+def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Scalars, ...]:
+    try:
+        if isinstance(text, bytes):
+            return unpack_scalars(text.decode(), model.optimizer)
+    except ValueError:
+        pass
+    raise CorruptDataError(f"{keys.record}: scalars holds {shown(text)}, which redisacc did not write")
+
+
+def update_fields(model: UpdateModel, updates: int, scalars: tuple[Scalars, ...] | None) -> Sequence[str]:
+    """Returns the fields of the record that concern updates: names and values, alternately.
+
+    Args:
+        model: the model.
+        updates: how many updates the state has seen.
+        scalars: the numbers of the next step; None if there is none.
+    """
+    numbers = pack_scalars(scalars) if scalars else ""
+    return ("optimizer", model.config, "updates", str(updates), "scalars", numbers, "wire", model.wire)
+
+
+def full_sorts(model: UpdateModel) -> tuple[str, ...]:
+    """Returns the sorts of blobs that hold float32 or float64 as they are, the weights first."""
+    return (EXACT, *model.optimizer.slots) if model.is_rounded else (FLAT, *model.optimizer.slots)

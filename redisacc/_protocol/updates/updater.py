@@ -1,0 +1,179 @@
+"""Computes and writes the parts of updates, where the sums are: in a reducer.
+
+It saves time, and decides nothing. What it writes has the name of its order, and expires unless a chief makes it stay.
+As soon as a part of the sum of the expected gradients is complete, it computes that part of the update, with the
+numbers that the record has for the next step. It bets that the round will hold these gradients; if it does not, nobody
+looks for what was written. With a clipping, it stores the sum of the squares of its part, and waits for the order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import STAGING_MS, PartMissingError
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.update_order import Order, parse_order
+from redisacc._protocol.sums.dense_parts import SumPart
+from redisacc._protocol.updates.record import UpdateRecord, read_update_record
+from redisacc._protocol.updates.values import VersionValues
+from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError, ParametersNotFoundError, SchemaMismatchError
+
+logger = logging.getLogger("redisacc")
+
+# The most orders that wait to be looked at. Any client can send them; the chief does without those that are lost.
+MOST_ORDERS = 16
+# The expiry of a sum of squares, in milliseconds.
+SQUARES_MS = 60_000
+
+
+class PartUpdater:
+    """Updates the parts of a training that one reducer adds up. One thread works; another one listens.
+
+    Args:
+        transport: the way to the nodes.
+        gradients: the keys of the accumulator, with its partitions.
+    """
+
+    def __init__(self, transport: Transport, gradients: Keys) -> None:
+        self._transport = transport
+        self._gradients = gradients
+        self._keys = ParameterKeys(gradients.name, gradients.partitions)
+        self._record: UpdateRecord | None = None
+        self._values = VersionValues(transport)
+        # Whether the record may have changed since it was read.
+        self._is_outdated = True
+        self._orders: deque[str] = deque(maxlen=MOST_ORDERS)
+        # Number of a part → the digest of the gradients whose sum it is, and the sum, for an order.
+        self._sums: dict[int, tuple[str, Sequence[Array]]] = {}
+        # The numbers of the parts that are updated here.
+        self._numbers: set[int] = set()
+
+    @property
+    def channel(self) -> str:
+        """The channel of events that concern it."""
+        return self._keys.events
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was heard that is still to be used."""
+        return bool(self._orders) or (self._is_outdated and bool(self._numbers))
+
+    def hear(self, event: str | None) -> bool:
+        """Notes an event of the parameters; None: events were missed. Returns whether there is work.
+
+        Called by the thread that listens.
+        """
+        if event is not None and event.startswith("order "):
+            self._orders.append(event)
+        else:
+            self._is_outdated = True
+        return self.has_work
+
+    def forget(self) -> None:
+        """Drops everything that was read and computed."""
+        self._record, self._is_outdated = None, True
+        self._values = VersionValues(self._transport)
+        self._sums.clear()
+        self._orders.clear()
+
+    def work(self) -> None:
+        """Reads what has changed, and computes what was ordered.
+
+        Raises:
+            RedisAccError: a node cannot be reached, or refuses something.
+        """
+        if self._numbers:
+            self._refresh()
+        while self._orders:
+            self._obey(self._orders.popleft())
+
+    def update(self, part: SumPart, divisor: float) -> bool:
+        """Updates a part of the parameters with a part of the sum of the expected gradients.
+
+        Args:
+            part: the part of the sum. Its memory is read now, and not kept.
+            divisor: what the mean divides the sum by.
+
+        Returns:
+            Whether there is an optimiser that updates it. If not, the sum has to be stored.
+
+        Raises:
+            RedisAccError: a node cannot be reached, or refuses something.
+        """
+        self._numbers.add(part.number)
+        self._refresh()
+        record = self._record
+        if record is None or not record.model.fits(part.number, part.pieces):
+            return False
+        model = record.model
+        if model.optimizer.clip_norm is not None:
+            squares = model.squares(part.elements, divisor)
+            key = self._gradients.squares(part.digest, part.number)
+            self._transport.pipeline([("SET", key, squares.hex(), "PX", SQUARES_MS)])
+        elif record.scalars is not None:
+            order = Order(record.record.version, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
+            self._write(record, part.number, order, record.number, part.elements)
+            self._sums.pop(part.number, None)
+            return True
+        self._sums[part.number] = part.digest, [elements.copy() for elements in part.elements]
+        return True
+
+    def _refresh(self) -> None:
+        """Reads the record if it may have changed, and the parts that are updated here."""
+        if not self._is_outdated:
+            return
+        self._is_outdated = False
+        try:
+            record = read_update_record(self._transport, self._keys, self._record)
+            if record is not None:
+                mine = [number for number in self._numbers if number < len(record.model.parts)]
+                self._values.fetch(record, mine)
+            self._record = record
+        except (CorruptDataError, SchemaMismatchError, ParametersNotFoundError, PartMissingError) as error:
+            # The chief reports it, if it is more than a version that was replaced meanwhile.
+            logger.debug("%s: cannot update the parameters: %s", self._keys.name, error)
+            self._record, self._is_outdated = None, True
+
+    def _obey(self, event: str) -> None:
+        """Computes the parts of an order whose sums are here."""
+        record = self._record
+        if record is None:
+            return
+        try:
+            found = parse_order(event, record.model.optimizer)
+        except ValueError as error:
+            logger.debug("%s: %s", self._keys.name, error)
+            return
+        if found is None:
+            return
+        order, number = found
+        if (order.previous, order.optimizer) != (record.record.version, record.model.optimizer_digest):
+            return
+        for part, (digest, elements) in list(self._sums.items()):
+            if digest == order.digest:
+                self._write(record, part, order, number, elements)
+
+    def _write(self, record: UpdateRecord, part: int, order: Order, number: int, elements: Sequence[Array]) -> None:
+        """Computes a part of the version that an order makes, and writes it."""
+        version, model = order.version(number), record.model
+        if self._values.computed(part, version) is not None:
+            return
+        try:
+            before = self._values.get(record, part)
+        except PartMissingError as error:
+            logger.debug("%s: cannot update the parameters: %s", self._keys.name, error)
+            self._is_outdated = True
+            return
+        values = model.updated(part, before, elements, order)
+        self._values.keep(part, version, values)
+        # NX: a chief may have made it stay already, if it was computed twice.
+        store: list[Command] = [
+            ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", STAGING_MS)
+            for sort in model.sorts
+        ]
+        self._transport.pipeline(store)

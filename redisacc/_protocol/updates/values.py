@@ -1,0 +1,102 @@
+"""The parts of a version that an update begins with, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._protocol.parts.fetch import WholeParts, check_parts
+from redisacc._protocol.updates.model import PartValues, UpdateModel
+from redisacc._protocol.updates.record import UpdateRecord, full_sorts
+from redisacc._redis.transport import Transport
+
+_STATED_BY = "the record"
+
+
+class VersionValues:
+    """The weights and the state of a version, as far as this process has them.
+
+    Args:
+        transport: the way to the nodes.
+
+    Attributes:
+        version: the id of the version; "" at first.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.version = ""
+        self._parts: dict[int, PartValues] = {}
+        # The parts of versions that this process has computed, by number: the version, and the values.
+        self._next: dict[int, tuple[str, PartValues]] = {}
+
+    def begin(self, version: str) -> None:
+        """Turns to a version. What was computed of it is known already."""
+        if version != self.version:
+            self._parts = {number: values for number, (of, values) in self._next.items() if of == version}
+            self._next = {}
+            self.version = version
+
+    def computed(self, number: int, version: str) -> PartValues | None:
+        """Returns a part of a later version, if it was computed here last."""
+        found = self._next.get(number)
+        return found[1] if found is not None and found[0] == version else None
+
+    def keep(self, number: int, version: str, values: PartValues) -> None:
+        """Keeps a part of a version that follows."""
+        self._next[number] = version, values
+
+    def put(self, number: int, values: PartValues) -> None:
+        """Notes a part of the version itself."""
+        self._parts[number] = values
+
+    def get(self, of: UpdateRecord, number: int) -> PartValues:
+        """Returns a part of the version, and fetches it if it is not known.
+
+        Raises:
+            PartMissingError: it is not there.
+            CorruptDataError: it has another length.
+        """
+        self.fetch(of, (number,))
+        return self._parts[number]
+
+    def whole(self, model: UpdateModel) -> dict[str, list[Array]] | None:
+        """Returns the leaves of the version for each sort of blob, or None if a part is not known."""
+        if any(number not in self._parts for number in range(len(model.parts))):
+            return None
+        every = [self._parts[number] for number in range(len(model.parts))]
+        return {sort: model.unflatten([values[sort] for values in every]) for sort in full_sorts(model)}
+
+    def fetch(self, of: UpdateRecord, numbers: Iterable[int]) -> None:
+        """Fetches the parts that are not known.
+
+        Args:
+            of: the record of the version.
+            numbers: the numbers of the parts.
+
+        Raises:
+            PartMissingError: a part is not there.
+            CorruptDataError: a part has another length.
+        """
+        self.begin(of.record.version)
+        missing = [number for number in numbers if number not in self._parts]
+        if not missing:
+            return
+        model, blobs = of.model, of.blobs
+        keys = of.record.keys
+        wanted = [(sort, number) for number in missing for sort in full_sorts(model)]
+        check_parts(
+            self._transport,
+            [(keys.part(blobs[sort], number), model.lengths[number]) for sort, number in wanted],
+            _STATED_BY,
+        )
+        found: dict[int, dict[str, Array]] = {number: {} for number in missing}
+        arrivals = WholeParts(keys.homes, _STATED_BY, lanes=1)
+        for sort, number in wanted:
+            memory = np.empty(model.lengths[number], np.uint8)
+            found[number][sort] = memory
+            arrivals.expect(keys.part(blobs[sort], number), number, memory)
+        self._transport.fetch(arrivals)
+        self._parts.update(found)

@@ -1,0 +1,150 @@
+"""What a chief does with an optimiser: it orders and commits updates, and handles no arrays itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+from redisacc._format.keys import ParameterKeys
+from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
+from redisacc._handles.parameters import Parameters
+from redisacc._handles.updating import Rounds
+from redisacc._protocol.parameters.publisher import schema_of
+from redisacc._protocol.rounds.taker import GrantedRound
+from redisacc._protocol.updates.opening import begin_updates, publish_whole
+from redisacc._protocol.updates.record import UpdateRecord, read_update_record
+from redisacc._text import shown
+from redisacc.errors import DataLossError, InvalidArgumentError
+from redisacc.optim import Optimizer
+
+
+def check_optimizer(optimizer: object, *, state: object, sparse: Collection[str] | bool, missing: object) -> None:
+    """Checks what a chief with an optimiser cannot have.
+
+    Raises:
+        InvalidArgumentError: ``optimizer`` is none, or does not go together with another argument.
+    """
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidArgumentError(
+            f"optimizer must be one of redisacc.optim, such as redisacc.optim.AdamW(1e-3), or None, not "
+            f"{shown(type(optimizer).__name__)}"
+        )
+    if state is not None:
+        raise InvalidArgumentError("state must be None with an optimizer, which keeps its own state")
+    if sparse:
+        raise InvalidArgumentError(
+            "sparse leaves cannot be updated by an optimizer yet: leave sparse out, so that their gradients are dense, "
+            "or update the parameters yourself in a loop over rounds()"
+        )
+    if missing != "zero":
+        raise InvalidArgumentError(f"missing must be 'zero' with an optimizer, not {shown(missing)}")
+
+
+class Updating:
+    """Makes updates of the rounds of a training.
+
+    Args:
+        parameters: the handle on its parameters.
+        accumulator: the handle on its gradients.
+        optimizer: the optimiser.
+    """
+
+    def __init__(
+        self, parameters: Parameters, accumulator: ConditionalAccumulatorBase[Any], optimizer: Optimizer
+    ) -> None:
+        self._parameters = parameters
+        self._rounds = Rounds(accumulator)
+        self._optimizer = optimizer
+        self._publisher = f"chief {host_and_process(os.getpid())}"
+        gradients = self._rounds.keys
+        # The same partitions, so that a part of the weights lies where that part of the gradients does.
+        self._keys = ParameterKeys(gradients.name, gradients.partitions)
+        self._committer = self._rounds.committer(self._publisher)
+        self._record: UpdateRecord | None = None
+
+    @property
+    def step(self) -> int:
+        """The step of the version that the next update begins with."""
+        assert self._record is not None
+        return self._record.record.step
+
+    def begin(self, parameters: Any, step: int, whole: Callable[[], Any]) -> None:
+        """Makes sure that the published version can be updated.
+
+        Args:
+            parameters: the parameters that the chief was given.
+            step: the step that is published; 0 if none is.
+            whole: returns the tree to begin with if what is published cannot be updated as it is, or nothing is.
+        """
+        schema, _ = schema_of(parameters, "parameters")
+        self._optimizer.groups(schema.structure.paths)
+        handle = self._parameters
+        self._record = begin_updates(
+            handle._transport,
+            handle._reader,
+            self._keys,
+            wire=handle._wire,
+            optimizer=self._optimizer,
+            publisher=self._publisher,
+            step=step,
+            schema=schema,
+            weights=lambda: schema.arrays_of(whole(), "parameters"),
+        )
+
+    def recover(self) -> GrantedRound | None:
+        """Returns a round that was granted and not used, None if there is none."""
+        return self._rounds.recover()
+
+    def grant(self, **options: Any) -> GrantedRound:
+        """Blocks until a round is granted. The arguments are those of ``Rounds.grant``."""
+        return self._rounds.grant(**options)
+
+    def discard(self, found: GrantedRound) -> None:
+        """Removes a round that has been used."""
+        self._committer.discard(found)
+
+    def commit(self, found: GrantedRound, *, finished: bool) -> bool:
+        """Updates the parameters with a round. Returns False if somebody else has published a version.
+
+        May be called again after an error.
+
+        Args:
+            found: the round.
+            finished: whether the new version is the last one.
+        """
+        before = self._record
+        assert before is not None
+        is_next = before.record.step == found.granted.global_step
+        if is_next and not self._committer.commit(found, before, self._optimizer, finished=finished):
+            return False
+        self._record = read_update_record(self._parameters._transport, self._keys, before)
+        return self._record is not None and self._record.record.step == found.granted.global_step + 1
+
+    def publish_again(self) -> None:
+        """Publishes the version again that the server has lost, if this process has computed it.
+
+        Raises:
+            DataLossError: it has not.
+        """
+        record = self._record
+        assert record is not None
+        held = self._committer.held(record)
+        if held is None:
+            raise DataLossError(
+                f"{self._keys.name}: the server has lost the parameters of step {record.record.step}, and the chief "
+                "has none, because reducers computed them. Start it again with a checkpoint"
+            )
+        weights = held.pop(record.model.base)
+        self._record = publish_whole(
+            self._parameters._transport,
+            self._parameters._reader,
+            record.model,
+            step=record.record.step,
+            weights=weights,
+            state=held,
+            updates=record.updates,
+            publisher=self._publisher,
+        )

@@ -1,0 +1,450 @@
+"""Updates weights and state, given a gradient and the numbers of a step.
+
+The same input gives the same bits on every machine, however it is cut into pieces: each element is computed by itself,
+with operations that IEEE 754 rounds correctly (+, -, *, /, square root) or that do not round (comparisons, signs). No
+two of them are fused. The exception is the sign and the payload of a NaN, which depend on the processor: where one
+result has NaN, the other has it as well, perhaps with other bits.
+
+The order of operations is that of torch's single-tensor implementations on the CPU. They give the same bits where torch
+does not fuse a multiplication with an addition; on processors with AVX2 it does, so results differ by a rounding there.
+
+Work proceeds in blocks that stay in the cache of a processor core, in scratch memory that a call allocates once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redisacc._data.sums import put_rows
+from redisacc._data.validation import Array
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+from redisacc.optim.base import Optimizer, Scalars, check_dtype
+
+# The bytes of each array that are updated together. Half of it is slower by a tenth, because calls of numpy take a
+# noticeable share of the time; in one piece, Adam takes up to twice as long, because nothing stays in the cache.
+BLOCK_BYTES = 256 * 1024
+
+# The number of running sums of squares, a power of two. Part of the result: another number adds in another order.
+LANES = 16384
+
+# Makes numbers of the dtype of a leaf.
+_Number = type[np.floating[Any]]
+
+
+class _Arrays(NamedTuple):
+    """What is updated: vectors of one length and dtype.
+
+    Attributes:
+        weights: the weights.
+        gradient: what moves them.
+        state: an array for each slot.
+        out: where the new weights go, perhaps the weights.
+        to: where the new state goes, perhaps the state.
+    """
+
+    weights: Array
+    gradient: Array
+    state: Sequence[Array]
+    out: Array
+    to: Sequence[Array]
+
+
+# Updates a block, with three arrays of scratch memory. The gradient may be the first of them, and must not be written
+# to otherwise.
+_Step = Callable[[_Arrays, list[Array]], None]
+
+
+def update_part(
+    optimizer: Optimizer,
+    weights: Array,
+    gradient: Array,
+    state: Sequence[Array],
+    *,
+    scalars: Scalars,
+    divisor: float = 1,
+    clip: float = 1.0,
+    out_weights: Array,
+    out_state: Sequence[Array],
+) -> None:
+    """Updates consecutive elements that lie in one group.
+
+    All arrays are vectors of one length and dtype, float32 or float64. Inputs are not modified, unless they are passed
+    as outputs as well: an output may be the input of the same name, or memory that overlaps none of the inputs.
+
+    Args:
+        optimizer: the optimiser. Its ``lr`` is not used.
+        weights: the weights.
+        gradient: the sum of gradients.
+        state: an array for each of ``optimizer.slots``.
+        scalars: the numbers of this step for the group, from ``optimizer.scalars``.
+        divisor: what the mean divides the sum by, in the dtype of the arrays, as a take does: the number of gradients
+            (int) or the sum of their weights (float).
+        clip: what the mean is multiplied by then, from ``optimizer.clip_scale``. With NaN, all weights become NaN.
+        out_weights: where the new weights go.
+        out_state: where the new state goes, an array for each slot.
+
+    Raises:
+        InvalidArgumentError: an array has another dtype or shape.
+    """
+    arrays = _Arrays(weights, gradient, state, out_weights, out_state)
+    _check(optimizer, arrays)
+    if weights.ndim != 1 or gradient.shape != weights.shape:
+        raise InvalidArgumentError(
+            f"weights and gradient must be vectors of one length, not of shapes {weights.shape} and {gradient.shape}"
+        )
+    _update(optimizer, arrays, scalars, divisor, clip)
+
+
+def update_rows(
+    optimizer: Optimizer,
+    weights: Array,
+    indices: Array,
+    values: Array,
+    state: Sequence[Array],
+    *,
+    scalars: Scalars,
+    divisor: float | Array = 1,
+    clip: float = 1.0,
+    out_weights: Array,
+    out_state: Sequence[Array],
+) -> None:
+    """Updates some rows of weights that lie in one group, and their state, as ``update_part`` would.
+
+    Only these rows of the outputs are written. If an output is not the input itself, copy the input to it first.
+
+    Args:
+        optimizer: the optimiser.
+        weights: the weights ``[rows, *row]``, C-contiguous.
+        indices: strictly increasing row numbers, int64 ``[n]``.
+        values: the sum of gradients ``[n, *row]``.
+        state: an array of the shape of the weights for each of ``optimizer.slots``, C-contiguous.
+        scalars: the numbers of this step for the group.
+        divisor: what the mean divides the sum by; or, for each row, the number of gradients that had it ``[n]``.
+        clip: what the mean is multiplied by then.
+        out_weights: where the new weights go, C-contiguous.
+        out_state: where the new state goes, C-contiguous.
+
+    Raises:
+        InvalidArgumentError: an array has another dtype or shape, or an index is out of bounds or not above the one
+            before it.
+    """
+    _check(optimizer, _Arrays(weights, values, state, out_weights, out_state))
+    if not weights.ndim or values.shape != (*indices.shape, *weights.shape[1:]) or indices.ndim != 1:
+        raise InvalidArgumentError(
+            f"rows of shape {values.shape} with indices of shape {indices.shape} do not fit weights of shape "
+            f"{weights.shape}"
+        )
+    if not len(indices):
+        return
+    if indices.dtype.kind not in "iu" or not 0 <= indices[0] <= indices[-1] < len(weights):
+        raise InvalidArgumentError(f"indices must be integers in [0, {len(weights) - 1}], not {shown(indices)}")
+    if not np.logical_and.reduce(indices[1:] > indices[:-1]):
+        raise InvalidArgumentError(f"indices must be strictly increasing, unlike {shown(indices)}")
+    if isinstance(divisor, np.ndarray) and divisor.shape != indices.shape:
+        raise InvalidArgumentError(f"divisor must have shape {indices.shape}, like the indices: {divisor.shape}")
+    width = values.size // len(indices)
+    at_once = max(1, BLOCK_BYTES // (weights.itemsize * max(width, 1)))
+    for start in range(0, len(indices), at_once):
+        stop = min(start + at_once, len(indices))
+        at = indices[start:stop]
+        rows = values[start:stop]
+        whole: float = 1
+        if isinstance(divisor, np.ndarray):
+            rows = _mean_of_rows(rows, divisor[start:stop])
+        else:
+            whole = divisor
+        kept, *moved = [array.take(at, axis=0) for array in (weights, *state)]
+        flat = [array.reshape(-1) for array in moved]
+        of_rows = kept.reshape(-1)
+        _update(optimizer, _Arrays(of_rows, rows.reshape(-1), flat, of_rows, flat), scalars, whole, clip)
+        for out, new in zip((out_weights, *out_state), (kept, *moved), strict=True):
+            put_rows(out, at, new)
+
+
+def sum_of_squares(gradient: Array, divisor: float | Array = 1) -> float:
+    """Returns the sum of the squares of the mean, for a clipping, the same bits on every machine.
+
+    The mean is rounded to the dtype of the gradient, as ``update_part`` computes it. Squares and sums are float64: with
+    float32, squares are exact. Element i is added to sum i mod 16384, in ascending order of i; then the upper half of
+    the sums is added to the lower half, until one is left. numpy's own sum depends on the processor.
+
+    NaN and infinities propagate.
+
+    Args:
+        gradient: a sum of gradients, float32 or float64, of any shape, read in C order.
+        divisor: what the mean divides the sum by; or, for each row, the number of gradients that had it.
+
+    Raises:
+        InvalidArgumentError: the gradient has another dtype.
+    """
+    check_dtype(gradient.dtype, "the gradient")
+    if isinstance(divisor, np.ndarray):
+        gradient, divisor = _mean_of_rows(gradient, divisor), 1
+    flat = gradient.reshape(-1)
+    # The others of the sums would stay 0, which changes nothing when it is added.
+    lanes = min(LANES, 1 << max(flat.size - 1, 0).bit_length())
+    sums, squares, mean = np.zeros(lanes), np.empty(lanes), np.empty(lanes, flat.dtype)
+    by = _divisor(divisor, flat.dtype)
+    with np.errstate(all="ignore"):
+        for start in range(0, flat.size, lanes):
+            block = flat[start : start + lanes]
+            size = len(block)
+            if by is not None:
+                block = np.divide(block, by, out=mean[:size])
+            np.copyto(squares[:size], block)
+            np.multiply(squares[:size], squares[:size], out=squares[:size])
+            np.add(sums[:size], squares[:size], out=sums[:size])
+        while lanes > 1:
+            lanes //= 2
+            np.add(sums[:lanes], sums[lanes : 2 * lanes], out=sums[:lanes])
+    return float(sums[0])
+
+
+def _check(optimizer: Optimizer, arrays: _Arrays) -> None:
+    """Checks dtypes, the number of slots, and all shapes but that of the gradient."""
+    weights, gradient, state, out, to = arrays
+    check_dtype(weights.dtype, "the weights")
+    if not len(state) == len(to) == len(optimizer.slots):
+        raise InvalidArgumentError(
+            f"state and out_state must have an array for each of {list(optimizer.slots)}, not {len(state)} and "
+            f"{len(to)}"
+        )
+    if gradient.dtype != weights.dtype:
+        raise InvalidArgumentError(f"the gradient must be {weights.dtype}, like the weights, not {gradient.dtype}")
+    for array in (out, *state, *to):
+        if array.dtype != weights.dtype or array.shape != weights.shape:
+            raise InvalidArgumentError(
+                f"weights, state and outputs must all be {weights.dtype} of shape {weights.shape}, not "
+                f"{array.dtype} of shape {array.shape}"
+            )
+
+
+def _divisor(divisor: float, dtype: np.dtype[Any]) -> Any:
+    """Returns the divisor in the dtype of the sum, or None if there is nothing to divide, as in a take."""
+    if (isinstance(divisor, int) and divisor <= 1) or divisor == 1:
+        return None
+    with np.errstate(all="ignore"):
+        return dtype.type(divisor)
+
+
+def _mean_of_rows(rows: Array, counts: Array) -> Array:
+    divisors = counts.astype(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1))
+    with np.errstate(all="ignore"):
+        mean: Array = rows / divisors
+    return mean
+
+
+def _update(optimizer: Optimizer, arrays: _Arrays, scalars: Scalars, divisor: float, clip: float) -> None:
+    weights, gradient, state, out, to = arrays
+    dtype = weights.dtype
+    number = dtype.type
+    # Infinities and NaN come from the callers' gradients: they are results, and no reason for numpy to warn.
+    with np.errstate(all="ignore"):
+        by = _divisor(divisor, dtype)
+        scale = None if clip == 1 else number(clip)
+        # The class decides: a config names one of them, and nothing else.
+        step = _STEPS[type(optimizer)](optimizer, scalars, number)
+        average = None if optimizer.ema is None else _lerp(number(1 - optimizer.ema), number)
+        size = BLOCK_BYTES // dtype.itemsize
+        scratch = list(np.empty((3, min(size, weights.size)), dtype))
+        for start in range(0, weights.size, size):
+            stop = start + size
+            g = gradient[start:stop]
+            if len(g) < len(scratch[0]):
+                scratch = [each[: len(g)] for each in scratch]
+            if by is not None:
+                g = np.divide(g, by, out=scratch[0])
+            if scale is not None:
+                g = np.multiply(g, scale, out=scratch[0])
+            if optimizer.maximize:
+                g = np.negative(g, out=scratch[0])
+            old, new = [each[start:stop] for each in state], [each[start:stop] for each in to]
+            block = _Arrays(weights[start:stop], g, old, out[start:stop], new)
+            step(block, scratch)
+            if average is not None:
+                average(old[-1], block.out, new[-1], scratch[0])
+
+
+# What each optimiser does to a block. Each function computes its constants once, in the dtype of the leaf, and returns
+# what runs for every block. An output may be an input, so an input is not read after its output was written.
+
+
+def _lerp(share: Any, number: _Number) -> Callable[[Array, Array, Array, Array], None]:
+    """Returns what moves the old values toward others by a share of the distance, as torch.lerp does."""
+    if abs(share) < 0.5:
+
+        def move(old: Array, toward: Array, out: Array, b: Array) -> None:
+            np.subtract(toward, old, out=b)
+            np.multiply(b, share, out=b)
+            np.add(old, b, out=out)
+
+        return move
+    rest = share - number(1)
+
+    def approach(old: Array, toward: Array, out: Array, b: Array) -> None:
+        np.subtract(toward, old, out=b)
+        np.multiply(b, rest, out=b)
+        np.add(toward, b, out=out)
+
+    return approach
+
+
+def _mean_square(rate: float, number: _Number) -> Callable[[Array, Array, Array, Array], None]:
+    """Returns what moves a mean of squares: rate * old + (1 - rate) * g * g."""
+    keep, share = number(rate), number(1 - rate)
+
+    def move(old: Array, g: Array, out: Array, b: Array) -> None:
+        np.multiply(g, share, out=b)
+        np.multiply(b, g, out=b)
+        np.multiply(old, keep, out=out)
+        np.add(out, b, out=out)
+
+    return move
+
+
+def _sgd(optimizer: SGD, scalars: Scalars, number: _Number) -> _Step:
+    back, decay, share = number(-scalars[0]), number(scalars[1]), number(scalars[2])
+    momentum, nesterov = number(optimizer.momentum), optimizer.nesterov
+
+    def step(block: _Arrays, scratch: list[Array]) -> None:
+        w, g, state, out, to = block
+        a, b, _ = scratch
+        g = _decayed(w, g, decay, a, b)
+        if momentum:
+            buffer = np.multiply(state[0], momentum, out=to[0])
+            np.add(buffer, g if share == 1 else np.multiply(g, share, out=b), out=buffer)
+            g = np.add(g, np.multiply(buffer, momentum, out=b), out=a) if nesterov else buffer
+        np.multiply(g, back, out=b)
+        np.add(w, b, out=out)
+
+    return step
+
+
+def _decayed(w: Array, g: Array, decay: Any, a: Array, b: Array) -> Array:
+    """Returns the gradient with decay * weights."""
+    return np.add(g, np.multiply(w, decay, out=b), out=a) if decay else g
+
+
+def _adam(optimizer: Adam, scalars: Scalars, number: _Number) -> _Step:
+    step_size, bias, decay = map(number, scalars)
+    beta1, beta2 = optimizer.betas
+    eps, back = number(optimizer.eps), -step_size
+    first, second = _lerp(number(1 - beta1), number), _mean_square(beta2, number)
+    amsgrad, decoupled = optimizer.amsgrad, isinstance(optimizer, AdamW)
+
+    def step(block: _Arrays, scratch: list[Array]) -> None:
+        w, g, state, out, to = block
+        a, b, _ = scratch
+        if not decoupled:
+            g = _decayed(w, g, decay, a, b)
+        elif decay != 1:
+            w = np.multiply(w, decay, out=out)
+        first(state[0], g, to[0], b)
+        second(state[1], g, to[1], b)
+        square = np.maximum(state[2], to[1], out=to[2]) if amsgrad else to[1]
+        np.sqrt(square, out=b)
+        np.divide(b, bias, out=b)
+        np.add(b, eps, out=b)
+        np.add(w, _quotient(to[0], b, back, a), out=out)
+
+    return step
+
+
+def _quotient(above: Array, below: Array, factor: Any, a: Array) -> Array:
+    """Returns factor * above / below, in the scratch memory a."""
+    np.multiply(above, factor, out=a)
+    np.divide(a, below, out=a)
+    return a
+
+
+def _adagrad(optimizer: Adagrad, scalars: Scalars, number: _Number) -> _Step:
+    back, decay, eps = number(-scalars[0]), number(scalars[1]), number(optimizer.eps)
+
+    def step(block: _Arrays, scratch: list[Array]) -> None:
+        w, g, state, out, to = block
+        a, b, _ = scratch
+        g = _decayed(w, g, decay, a, b)
+        np.multiply(g, g, out=b)
+        np.add(state[0], b, out=to[0])
+        np.sqrt(to[0], out=b)
+        np.add(b, eps, out=b)
+        np.add(w, _quotient(g, b, back, a), out=out)
+
+    return step
+
+
+def _rmsprop(optimizer: RMSprop, scalars: Scalars, number: _Number) -> _Step:
+    back, decay, eps = number(-scalars[0]), number(scalars[1]), number(optimizer.eps)
+    momentum, centered = number(optimizer.momentum), optimizer.centered
+    square, mean = _mean_square(optimizer.alpha, number), _lerp(number(1 - optimizer.alpha), number)
+    of_mean = 2 if momentum else 1
+
+    def step(block: _Arrays, scratch: list[Array]) -> None:
+        w, g, state, out, to = block
+        a, b, _ = scratch
+        g = _decayed(w, g, decay, a, b)
+        square(state[0], g, to[0], b)
+        if centered:
+            mean(state[of_mean], g, to[of_mean], b)
+            np.multiply(to[of_mean], to[of_mean], out=b)
+            np.subtract(to[0], b, out=b)
+            np.sqrt(b, out=b)
+        else:
+            np.sqrt(to[0], out=b)
+        np.add(b, eps, out=b)
+        if momentum:
+            np.divide(g, b, out=b)
+            np.multiply(state[1], momentum, out=to[1])
+            np.add(to[1], b, out=to[1])
+            np.multiply(to[1], back, out=b)
+            np.add(w, b, out=out)
+        else:
+            np.add(w, _quotient(g, b, back, a), out=out)
+
+    return step
+
+
+def _lion(optimizer: Lion, scalars: Scalars, number: _Number) -> _Step:
+    back, shrink = number(-scalars[0]), number(scalars[1])
+    beta1, beta2 = optimizer.betas
+    keep, share = number(beta1), number(1 - beta1)
+    keep_longer, smaller_share = number(beta2), number(1 - beta2)
+    one = number(1)
+    # The largest power of two.
+    huge = number(2.0 ** (np.finfo(number).maxexp - 1))
+
+    def step(block: _Arrays, scratch: list[Array]) -> None:
+        w, g, state, out, to = block
+        _, b, c = scratch
+        if shrink != 1:
+            w = np.multiply(w, shrink, out=out)
+        np.multiply(state[0], keep, out=b)
+        np.multiply(g, share, out=c)
+        np.add(b, c, out=b)
+        # The sign. np.sign takes ten times as long: these make every number but 0 at least 1, exactly.
+        np.multiply(b, huge, out=b)
+        np.multiply(b, huge, out=b)
+        np.minimum(b, one, out=b)
+        np.maximum(b, -one, out=b)
+        np.multiply(b, back, out=b)
+        np.add(w, b, out=out)
+        np.multiply(g, smaller_share, out=c)
+        np.multiply(state[0], keep_longer, out=to[0])
+        np.add(to[0], c, out=to[0])
+
+    return step
+
+
+_STEPS: dict[type[Optimizer], Callable[[Any, Scalars, _Number], _Step]] = {
+    SGD: _sgd,
+    Adam: _adam,
+    AdamW: _adam,
+    Adagrad: _adagrad,
+    RMSprop: _rmsprop,
+    Lion: _lion,
+}

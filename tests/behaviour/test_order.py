@@ -1,0 +1,272 @@
+"""With ``order="worker"``, sums follow the numbers of the workers, and not the order in which gradients arrive."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.keys import Keys
+
+CREW = 4
+SHAPE = [40]
+ORDERS = list(itertools.permutations(range(CREW)))
+# Some of them, for gradients that take a moment: among them the reverse, and each number as the first and as the last.
+SOME_ORDERS = [(3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1), (0, 1, 2, 3)]
+WEIGHTS = [0.1, 3.7, 1.0, 0.3]
+
+
+def values(number, shape=SHAPE):
+    """Returns the gradient of a worker. In float32, another order of addition gives other bits."""
+    random = np.random.default_rng(number)
+    return (random.normal(size=shape) * 10.0 ** random.integers(-3, 4, size=shape)).astype(np.float32)
+
+
+def in_order(numbers=range(CREW), shape=SHAPE, weights=None):
+    """Returns the mean of the gradients of these workers, added in this order."""
+    total, whole = None, 0.0
+    for number in numbers:
+        weight = 1.0 if weights is None else weights[number]
+        part = values(number, shape) if weight == 1 else values(number, shape) * np.float32(weight)
+        total = part if total is None else total + part
+        whole += weight
+    return total / np.float32(whole)
+
+
+def bits(gradient):
+    """Returns the bytes of a gradient of any kind."""
+    if isinstance(gradient, redisacc.IndexedSlices):
+        return gradient.indices.tobytes(), gradient.values.tobytes()
+    if isinstance(gradient, dict):
+        return {path: bits(leaf) for path, leaf in gradient.items()}
+    return gradient.tobytes()
+
+
+@pytest.fixture
+def crew(open_dense):
+    """Opens the handles of a crew on one dense accumulator."""
+
+    def open_all(shape=SHAPE, number=CREW, **options):
+        options = {"order": "worker", **options}
+        return [open_dense("float32", shape, "w", worker=f"worker {n}", **options) for n in range(number)]
+
+    return open_all
+
+
+def apply_all(crew, order, step, *, shape=SHAPE, weights=None):
+    for number in order:
+        weight = 1.0 if weights is None else weights[number]
+        assert crew[number].apply_grad(values(number, shape), step, weight=weight)
+
+
+# What is added
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
+def test_a_sum_follows_the_numbers_whoever_comes_first(crew, weights):
+    handles = crew()
+    expected = bits(in_order(weights=weights))
+    for step, order in enumerate(ORDERS):
+        apply_all(handles, order, step, weights=weights)
+        assert bits(handles[0].peek().gradient) == expected
+        assert bits(handles[0].take_grad(CREW)) == expected
+
+
+def test_a_sum_in_order_of_arrival_does_not(crew):
+    handles = crew(order="arrival", once_per_worker=True)
+    found = set()
+    for step, order in enumerate(ORDERS):
+        apply_all(handles, order, step)
+        result = handles[0].take_grad(CREW)
+        assert bits(result) == bits(in_order(order))
+        found.add(bits(result))
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("elements", [30_000, 400_000], ids=["a part", "several parts"])
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
+def test_gradients_in_parts(crew, elements, partitions, weights):
+    handles = crew([elements], partitions=partitions)
+    expected = bits(in_order(shape=[elements], weights=weights))
+    for step, order in enumerate(SOME_ORDERS):
+        apply_all(handles, order, step, shape=[elements], weights=weights)
+        assert bits(handles[0].peek().gradient) == expected
+        with handles[0].take(CREW) as taken:
+            assert bits(taken.gradient) == expected
+
+
+@pytest.mark.parametrize("elements", [40, 30_000, 400_000], ids=["inline", "a part", "several parts"])
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_a_taker_that_waits(crew, background, until, elements, partitions):
+    handles = crew([elements], partitions=partitions)
+    expected = bits(in_order(shape=[elements]))
+    for step, order in enumerate(SOME_ORDERS):
+        take = background(handles[0].take_grad, CREW)
+        until(lambda: len(handles[0].info().waiting) == 1)
+        apply_all(handles, order, step, shape=[elements])
+        assert bits(take.result(30)) == expected
+
+
+def test_the_total_weight_follows_the_numbers(open_dense):
+    # In this order, the sum of the weights differs from that in the order of arrival.
+    weights = [0.1, 0.2, 0.3, 1.7]
+    orders = [order for order in ORDERS if sum_of(weights, order) != sum_of(weights, range(CREW))]
+    handles = [open_dense("float64", SHAPE, "w", worker=f"worker {n}", order="worker") for n in range(CREW)]
+    assert orders
+    for step, order in enumerate(orders):
+        for number in order:
+            handles[number].apply_grad(np.ones(SHAPE), step, weight=weights[number])
+        assert handles[0].peek().total_weight == sum_of(weights, range(CREW))
+        with handles[0].take(CREW) as taken:
+            assert taken.total_weight == sum_of(weights, range(CREW))
+            assert taken.gradient[0] == sum_of(weights, range(CREW)) / sum_of(weights, range(CREW))
+
+
+def sum_of(weights, order):
+    """Adds weights one after the other, as ``sum`` no longer does for floats since Python 3.12."""
+    total = 0.0
+    for number in order:
+        total += weights[number]
+    return total
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+@pytest.mark.parametrize("elements", [40, 400_000], ids=["inline", "several parts"])
+def test_encoded_gradients(crew, wire, elements):
+    handles = crew([elements], wire=wire)
+    found = set()
+    for step, order in enumerate(SOME_ORDERS):
+        apply_all(handles, order, step, shape=[elements], weights=WEIGHTS)
+        found.add(bits(handles[0].take_grad(CREW)))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("rows", [30, 3000], ids=["inline", "several parts"])
+@pytest.mark.parametrize("sparse_mean", ["index", "round"])
+def test_sparse_gradients(open_sparse, rows, sparse_mean):
+    options = {"order": "worker", "sparse_mean": sparse_mean}
+    handles = [open_sparse("float32", [5000, 64], "w", worker=f"worker {n}", **options) for n in range(CREW)]
+    found = set()
+    for step, order in enumerate(SOME_ORDERS):
+        for number in order:
+            indices = np.random.default_rng(number).choice(rows * 4 // 3, rows, replace=False)
+            handles[number].apply_grad(indices, values(number, [rows, 64]), local_step=step, weight=WEIGHTS[number])
+        found.add(bits(handles[0].take_indexed_slices_grad(CREW)))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("scale", [1, 100], ids=["inline", "several parts"])
+@pytest.mark.parametrize("missing", ["zero", "skip"])
+def test_trees(open_tree, scale, missing):
+    spec = {"a": ("float32", (40 * scale, 30)), "b": ("float32", ()), "c": redisacc.Sparse("float32", (900, 8))}
+    options = {"order": "worker", "missing": missing}
+    handles = [open_tree(spec, "w", worker=f"worker {n}", **options) for n in range(CREW)]
+    found = []
+    for step, order in enumerate(SOME_ORDERS):
+        for number in order:
+            rows = np.random.default_rng(number).choice(40, 30, replace=False)
+            b = None if number == 2 else values(number, [1])[0]
+            tree = {"a": values(number, [40 * scale, 30]), "b": b, "c": (rows, values(number, [30, 8]))}
+            handles[number].apply_grad(tree, step, weight=WEIGHTS[number])
+        found.append(bits(handles[0].take_grad(CREW)))
+    assert all(one == found[0] for one in found)
+
+
+def test_only_those_that_came_are_added(crew):
+    handles = crew(number=12)
+    for step, order in enumerate(itertools.permutations([10, 2, 9, 0])):
+        apply_all(handles, order, step)
+        # As numbers, and not as text: 10 comes last.
+        assert bits(handles[0].take_grad(1)) == bits(in_order([0, 2, 9, 10]))
+
+
+def test_a_recovered_round(crew):
+    handles = crew()
+    apply_all(handles, (2, 0, 3, 1), 0)
+    with pytest.raises(KeyboardInterrupt), handles[0].take(CREW):
+        raise KeyboardInterrupt
+    with handles[1].recover() as taken:
+        assert bits(taken.gradient) == bits(in_order())
+
+
+def test_a_worker_that_applies_again_counts_once(crew):
+    handles = crew()
+    apply_all(handles, (3, 1), 0)
+    again = handles[1].apply_grad(np.zeros(SHAPE, np.float32), 0)
+    assert again.outcome == "repeated"
+    apply_all(handles, (2, 0), 0)
+    assert bits(handles[0].take_grad(CREW)) == bits(in_order())
+
+
+# How it is stored
+
+
+def test_nothing_is_added_in_place(crew, client):
+    handles = crew(in_place_limit=1000)
+    apply_all(handles, (3, 1, 0, 2), 0)
+    keys = Keys("w")
+    assert not client.exists(keys.current.sums)
+    entries = client.hgetall(keys.current.buffered)
+    assert sorted(int(entry.split(b" ")[0]) for entry in entries.values()) == [0, 1, 2, 3]
+
+
+def test_redis_cli_shows_the_order(crew, client):
+    handles = crew()
+    assert client.hget(Keys("w").record, "order") == b"worker"
+    info = handles[0].info()
+    assert (info.order, info.once_per_worker) == ("worker", True)
+
+
+def test_without_the_field_it_is_that_of_arrival(open_dense, client):
+    acc = open_dense("float32", SHAPE, "w")
+    assert client.hget(Keys("w").record, "order") is None
+    assert acc.info().order == "arrival"
+
+
+def test_gradients_are_refused_and_not_compacted(crew):
+    handles = crew([30], in_place_limit=0, buffer_limit=300)
+    apply_all(handles, (1, 0), 0, shape=[30])
+    with pytest.raises(redisacc.AccumulatorFullError, match="with order='worker' they are not compacted"):
+        handles[2].apply_grad(values(2, [30]), 0)
+    assert bits(handles[0].take_grad(2)) == bits(in_order(range(2), shape=[30]))
+
+
+def test_there_is_no_limit_unless_the_creator_gives_one(crew):
+    handles = crew([30])
+    assert handles[0].info().buffer_limit == 10**15 - 1
+
+
+# Arguments
+
+
+def test_a_worker_needs_a_number(open_dense):
+    for name in ["ann", "worker", "worker 01", "worker -1", "chief", "worker 1 ", "worker 1234567890123"]:
+        acc = open_dense("float32", SHAPE, "w", worker=name, order="worker")
+        with pytest.raises(redisacc.InvalidArgumentError, match="name its handle 'worker N', where N is its number"):
+            acc.apply_grad(values(0))
+        assert acc.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("order", ["", "Worker", "none", 1, True, b"worker", ["worker"]])
+def test_another_order_is_refused(open_dense, order):
+    with pytest.raises(redisacc.InvalidArgumentError, match="order must be 'arrival' or 'worker'"):
+        open_dense("float32", SHAPE, order=order)
+
+
+def test_it_goes_with_one_gradient_of_each_worker_only(open_dense):
+    with pytest.raises(redisacc.InvalidArgumentError, match="order='worker' cannot go together with once_per_worker"):
+        open_dense("float32", SHAPE, order="worker", once_per_worker=False)
+
+
+def test_handles_must_agree(open_dense):
+    open_dense("float32", SHAPE, "by worker", order="worker")
+    assert open_dense("float32", SHAPE, "by worker").info().order == "worker"
+    with pytest.raises(redisacc.SchemaMismatchError, match="its order is worker, not arrival"):
+        open_dense("float32", SHAPE, "by worker", order="arrival")
+    open_dense("float32", SHAPE, "by arrival", once_per_worker=True)
+    assert open_dense("float32", SHAPE, "by arrival", order="arrival").info().order == "arrival"
+    with pytest.raises(redisacc.SchemaMismatchError, match="its order is arrival, not worker"):
+        open_dense("float32", SHAPE, "by arrival", order="worker")

@@ -1,0 +1,156 @@
+"""A training in float32 gives the same bits in every run, whatever the order in which gradients arrive."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.keys import Keys
+
+CREW, STEPS = 4, 5
+WEIGHTS = [0.1, 3.7, 1.0, 0.3]
+PERMUTATIONS = list(itertools.permutations(range(CREW)))
+SHAPES = {"inline": 40, "a part": 30_000, "several parts": 200_000}
+
+
+def gradient_of(number, step, parameters):
+    random = np.random.default_rng((number, step))
+    shape = parameters["w"].shape
+    noise = (random.normal(size=shape) * 10.0 ** random.integers(-3, 3, size=shape)).astype(np.float32)
+    rows = np.sort(random.choice(20, 9, replace=False))
+    return {"w": parameters["w"] * np.float32(0.5) + noise, "table": (rows, noise[: 9 * 2].reshape(9, 2))}
+
+
+class Turns:
+    """Lets the workers apply one after the other, in another order in each step."""
+
+    def __init__(self, orders):
+        self._orders = orders
+        self._next = dict.fromkeys(range(STEPS), 0)
+        self._changed = threading.Condition()
+
+    def __call__(self, step, number, apply):
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders[step % len(self._orders)][self._next[step]] == number, 30)
+            apply()
+            self._next[step] += 1
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def run(training, background):
+    """Runs a training to its end, and returns the bytes of its parameters."""
+
+    def run_it(orders, elements, *, wires=(None,) * CREW, weights=(1.0,) * CREW, **options):
+        parameters = {"w": np.ones(elements, np.float32), "table": np.ones((20, 2), np.float32)}
+        options = {"workers": CREW, "reduction_type": "MEAN", "sparse": ["table"], **options}
+        chief = training.chief(parameters, **options)
+        turns = Turns(orders)
+
+        def work(number):
+            with redisacc.Worker("train", number=number, redis=training.client, wire=wires[number]) as worker:
+                for step, found in worker.steps():
+                    gradient = gradient_of(number, step, found)
+                    turns(step, number, lambda gradient=gradient: worker.apply(gradient, weight=weights[number]))
+
+        crew = [background(work, number) for number in range(CREW)]
+        for taken in chief.rounds(until=STEPS):
+            table = chief.parameters["table"].copy()
+            table[taken.gradient["table"].indices] -= taken.gradient["table"].values
+            w = chief.parameters["w"] - np.float32(taken.total_weight) * taken.gradient["w"]
+            chief.publish({"w": w, "table": table})
+        for one in crew:
+            one.result(30)
+        found = chief.parameters["w"].tobytes() + chief.parameters["table"].tobytes()
+        chief.delete()
+        return found
+
+    return run_it
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("weights", [(1.0,) * CREW, WEIGHTS], ids=["unweighted", "weighted"])
+def test_the_order_of_arrival_changes_no_bit(run, size, partitions, weights):
+    options = {"partitions": partitions, "weights": weights}
+    first = run([(0, 1, 2, 3)], SHAPES[size], **options)
+    assert run([(3, 2, 1, 0)], SHAPES[size], **options) == first
+    assert run(PERMUTATIONS[5::4], SHAPES[size], **options) == first
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_with_sums_in_that_order_it_does(run, size):
+    first = run([(0, 1, 2, 3)], SHAPES[size], order="arrival")
+    assert run([(3, 2, 1, 0)], SHAPES[size], order="arrival") != first
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_encoded_gradients(run, size):
+    options = {"wires": ("int8", None, "bfloat16", "int8"), "weights": WEIGHTS}
+    first = run([(0, 1, 2, 3)], SHAPES[size], **options)
+    assert run([(3, 1, 0, 2)], SHAPES[size], **options) == first
+
+
+def test_a_reducer_changes_no_bit(run, training, background):
+    first = run([(0, 1, 2, 3)], SHAPES["several parts"])
+    with redisacc.Reducer(redis=training.client) as reducer:
+        background(reducer.run)
+        assert run(PERMUTATIONS[7::4], SHAPES["several parts"]) == first
+
+
+# Which trainings have this order
+
+
+def order_of(training):
+    return (training.client.hget(Keys("train").record, "order") or b"arrival").decode()
+
+
+def test_a_new_training_follows_the_numbers(training):
+    training.chief()
+    assert order_of(training) == "worker"
+
+
+@pytest.mark.parametrize("order", ["arrival", "worker"])
+def test_an_existing_training_keeps_its_order(training, order):
+    first = training.chief(order=order)
+    assert order_of(training) == order
+    first.close()
+    second = training.chief()
+    assert order_of(training) == order
+    training.work()
+    training.lead(second, until=2)
+    second.close()
+    with pytest.raises(redisacc.SchemaMismatchError, match=f"its order is {order}"):
+        training.chief(order="worker" if order == "arrival" else "arrival")
+    training.chief(order=order)
+
+
+def test_a_training_of_an_earlier_version_continues(training):
+    """Its record lacks the field."""
+    first = training.chief(order="arrival")
+    assert training.client.hget(Keys("train").record, "order") is None
+    first.close()
+    second = training.chief()
+    training.work()
+    training.lead(second, until=1)
+    assert order_of(training) == "arrival"
+
+
+def test_a_training_that_is_being_deleted_is_no_existing_one(training):
+    training.chief(order="arrival").close()
+    record = Keys("train").record
+    incarnation = training.client.hget(record, "incarnation")
+    # As if somebody had died while deleting it.
+    training.client.hset(record, "incarnation", b"deleted:" + incarnation)
+    training.chief()
+    assert order_of(training) == "worker"
+
+
+def test_another_order_is_refused(training):
+    with pytest.raises(redisacc.InvalidArgumentError, match="order must be 'arrival' or 'worker', not 'number'"):
+        training.chief(order="number")
+    assert not training.client.exists(Keys("train").record)

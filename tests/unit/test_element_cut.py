@@ -1,0 +1,87 @@
+"""How dense sections are cut into parts by elements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redisacc._data.encodings import BLOCK, BLOCKS, encode
+from redisacc._data.gradient import Gradient, Section
+from redisacc._format.buffered import PART_SIZES, pack_for_partitions, part_size
+from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
+from redisacc._format.keys import Keys
+
+FLOAT32, FLOAT64, INT8 = np.dtype("<f4"), np.dtype("<f8"), np.dtype("i1")
+BFLOAT16 = np.dtype("bfloat16")
+
+sections = st.lists(
+    st.tuples(st.sampled_from([FLOAT32, BFLOAT16, BLOCKS, FLOAT64, INT8]), st.integers(0, 5000)), max_size=5
+)
+
+
+def cut(found: list[tuple[np.dtype, int]], size: int, *, runts: bool = False) -> ElementCut:
+    return ElementCut([Dense(dtype, number) for dtype, number in found], size, runts=runts)
+
+
+@given(sections, st.integers(8, 10_000), st.booleans())
+def test_each_element_is_in_exactly_one_part_and_in_order(found, size, runts):
+    runs = [run for part in cut(found, size, runts=runts).parts for run in part]
+    for number, (_, elements) in enumerate(found):
+        mine = [run for run in runs if run.section == number]
+        assert sum(run.size for run in mine) == elements
+        assert [run.first for run in mine] == [0, *np.cumsum([run.size for run in mine])][: len(mine)]
+    assert [run.section for run in runs] == sorted(run.section for run in runs)
+
+
+@given(sections, st.integers(8, 10_000), st.booleans())
+def test_the_lengths_add_up_and_no_part_ends_within_an_item(found, size, runts):
+    offsets, end = [], 0
+    for dtype, number in found:
+        offsets.append(end)
+        end += -(-number // (BLOCK if dtype is BLOCKS else 1)) * dtype.itemsize
+    of = cut(found, size, runts=runts)
+    lengths = of.lengths(offsets, [dtype for dtype, _ in found])
+    assert sum(lengths) == end
+    assert len(lengths) == len(of.parts)
+    assert all(length > 0 for length in lengths)
+    for part in of.parts:
+        for run in part:
+            dtype, number = found[run.section]
+            assert dtype is not BLOCKS or run.first % BLOCK == 0
+            assert dtype is not BLOCKS or run.size % BLOCK == 0 or run.first + run.size == number
+
+
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=4), st.integers(LEAST_ALIGNED, 2**16), st.booleans())
+def test_a_part_has_the_same_elements_however_they_are_encoded(elements, size, runts):
+    parts = {cut([(dtype, n) for n in elements], size, runts=runts).parts for dtype in (FLOAT32, BFLOAT16, BLOCKS)}
+    assert len(parts) == 1
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 4, 7])
+@pytest.mark.parametrize("elements", [20_000, 10**6, 2**22])
+def test_each_partition_gets_a_part_of_every_wire(partitions, elements):
+    keys = Keys("m", tuple(range(partitions)))
+    gradient = Gradient([Section(np.zeros(elements, np.float32))])
+    number = {
+        len(pack_for_partitions(keys, encode(gradient, wire, lambda *_: "")).parts)
+        for wire in ("float32", "bfloat16", "int8")
+    }
+    assert len(number) == 1
+    assert number.pop() % partitions == 0
+
+
+@pytest.mark.parametrize("size", PART_SIZES)
+def test_a_part_fits_the_blocks_of_the_allocator(size):
+    found = part_size(8 * size)
+    assert size - 1024 < found <= size
+    assert found % 1024 == 0
+
+
+def test_parts_of_equal_sections_are_equal():
+    of = cut([(FLOAT32, 2**20)], part_size(2**22))
+    assert len({sum(run.size for run in part) for part in of.parts[:-1]}) == 1
+    assert math.isclose(sum(run.size for part in of.parts for run in part), 2**20)

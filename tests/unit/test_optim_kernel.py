@@ -1,0 +1,421 @@
+"""The kernel of optimisers: the same bits however often, by whom and in which pieces; what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tracemalloc
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redisacc import optim
+from redisacc._data.dtypes import find_dtype
+from redisacc._data.gradient import Section
+from redisacc._data.sums import DenseSum, SparseSum
+from redisacc.errors import InvalidArgumentError
+from redisacc.optim import kernel
+
+try:
+    from numpy._core._multiarray_umath import __cpu_dispatch__ as DISPATCHED
+    from numpy._core._multiarray_umath import __cpu_features__ as FEATURES
+except ImportError:
+    # numpy 1.
+    from numpy.core._multiarray_umath import __cpu_dispatch__ as DISPATCHED
+    from numpy.core._multiarray_umath import __cpu_features__ as FEATURES
+
+OPTIMIZERS = {
+    "sgd": optim.SGD(0.1, weight_decay=0.1),
+    "sgd-nesterov": optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1, ema=0.9),
+    "sgd-dampening": optim.SGD(0.1, momentum=0.9, dampening=0.5, maximize=True),
+    "adam": optim.Adam(0.1, weight_decay=0.1, amsgrad=True, ema=0.1),
+    "adamw": optim.AdamW(0.1),
+    "adagrad": optim.Adagrad(0.1, weight_decay=0.1),
+    "rmsprop": optim.RMSprop(0.1, weight_decay=0.1, maximize=True),
+    "rmsprop-all": optim.RMSprop(0.1, momentum=0.9, centered=True, ema=0.5),
+    "lion": optim.Lion(0.1, weight_decay=0.1),
+}
+DTYPES = (np.float32, np.float64)
+BLOCK = 64
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few elements, so that a test has many."""
+
+    def of(dtype):
+        monkeypatch.setattr(kernel, "BLOCK_BYTES", BLOCK * np.dtype(dtype).itemsize)
+
+    return of
+
+
+def arrays(optimizer: optim.Optimizer, size: int, dtype: Any) -> tuple[Any, Any, list[Any]]:
+    """Weights, a sum of gradients with a few zeros, and state that is none of the first update."""
+    random = np.random.default_rng(size)
+    weights, gradient = (random.standard_normal(size).astype(dtype) for _ in range(2))
+    gradient[::7] = 0
+    state = [np.abs(random.standard_normal(size)).astype(dtype) for _ in optimizer.slots]
+    if "grad_avg" in optimizer.slots:
+        # The variance is positive.
+        state[optimizer.slots.index("grad_avg")] *= dtype(0.01)
+        state[0] += dtype(10)
+    return weights, gradient, state
+
+
+def updated(optimizer, weights, gradient, state, *, divisor=3, clip=0.7, in_place=False):
+    """The new weights and state."""
+    out, to = (weights, state) if in_place else (np.empty_like(weights), [np.empty_like(each) for each in state])
+    scalars = optimizer.scalars(10, 11)[0]
+    kernel.update_part(
+        optimizer, weights, gradient, state, scalars=scalars, divisor=divisor, clip=clip, out_weights=out, out_state=to
+    )
+    return [out, *to]
+
+
+def assert_same_bits(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_blocks):
+    optimizer = OPTIMIZERS[name]
+    size = 300
+    given = arrays(optimizer, size, dtype)
+    before = [array.copy() for array in (*given[:2], *given[2])]
+    expected = updated(optimizer, *given)
+    assert all(np.isfinite(array).all() for array in expected)
+    small_blocks(dtype)
+    assert_same_bits(updated(optimizer, *given), expected)
+    for cut in (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, size - 1):
+        bounds = [*range(0, size, cut), size]
+        pieces = [
+            updated(optimizer, given[0][a:b], given[1][a:b], [each[a:b] for each in given[2]])
+            for a, b in itertools.pairwise(bounds)
+        ]
+        assert_same_bits([np.concatenate(every) for every in zip(*pieces, strict=True)], expected)
+    # Nothing has modified an input, with whichever of the steps before the update.
+    for divisor, clip in ((1, 1.0), (1, 0.5), (3, 1.0)):
+        updated(optimizer, *given, divisor=divisor, clip=clip)
+    assert_same_bits((*given[:2], *given[2]), before)
+    read_only = given[1].copy()
+    read_only.flags.writeable = False
+    assert_same_bits(updated(optimizer, given[0], read_only, given[2], in_place=True), expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_size_around_a_block(name, size, small_blocks):
+    optimizer = OPTIMIZERS[name]
+    given = arrays(optimizer, size, np.float32)
+    expected = updated(optimizer, *given)
+    small_blocks(np.float32)
+    assert_same_bits(updated(optimizer, *given), expected)
+
+
+def test_it_reads_memory_that_is_not_aligned():
+    optimizer = optim.AdamW(0.1)
+    weights, gradient, state = arrays(optimizer, 100, np.float32)
+    shifted = np.frombuffer(b"x" + gradient.tobytes(), np.float32, offset=1)
+    assert not shifted.flags.aligned
+    assert_same_bits(updated(optimizer, weights, shifted, state), updated(optimizer, weights, gradient, state))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("divisor", [1, 3, 1.0, 0.3, 7.1, 10**9])
+def test_the_mean_is_that_of_a_take(divisor, dtype):
+    _, gradient, _ = arrays(optim.SGD(), 1000, dtype)
+    found = DenseSum(find_dtype(dtype), gradient.shape)
+    found.add(Section(gradient))
+    mean = found.result("MEAN", divisor)
+    # One of these leaves the mean: 0 - 1 * mean.
+    zeros = np.zeros_like(gradient)
+    (weights,) = updated(optim.SGD(1.0, maximize=True), zeros, gradient, [], divisor=divisor, clip=1.0)
+    np.testing.assert_array_equal(weights, mean)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_mean_of_rows_is_that_of_a_take(dtype):
+    element = find_dtype(dtype)
+    total = SparseSum(element, (5,), bound=40, where="here")
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        indices = np.sort(random.choice(40, 20, replace=False))
+        total.add(Section(random.standard_normal((20, 5)).astype(dtype), indices))
+    section = total.sum()
+    # The take divides in the memory of the section.
+    values = section.values.copy()
+    indices, mean = total.result("MEAN", 3)
+    weights = np.zeros((40, 5), dtype)
+    kernel.update_rows(
+        optim.SGD(1.0, maximize=True),
+        weights,
+        section.indices,
+        values,
+        [],
+        scalars=(1.0, 0.0, 1.0),
+        divisor=section.counts,
+        out_weights=weights,
+        out_state=[],
+    )
+    np.testing.assert_array_equal(weights[indices], mean)
+    assert kernel.sum_of_squares(values, section.counts) == kernel.sum_of_squares(mean)
+
+
+@pytest.mark.parametrize("width", [(), (1,), (3,), (2, 3), (0,), (BLOCK + 1,)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_are_updated_as_parts_are(name, width, small_blocks):
+    optimizer = OPTIMIZERS[name]
+    rows = 50
+    inner = math.prod(width)
+    flat, _, flat_state = arrays(optimizer, rows * inner, np.float32)
+    weights, state = flat.reshape(rows, *width), [each.reshape(rows, *width) for each in flat_state]
+    indices = np.array([0, 3, 4, 20, 49])
+    _, values, _ = arrays(optimizer, len(indices) * inner, np.float32)
+    values = values.reshape(len(indices), *width)
+    gathered = updated(
+        optimizer, weights[indices].reshape(-1), values.reshape(-1), [each[indices].reshape(-1) for each in state]
+    )
+    expected = [weights.copy(), *(each.copy() for each in state)]
+    for array, new in zip(expected, gathered, strict=True):
+        array[indices] = new.reshape(len(indices), *width)
+    small_blocks(np.float32)
+    out, to = weights.copy(), [each.copy() for each in state]
+    kernel.update_rows(
+        optimizer,
+        weights,
+        indices,
+        values,
+        state,
+        scalars=optimizer.scalars(10, 11)[0],
+        divisor=3,
+        clip=0.7,
+        out_weights=out,
+        out_state=to,
+    )
+    assert_same_bits([out, *to], expected)
+
+
+def test_no_rows_change_nothing():
+    weights = np.ones((3, 2), np.float32)
+    kernel.update_rows(
+        optim.SGD(),
+        weights,
+        np.empty(0, np.int64),
+        np.empty((0, 2), np.float32),
+        [],
+        scalars=(1.0, 0.0, 1.0),
+        out_weights=weights,
+        out_state=[],
+    )
+    assert (weights == 1).all()
+
+
+def digest() -> str:
+    """A digest of what every optimiser does, and of sums of squares."""
+    found = hashlib.sha256()
+    for optimizer in OPTIMIZERS.values():
+        for dtype in DTYPES:
+            weights, gradient, state = arrays(optimizer, 20_011, dtype)
+            for array in updated(optimizer, weights, gradient, state):
+                found.update(array.tobytes())
+            found.update(kernel.sum_of_squares(gradient, 3).hex().encode())
+    return found.hexdigest()
+
+
+def test_a_processor_with_fewer_instructions_gives_the_same_bits():
+    program = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
+    environment = {
+        **os.environ,
+        # What numpy chooses between when it starts; it warns about what this processor lacks.
+        "NPY_DISABLE_CPU_FEATURES": " ".join(name for name, there in FEATURES.items() if there and name in DISPATCHED),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == digest()
+
+
+# NaN, infinities, extremes.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nan_shows_in_the_weights_and_only_there(name, dtype):
+    optimizer = OPTIMIZERS[name]
+    weights, gradient, state = arrays(optimizer, 100, dtype)
+    expected = updated(optimizer, weights, gradient, state)
+    gradient[17] = np.nan
+    changed = updated(optimizer, weights, gradient, state)
+    for mine, theirs in zip(changed, expected, strict=True):
+        assert np.isnan(mine).nonzero()[0].tolist() in ([17], [])
+        np.testing.assert_array_equal(np.delete(mine, 17), np.delete(theirs, 17))
+    assert np.isnan(changed[0][17])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_scale_of_nan_makes_all_weights_nan(name):
+    optimizer = OPTIMIZERS[name]
+    assert np.isnan(updated(optimizer, *arrays(optimizer, 100, np.float32), clip=math.nan)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lion_moves_by_the_sign_of_any_number(dtype):
+    info = np.finfo(dtype)
+    tiny = [info.smallest_subnormal, info.tiny, info.eps, 1, info.max, np.inf]
+    gradient = np.array([0, -0.0, *tiny, *(-each for each in map(dtype, tiny))], dtype)
+    zeros = np.zeros_like(gradient)
+    # With betas of 0, the direction is the sign of the gradient.
+    optimizer = optim.Lion(1.0, betas=(0, 0))
+    weights, average = updated(optimizer, zeros, gradient, [zeros], divisor=1, clip=1.0)
+    np.testing.assert_array_equal(weights, -np.sign(gradient))
+    np.testing.assert_array_equal(average, gradient)
+
+
+# Sums of squares.
+
+
+def in_order(values: Any) -> float:
+    """The sum as its docstring says, in plain Python."""
+    sums = [0.0] * kernel.LANES
+    for place, value in enumerate(values.reshape(-1).tolist()):
+        sums[place % kernel.LANES] += value * value
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]
+    return sums[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 1000, 16383, 16384, 16385, 50_000])
+def test_the_order_of_a_sum_of_squares_is_fixed(size, dtype):
+    values = np.random.default_rng(size).standard_normal(size).astype(dtype)
+    assert kernel.sum_of_squares(values) == in_order(values)
+    assert kernel.sum_of_squares(values, 3) == in_order(values / dtype(3))
+    assert kernel.sum_of_squares(values) == pytest.approx(math.fsum(values.astype(np.float64) ** 2), rel=1e-14)
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_a_sum_of_squares_is_not_finite_if_an_element_is_not(values):
+    found = kernel.sum_of_squares(np.array(values, np.float32))
+    if any(map(math.isnan, values)):
+        assert math.isnan(found)
+    elif any(map(math.isinf, values)):
+        assert found == math.inf
+    else:
+        # The square of the largest float32 fits into float64.
+        assert found == pytest.approx(math.fsum(each * each for each in values))
+
+
+def test_what_a_sum_of_squares_overflows_to():
+    assert kernel.sum_of_squares(np.array([1e200, 1.0])) == math.inf
+
+
+# Memory.
+
+
+def test_an_update_allocates_its_scratch_memory_and_no_more():
+    optimizer = optim.Adam()
+    size = 8 * kernel.BLOCK_BYTES // 4
+    weights, gradient, state = arrays(optimizer, size, np.float32)
+    updated(optimizer, weights, gradient, state, in_place=True)
+    tracemalloc.start()
+    try:
+        updated(optimizer, weights, gradient, state, in_place=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * kernel.BLOCK_BYTES + 50_000
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int32, np.complex64, ">f4"])
+def test_leaves_of_other_dtypes_are_refused(dtype):
+    weights = np.zeros(3, dtype)
+    message = (
+        r"the weights must be float32 or float64 for an optimizer, not .*: updates in fewer bits get lost in rounding. "
+        "Give it float32 weights, and wire='bfloat16' if gradients have to be small"
+    )
+    with pytest.raises(InvalidArgumentError, match=message):
+        optim.Adam(ema=0.9).initial("ema", weights)
+    with pytest.raises(InvalidArgumentError, match=message):
+        updated(optim.SGD(), weights, weights, [])
+    with pytest.raises(InvalidArgumentError, match="the gradient must be float32 or float64"):
+        kernel.sum_of_squares(weights)
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    def update(optimizer, weights, gradient, state, *, to=None):
+        kernel.update_part(
+            optimizer,
+            weights,
+            gradient,
+            state,
+            scalars=(1.0, 1.0, 0.0),
+            out_weights=weights,
+            out_state=state if to is None else to,
+        )
+
+    four, eight = np.zeros(3, np.float32), np.zeros(3)
+    adam = optim.Adam()
+    with pytest.raises(InvalidArgumentError, match=r"an array for each of \['exp_avg', 'exp_avg_sq'\], not 1 and 1"):
+        update(adam, four, four, [four])
+    with pytest.raises(InvalidArgumentError, match=r"an array for each of .*, not 2 and 1"):
+        update(adam, four, four, [four, four], to=[four])
+    with pytest.raises(InvalidArgumentError, match="the gradient must be float32, like the weights, not float64"):
+        update(adam, four, eight, [four, four])
+    with pytest.raises(InvalidArgumentError, match=r"must all be float32 of shape \(3,\), not float64 of shape \(3,\)"):
+        update(adam, four, four, [four, eight])
+    with pytest.raises(InvalidArgumentError, match=r"must all be float32 of shape \(3,\), not float32 of shape \(2,\)"):
+        update(adam, four, four, [four, four], to=[four, four[1:]])
+    with pytest.raises(InvalidArgumentError, match=r"must be vectors of one length, not of shapes \(3,\) and \(2,\)"):
+        update(optim.SGD(), four, four[1:], [])
+    with pytest.raises(InvalidArgumentError, match="must be vectors of one length"):
+        update(optim.SGD(), four[None], four[None], [])
+
+
+@pytest.mark.parametrize(
+    ("indices", "shape", "divisor", "message"),
+    [
+        ([0, 3], (2, 2), 1, r"indices must be integers in \[0, 2\], not array\(\[0, 3\]\)"),
+        ([-1, 2], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
+        ([2, 1], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
+        ([0.0, 1.0], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
+        ([0, 0, 1], (3, 2), 1, "indices must be strictly increasing, unlike"),
+        ([0, 2, 1, 2], (4, 2), 1, "indices must be strictly increasing, unlike"),
+        (
+            [0, 1],
+            (2, 3),
+            1,
+            r"rows of shape \(2, 3\) with indices of shape \(2,\) do not fit weights of shape \(3, 2\)",
+        ),
+        ([0, 1], (1, 2), 1, "do not fit weights"),
+        ([[0], [1]], (2, 1, 2), 1, "do not fit weights"),
+        ([0, 1], (2, 2), np.ones(3), r"divisor must have shape \(2,\), like the indices: \(3,\)"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(indices, shape, divisor, message):
+    weights = np.zeros((3, 2), np.float32)
+    with pytest.raises(InvalidArgumentError, match=message):
+        kernel.update_rows(
+            optim.SGD(),
+            weights,
+            np.array(indices),
+            np.zeros(shape, np.float32),
+            [],
+            scalars=(1.0, 0.0, 1.0),
+            divisor=divisor,
+            out_weights=weights,
+            out_state=[],
+        )
