@@ -80,7 +80,6 @@ class Updating:
             whole: returns the tree to begin with if what is published cannot be updated as it is, or nothing is.
         """
         schema, _ = schema_of(parameters, "parameters")
-        self._optimizer.groups(schema.structure.paths)
         handle = self._parameters
         self._record = begin_updates(
             handle._transport,
