@@ -63,6 +63,8 @@ _REDUCES = (
 _READS_PARAMETERS = "hmget get strlen"
 _WRITES_PARTS = "get set strlen"
 _READS_RECORD = "hmget"
+# Commands by which a taker reads parts before their gradients are accepted.
+_READS_STAGED = "get strlen"
 # Commands by which handles and the scripts of lua/inspect read.
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
@@ -157,6 +159,9 @@ def rules(
         selected = [(_READS_PARAMETERS, [parameters.record, *blobs])]
     elif given.reduces:
         selected = [(_READS_RECORD, [parameters.record]), (_WRITES_PARTS, blobs)]
+    elif given.takes and selectors:
+        # A waiting take looks ahead. It could also write these parts without selectors, so it does without them there.
+        selected = [(_READS_STAGED, [f"{of.record}:staged:*"])]
     if not selectors:
         keys += [key for _, of in selected for key in of]
         selected = []

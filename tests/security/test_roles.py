@@ -600,9 +600,9 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     computed = []
     stored = Committer._store_commands
     monkeypatch.setattr(Committer, "_store_commands", lambda *args: computed.append(1) or stored(*args))
-    # A chief that never loses patience.
-    monkeypatch.setattr("redisacc._protocol.updates.committer.LEAST_PATIENCE", 20.0)
-    monkeypatch.setattr("redisacc._protocol.updates.committer.LONGEST_PATIENCE", 20.0)
+    # A slow machine is no reason for the chief to compute parts.
+    monkeypatch.setattr("redisacc._protocol.updates.committer.LEAST_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.updates.committer.LONGEST_PATIENCE", 2.0)
     name, admin = "train-updated", place.client(None)
     weights = {"w": np.ones(400_000, np.float32)}
     wire = {"wire": options["wire"]} if "wire" in options else {}
@@ -640,7 +640,8 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
         crew.result(60)
     reducer.close()
     run.result(20)
-    assert place.refused() == []
+    # On old servers, a taker cannot look ahead.
+    assert [entry for entry in place.refused() if not (place.old and ":staged:" in entry[1])] == []
 
 
 @pytest.mark.usefixtures("_quick_trial")
