@@ -25,7 +25,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import EVICTED, STAGING_MS, BufferedGradient, PartMissingError, part_keys
+from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
@@ -45,7 +45,7 @@ from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
-from redisacc._text import shown
+from redisacc._text import EVICTED, shown
 from redisacc.errors import DataLossError, ServerError
 from redisacc.optim import Optimizer
 
