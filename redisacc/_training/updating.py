@@ -89,7 +89,6 @@ class Updating:
                 the state that was published with it, or None.
         """
         schema, _ = schema_of(parameters, "parameters")
-        self._optimizer.groups(schema.structure.paths)
         handle = self._parameters
         self._record = begin_updates(
             handle._transport,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,9 @@ class Died(Exception):
 
 
 @pytest.mark.every_server
-def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_script_and_every_kind_of_key(
+    real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, background: Callable[..., Any]
+) -> None:
     recorder = Recorder(monkeypatch)
 
     def opened(in_place_limit: int) -> redisacc.ConditionalAccumulator:
@@ -147,8 +150,30 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
     parameters.delete()
     with redisacc.Worker("every", redis=real_client) as worker:
         assert worker.number == 0
+    # A training with an optimiser, in one slot and in partitions.
+    for partitions in (None, 2):
+        update(real_client, background, partitions)
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
+
+
+def update(client: redis.Redis, background: Callable[..., Any], partitions: int | None) -> None:
+    """Makes two updates of parameters that have the same partitions as their gradients."""
+
+    def work() -> None:
+        with redisacc.Worker("every", redis=client) as worker:
+            for _, parameters in worker.steps():
+                worker.apply(parameters)
+
+    weights = {"w": np.ones(40, np.float32)}
+    optimizer = redisacc.optim.SGD(0.5, momentum=0.5, clip_norm=3.0)
+    options: dict[str, Any] = {"workers": 1, "partitions": partitions, "redis": client}
+    with redisacc.Chief("every", weights, optimizer=optimizer, **options) as chief:
+        worker = background(work)
+        assert list(chief.updates(until=2)) == [1, 2]
+        worker.result(30)
+        assert np.unique(chief.parameters["w"]).size == 1
+        chief.delete()
 
 
 def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:

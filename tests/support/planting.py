@@ -166,6 +166,7 @@ class Planted:
         client.hset(self.keys.reducer(None), mapping=lease)
         client.pexpire(self.keys.reducer(None), 600_000)
         client.set(self.keys.sum("0" * 32, 0), "part", px=600_000)
+        client.set(self.keys.squares("0" * 32, 0), "0x1.0p+0", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
         for step, tree in enumerate(trees()):
@@ -203,6 +204,7 @@ class Planted:
             "attempts": [keys.attempts],
             "reducer": [keys.reducer(None)],
             "sum": [keys.sum("0" * 32, 0)],
+            "squares": [keys.squares("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
             "staged": [keys.staged("other-1", 0)],

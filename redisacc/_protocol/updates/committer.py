@@ -25,7 +25,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, part_keys
+from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
@@ -46,7 +46,8 @@ from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
-from redisacc.errors import ServerError
+from redisacc._text import EVICTED, shown
+from redisacc.errors import DataLossError, ServerError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -324,7 +325,16 @@ class Committer:
         if not missing:
             return True
         elements = {number: self._elements(of, model, number) for number in missing}
-        self._values.fetch(update.before, missing)
+        try:
+            self._values.fetch(update.before, missing)
+        except PartMissingError as error:
+            step = update.before.record.step
+            raise DataLossError(
+                f"parameters {shown(model.keys.name)}: part {error.args[0]} of step {step} is lost: "
+                f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
+                "removed by hand",
+                part=error.args[0],
+            ) from None
         store: list[Command] = []
         for number in missing:
             values = self._values.computed(number, version)
