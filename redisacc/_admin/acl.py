@@ -140,7 +140,7 @@ def rules(
         commands["eval"] = None
     if wait:
         # Before it waits for replicas of a partition, a writer appends nothing to the parts that these are to have.
-        commands |= dict.fromkeys(("wait", "append") if given.applies else ("wait",))
+        commands |= dict.fromkeys(("wait", "append") if given.applies or given.takes else ("wait",))
     if cluster:
         commands |= dict.fromkeys(_FINDS_NODES)
         if selectors:
@@ -156,7 +156,7 @@ def rules(
     blobs = [f"{parameters.record}:object:*", _blobs_of(pattern)]
     selected: list[tuple[str, list[str]]] = []
     if given.applies:
-        selected = [(_READS_PARAMETERS, [parameters.record, *blobs])]
+        selected = [(_READS_PARAMETERS, [parameters.record, *blobs, parameters.deleted])]
     elif given.reduces:
         selected = [(_READS_RECORD, [parameters.record]), (_WRITES_PARTS, blobs)]
     elif given.takes and selectors:
@@ -204,7 +204,9 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         return [*read, _partitions_of(keys), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
+    # They also find out whether a training was deleted or lost, and say what they have of a lost one.
     found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
+    found += [ParameterKeys(keys.name).claims]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
@@ -212,7 +214,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*"]
-        found += [parameters.attempts, _blobs_of(keys.name)]
+        found += [parameters.attempts, parameters.deleted, _blobs_of(keys.name)]
     return found
 
 

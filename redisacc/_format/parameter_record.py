@@ -60,6 +60,9 @@ WIRES = ("float32", "bfloat16")
 # rounded ones. The publisher's own state has the key "state" beside it.
 EXACT = "redisacc:float32"
 
+# The key, in the state of an optimiser, of how many updates it has seen. The others are its slots.
+UPDATES = "updates"
+
 # The bytes of an index of a row.
 INDEX_BYTES = 8
 
