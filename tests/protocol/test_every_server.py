@@ -172,7 +172,7 @@ def update(client: redis.Redis, background: Callable[..., Any], partitions: int 
         worker = background(work)
         assert list(chief.updates(until=2)) == [1, 2]
         worker.result(30)
-        assert np.unique(chief.parameters["w"]).size == 1
+        assert np.unique(chief.latest()[1]["w"]).size == 1
         chief.delete()
 
 

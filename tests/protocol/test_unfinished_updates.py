@@ -79,7 +79,7 @@ def work(real_client: redis.Redis, background: Callable[..., Any]) -> Callable[[
 def update(chief: redisacc.Chief, until: int) -> dict[str, bytes]:
     for _ in chief.updates(until=until):
         pass
-    return {path: values.tobytes() for path, values in chief.parameters.items()}
+    return {path: values.tobytes() for path, values in chief.latest()[1].items()}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -45,9 +45,7 @@ def undisturbed(training, client):
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_living_chief_restores_weights_and_state(training, client, caplog, wire):
     training.work(gradient=gradient)
-    chief = training.chief(
-        BEGIN, optimizer=redisacc.optim.SGD(0.1, momentum=0.9), reduction_type="MEAN", wire=wire
-    )
+    chief = training.chief(BEGIN, optimizer=redisacc.optim.SGD(0.1, momentum=0.9), reduction_type="MEAN", wire=wire)
     for step in chief.updates(until=12):
         if step == 5:
             before = found(chief)
