@@ -14,8 +14,10 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
+from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -153,6 +155,10 @@ def test_every_script_and_every_kind_of_key(
     # A training with an optimiser, in one slot and in partitions.
     for partitions in (None, 2):
         update(real_client, background, partitions)
+    # A worker that has parameters which the server has lost.
+    lost = ParameterKeys("every")
+    ParameterScripts(connect(real_client), lost).claim(place="worker 0", incarnation="x", step=1)
+    real_client.delete(f"{lost.record}:claims")
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
 

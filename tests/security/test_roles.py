@@ -629,7 +629,7 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     for one in crew:
         one.result(60)
     assert any(by_reducer)
-    assert set(chief.state) >= set(optimizer.slots)
+    assert set(chief.latest_state()[1]) >= set(optimizer.slots)
     # A predecessor had another optimiser.
     chief.close()
     optimizer = redisacc.optim.SGD(0.1)
