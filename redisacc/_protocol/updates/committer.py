@@ -239,7 +239,12 @@ class Committer:
         )
         divisor: float = 1
         if self._spec.reduction_type == "MEAN":
-            divisor = self._spec.divisor(granted.num_accumulated, granted.given_weight)
+            counted = RoundSum([], "")
+            for gradient in buffered:
+                counted.count(gradient.number, gradient.weight, gradient.factor)
+            # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
+            weight = counted.weight if in_parts else self._spec.weight_of(counted, granted.given_weight)
+            divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         self._round = _Round(found, contents, shape, digest, divisor, in_parts)
         return self._round
