@@ -12,22 +12,25 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from support.local_updates import LocalTraining, squares_by_part
 
 import redisacc
 from redisacc import optim
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
+from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import RUN_ID
 from redisacc._protocol.leases import crew
+from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.sums import part_sums, reduction
 from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._protocol.updates import model
 from redisacc._training import worker as worker_module
 from redisacc.optim import Optimizer
-from redisacc.optim.kernel import sum_of_squares
 
 NAME = "training"
 ROWS = 16
@@ -119,6 +122,15 @@ def lead_updates(url: str, workers: int, until: int, partitions: int | None, opt
     ) as training:
         for _ in training.updates(until=until):
             time.sleep(random.choice([0, 0, 0.003]))
+
+
+def undisturbed_updates(workers: int, steps: int, optimizer: str, partitions: Sequence[int]) -> LocalTraining:
+    """Returns the training with an optimiser after so many steps, without Redis."""
+    schema, _ = schema_of(FLAT, "parameters")
+    cut = model.UpdateModel.new(schema, OPTIMIZERS[optimizer], ParameterKeys(NAME, tuple(partitions)), "float32")
+    weights = list(map(weight_of, range(workers)))
+    local = LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of)
+    return local.train(steps, squares_by_part(cut))
 
 
 def chief(url: str, workers: int, until: int, partitions: int | None) -> None:

@@ -140,7 +140,7 @@ def _unowned_blob(client: redis.Redis, record: bytes, what: bytes) -> str | None
 
 def _published(client: redis.Redis, record: bytes) -> set[bytes]:
     """Returns the ids of the blobs of the version that is published."""
-    listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state")))
+    listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state", "slots")))
     return {entry.partition(b":")[0] for entry in listed.split()}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from redisacc._protocol.updates.model import UpdateModel
 from redisacc.optim import Optimizer
 from redisacc.optim.kernel import sum_of_squares, update_part
 
@@ -45,6 +46,7 @@ class LocalTraining:
         wire: how the weights travel to the workers.
         wires: how the gradients of each worker travel; None: all as they are.
         reduction_type: "MEAN" or "SUM".
+        gradient: returns the gradient of a worker, given its number, the step and the parameters.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class LocalTraining:
         wire: str | None = None,
         wires: Sequence[str | None] | None = None,
         reduction_type: str = "MEAN",
+        gradient: Callable[[int, int, Mapping[str, Any]], Tree] = gradient_of,
     ) -> None:
         self.optimizer = optimizer
         # Leaves of a tree are in the order of their paths.
@@ -69,6 +72,7 @@ class LocalTraining:
         self._wire = wire
         self._wires = wires or (None,) * len(weights)
         self._is_mean = reduction_type == "MEAN"
+        self._gradient = gradient
 
     @property
     def sent(self) -> Tree:
@@ -92,7 +96,7 @@ class LocalTraining:
         whole = 0.0
         for number, (weight, wire) in enumerate(zip(self._weights, self._wires, strict=True)):
             whole += weight
-            for path, values in gradient_of(number, self.step, self.sent).items():
+            for path, values in self._gradient(number, self.step, self.sent).items():
                 gradient = rounded(values) if wire == "bfloat16" else values
                 if weight != 1:
                     gradient = gradient * gradient.dtype.type(weight)
@@ -129,6 +133,22 @@ def _squares(sums: Tree, divisor: float) -> float:
     for values in sums.values():
         total += sum_of_squares(values.reshape(-1), divisor)
     return total
+
+
+def squares_by_part(model: UpdateModel) -> Callable[[Tree, float], float]:
+    """Returns a function that returns the sum of squares as updates form it: of each part, added in their order."""
+
+    def squares(sums: Tree, divisor: float) -> float:
+        flat: dict[int, list[Any]] = {}
+        for path, (section, _) in zip(model.schema.structure.paths, model.schema.flat.places, strict=True):
+            flat.setdefault(section, []).append(sums[path].reshape(-1))
+        whole = {section: np.concatenate(leaves) for section, leaves in flat.items()}
+        total = 0.0
+        for runs in model.parts:
+            total += model.squares([whole[section][first : first + size] for section, first, size in runs], divisor)
+        return total
+
+    return squares
 
 
 def differences(local: LocalTraining, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:

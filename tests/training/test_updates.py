@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.local_updates import LocalTraining, differences, gradient_of
+from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part
 from support.selection import thorough
 
 import redisacc
@@ -146,23 +146,8 @@ class Updated:
         for one in self.crew:
             one.result(60)
 
-    def squares(self, sums, divisor):
-        """Sums of squares are those of the parts, added in their order."""
-        updating = self.chief._updating
-        model = updating._record.model
-        paths = sorted(self.parameters)
-        flat = {0: [], 1: []}
-        for leaf, (section, _) in enumerate(model.schema.flat.places):
-            flat[section].append(sums[paths[leaf]].reshape(-1))
-        sections = [np.concatenate(flat[number]) for number in range(len(model.schema.flat.sections))]
-        total = 0.0
-        for runs in model.parts:
-            pieces = [sections[section][first : first + size] for section, first, size in runs]
-            total += model.squares(pieces, divisor)
-        return total
-
     def check(self, step):
-        self.local.train(step, self.squares)
+        self.local.train(step, squares_by_part(self.chief._updating._record.model))
         found, parameters = self.chief.latest()
         assert found == step
         exact = parameters
