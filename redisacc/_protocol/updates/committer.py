@@ -241,7 +241,9 @@ class Committer:
         )
         divisor: float = 1
         if self._spec.reduction_type == "MEAN":
-            weight = self._spec.weight_of(counted(buffered), granted.given_weight)
+            total = counted(buffered)
+            # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
+            weight = total.weight if in_parts else self._spec.weight_of(total, granted.given_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         self._round = _Round(found, contents, shape, digest, divisor, in_parts)

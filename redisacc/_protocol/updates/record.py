@@ -15,7 +15,7 @@ from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars
 
-_FIELDS = ("optimizer", "updates", "scalars", "attempts", "retired")
+_FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class UpdateRecord:
         model: the leaves and the optimiser.
         updates: how many updates the state has seen.
         scalars: the numbers of the next step; None if they are not known.
-        number: the number of the next attempt.
+        number: the number of the attempt that is under way, or of the next one.
     """
 
     record: ParameterRecord
@@ -64,7 +64,7 @@ def read_update_record(
     if not isinstance(reply, list) or len(reply) != of_record + len(_FIELDS):
         raise CorruptDataError(f"{keys.record}: HMGET must reply {of_record + len(_FIELDS)} values, not {shown(reply)}")
     record = ParameterRecord.parse(keys, reply[:of_record])
-    config, updates, scalars, attempts, retired = reply[of_record:]
+    config, updates, scalars, attempts, registered, retired = reply[of_record:]
     if record is None or not config:
         return None
     model = _model_of(transport, record, config, known)
@@ -79,7 +79,7 @@ def read_update_record(
         model,
         parse_count(keys, "updates", updates),
         _scalars(keys, scalars, model) if scalars else None,
-        parse_count(keys, "attempts", attempts or b"0") + 1,
+        _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
     )
     return found if {*found.blobs} == {*model.sorts} else None
 
@@ -102,6 +102,13 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
         raise CorruptDataError(
             f"{record.keys.record}: optimizer holds {shown(config)}, which does not fit the leaves: {shown(str(error))}"
         ) from None
+
+
+def _number(attempts: int, registered: object, version: str) -> int:
+    """Returns the number of the attempt that follows a version: of one that is registered already, or the next one."""
+    last = registered.decode(errors="replace") if isinstance(registered, bytes) else ""
+    is_under_way = last != version and last.rpartition("-")[2] == str(attempts)
+    return attempts if is_under_way else attempts + 1
 
 
 def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Scalars, ...]:
