@@ -21,7 +21,7 @@ from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
-from redisacc._training.gradients import is_new, open_gradients
+from redisacc._training.gradients import has_no_gradients, open_gradients
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc._training.updating import Updating, check_optimizer
@@ -223,7 +223,7 @@ class Chief(Participant):
     ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         self._parameters.check(parameters, state=state)
-        if order is None and is_new(self._transport, self.shared_name):
+        if order is None and has_no_gradients(self._transport, self.shared_name):
             order = "worker"
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._accumulator = self._opened.enter_context(

@@ -40,6 +40,7 @@ from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal, gone
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
+from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
@@ -239,7 +240,8 @@ class Committer:
         )
         divisor: float = 1
         if self._spec.reduction_type == "MEAN":
-            divisor = self._spec.divisor(granted.num_accumulated, granted.given_weight)
+            weight = self._spec.weight_of(counted(buffered), granted.given_weight)
+            divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         self._round = _Round(found, contents, shape, digest, divisor, in_parts)
         return self._round
