@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import redis
@@ -30,6 +31,11 @@ def await_true(condition):
         time.sleep(0.05)
 
 
+def has_epoch(node):
+    """Returns whether a node has its own epoch."""
+    return node.execute_command("CLUSTER INFO")["cluster_my_epoch"] != "0"
+
+
 def join(own, number, nodes):
     """Makes this node a part of the cluster, with an equal share of the slots."""
     await_true(own.ping)
@@ -38,8 +44,8 @@ def join(own, number, nodes):
     own.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
     if number == 0:
         for address, port in nodes[1:]:
-            other = redis.Redis(address, port)
-            await_true(other.ping)
+            # A node that knows another one can no longer be given an epoch.
+            await_true(partial(has_epoch, redis.Redis(address, port)))
             own.execute_command("CLUSTER", "MEET", address, port)
 
     def is_complete():
