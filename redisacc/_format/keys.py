@@ -243,3 +243,8 @@ class ParameterKeys(PartitionedKeys):
         if self.partitions:
             return f"{self.partition(number)}:parameters:partition:{owner}:{number}"
         return f"{self.record}:object:{owner}:{number}"
+
+    def updated_of(self, number: int) -> str:
+        """Returns the channel on which updaters tell of part ``number`` of the next version. Partitions take turns."""
+        where = f"{self.partition(number)}:parameters" if self.partitions else self.record
+        return f"{where}:updated"

@@ -14,6 +14,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announced_quorum import read_quorum
 from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
@@ -124,6 +125,9 @@ class Worker(Participant):
                 self.number = given
                 self._crew.wait_for(f"worker {given}")
             self._keep(f"worker {self.number}")
+        ahead = PartsAhead(self._transport)
+        self._opened.callback(ahead.close)
+        self._parameters._reader.fetch_ahead(ahead)
         self._accumulator: Any = None
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly

@@ -23,6 +23,7 @@ from redisacc._format.parameter_record import (
     parse_schema,
     with_partitions_text,
 )
+from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing, wrong_length
@@ -65,6 +66,12 @@ class ParameterReader:
         self._process = os.getpid()
         self._pool = MemoryPool()
         self._read: Snapshot | None = None
+        # Fetches parts of the next version ahead; None: nothing does.
+        self._ahead: PartsAhead | None = None
+
+    def fetch_ahead(self, ahead: PartsAhead) -> None:
+        """Fetches parts of each next version before it is published, if an optimiser makes it."""
+        self._ahead = ahead
 
     @property
     def keys(self) -> ParameterKeys:
@@ -225,7 +232,7 @@ class ParameterReader:
             known = self._read
             if known is None or known.version != record.version:
                 update = Update(record, schema, known, self._pool)
-                self._fetch(update.blobs, update.allocate, fetched or {})
+                self._fetch(update.blobs, update.allocate, self._taken_ahead(update) or fetched or {})
                 self._read = known = update.snapshot()
             return schema.structure.build(
                 [
@@ -233,6 +240,14 @@ class ParameterReader:
                     for place, leaf in zip(known.places, schema.leaves, strict=True)
                 ]
             )
+
+    def _taken_ahead(self, update: Update) -> Mapping[str, Any]:
+        """Returns the parts of a version that were fetched ahead, by their keys."""
+        if self._ahead is None or len(update.blobs) != 1 or not update.blobs[0].cut:
+            return {}
+        taken = self._ahead.take(update.blobs[0])
+        self._ahead.expect(self._keys, update.blobs[0])
+        return taken
 
     def state(self, record: ParameterRecord) -> Any:
         """Returns the publisher's state of a version, None if it has none.
@@ -321,7 +336,9 @@ class ParameterReader:
                 place = data[start : start + length]
                 start += length
                 there = fetched.get(key)
-                if not isinstance(there, bytes):
+                if isinstance(there, np.ndarray):
+                    place[:] = there
+                elif not isinstance(there, bytes):
                     arrivals.expect(key, number, place)
                 elif len(there) == length:
                     place[:] = np.frombuffer(there, np.uint8)

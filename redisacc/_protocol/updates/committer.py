@@ -220,6 +220,11 @@ class Committer:
         self, update: _Update, order: Order, number: int
     ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
         """Makes one attempt to publish the version that an order makes."""
+        if update.of.has_updaters and not update.model.keys.partitions:
+            # Updaters have usually written all parts before the round was granted. The script looks whether they have.
+            reply = self._commit(update, order.version(number))
+            if reply != "expired":
+                return reply
         registered = self._register(update, order, number)
         if registered != "registered":
             return registered
