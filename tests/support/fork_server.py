@@ -66,7 +66,7 @@ def publish_next(parameters: redisacc.Parameters, size: int) -> int:
     return step
 
 
-# The optimiser of a training whose chief is a child, and the step up to which it leads.
+# The optimiser of a training whose chief is a child, and how many updates it makes.
 OPTIMIZER = AdamW(0.01, ema=0.9)
 UPDATED = 2
 
@@ -103,7 +103,8 @@ def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
         return publish_next(redisacc.Parameters(NAME, redis=url), size)
     if operation == "update":
         with open_chief(url, size, 3 if kind == "partitions" else None) as chief:
-            return list(chief.updates(until=UPDATED))
+            # Not finished, so that the workers stay.
+            return [step for step, _ in zip(chief.updates(), range(UPDATED), strict=False)]
     if operation == "reduce":
         # Until it is killed.
         return redisacc.Reducer(NAME, redis=url).run()

@@ -52,6 +52,21 @@ def check(chief, size, client):
     assert (info.takes, info.unacknowledged, info.global_step) == (LAST, [], LAST)
 
 
+def succeed(client, size, partitions, running, *, child=None, until=None):
+    """Finishes the training, and checks it, also after a chief that was stopped has continued."""
+    with open_chief(client, size, partitions) as successor:
+        for _ in successor.updates(until=LAST):
+            pass
+        for one in running:
+            one.result()
+        if child is not None:
+            child.signal(signal.SIGCONT)
+            until(lambda: child.done)
+            assert child.value in ([1, 2], "LeaseLostError", "LeaseHeldError", "RoundRecoveredError")
+        check(successor, size, client)
+        successor.delete()
+
+
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(SMALL, None), (LARGE, 3)]))
 def test_a_chief_that_dies_anywhere(
@@ -64,9 +79,8 @@ def test_a_chief_that_dies_anywhere(
         child = child_processes.start("update", 0, size, kind)
         until(lambda child=child: child.done)
         assert child.value == [1, 2]
-        for one in running:
-            one.result()
         lengths = proxy.lengths
+        succeed(real_client, size, partitions, running)
     faults = [
         Fault(direction, number, offset, "stall")
         for direction in ("request", "reply")
@@ -89,17 +103,7 @@ def test_a_chief_that_dies_anywhere(
                 proxy.resume()
             proxy.cut_all()
         proxy.resume()
-        with open_chief(real_client, size, partitions) as successor:
-            for _ in successor.updates(until=LAST):
-                pass
-            for one in running:
-                one.result()
-            if end == signal.SIGSTOP:
-                child.signal(signal.SIGCONT)
-                until(lambda child=child: child.done)
-                assert child.value in ([], [1], [1, 2], "LeaseLostError", "LeaseHeldError", "RoundRecoveredError")
-            check(successor, size, real_client)
-            successor.delete()
+        succeed(real_client, size, partitions, running, child=child if end == signal.SIGSTOP else None, until=until)
         assert [key for key in real_client.scan_iter() if real_client.pttl(key) == -1] == []
     assert happened
 
