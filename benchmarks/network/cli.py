@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run few rounds, at 1 Gbit/s and with 4 workers unless they are given; write into build/benchmarks",
     )
     parser.add_argument("--only", action="append", choices=ROWS, help="measure only this row; may be repeated")
-    parser.add_argument("--peer", action="append", choices=[*EVERY_PEER], help="measure only this peer; may be repeated")
+    parser.add_argument(
+        "--peer", action="append", choices=[*EVERY_PEER], help="measure only this peer; may be repeated"
+    )
     parser.add_argument(
         "--rate", action="append", type=_rate, help="rate of the links in Gbit/s; may be repeated (default: 1 and 10)"
     )

@@ -22,7 +22,12 @@ TAKER = "taker"
 
 def host_names(workers: int, servers: int = 1) -> list[str]:
     """Returns the names of the hosts of a crew, with this many for servers."""
-    return [SERVER, *(f"{SERVER}{number}" for number in range(1, servers)), TAKER, *(f"worker{number}" for number in range(workers))]
+    return [
+        SERVER,
+        *(f"{SERVER}{number}" for number in range(1, servers)),
+        TAKER,
+        *(f"worker{number}" for number in range(workers)),
+    ]
 
 
 # The kinds of measurement, and for each kind the program of every peer.

@@ -40,9 +40,7 @@ def chosen(workers: int, only: Sequence[str] | None) -> list[str]:
     if only:
         return [name for name in ROWS if name in only]
     return [
-        name
-        for name in ROWS
-        if (workers <= MOST_UPDATING if name in UPDATES else workers in (4, 8) or name in GROWING)
+        name for name in ROWS if (workers <= MOST_UPDATING if name in UPDATES else workers in (4, 8) or name in GROWING)
     ]
 
 

@@ -72,12 +72,12 @@ def main():
     address, port = nodes[number]
     options = ["--bind", address, "--port", f"{port}", "--protected-mode", "no", "--save", "", "--appendonly", "no"]
     options += ["--cluster-enabled", "yes", "--dir", settings["directory"], "--logfile", "node.log"]
-    server = subprocess.Popen([settings["executable"], *options], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+    server = subprocess.Popen([settings["executable"], *options], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509
     own = redis.Redis(address, port)
     join(own, number, nodes)
     reducer = [sys.executable, "-m", "redisacc", "reduce", "--redis", f"redis+cluster://{address}:{port}"]
     reducer += ["--node", f"{address}:{port}"]
-    process = subprocess.Popen(reducer, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+    process = subprocess.Popen(reducer, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509
     version = own.info("server")
     name = "valkey" if "valkey_version" in version else "redis"
     message = {"versions": {name: version[f"{name}_version"]}, "pids": [server.pid, process.pid]}

@@ -227,11 +227,15 @@ class ParameterKeys(PartitionedKeys):
 
     Attributes:
         name, partitions, record, attempts, events: as ``PartitionedKeys`` describes them.
+        deleted: the key of the mark of a deletion: the incarnations that were deleted last. It has an expiry.
+        claims: the key of the claims of workers whose training the server has lost. It has an expiry.
         guard: a key that never exists. A user whose ACL allows it may delete the parameters.
     """
 
     def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
         super().__init__(name, f"{PREFIX}{{{name}}}:parameters", partitions)
+        self.deleted = f"{self.record}:deleted"
+        self.claims = f"{self.record}:claims"
         self.guard = f"{self.record}:guard"
 
     def part(self, owner: str, number: int) -> str:

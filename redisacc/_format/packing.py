@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -25,7 +26,8 @@ def packed(schema: Schema, arrays: Sequence[Array], layout: Layout) -> list[memo
     # The small leaves since the last large one, and where that ended.
     waiting: list[tuple[int, Array]] = []
     end = 0
-    for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
+    # A flat blob has the leaves of each dtype together, so they need not lie in the order of their numbers.
+    for leaf, offset in sorted(zip(layout.leaves, layout.offsets, strict=True), key=itemgetter(1)):
         data = schema.leaves[leaf].bytes_of(arrays[leaf])
         if data.nbytes < GATHER_BYTES:
             waiting.append((offset, data))

@@ -12,18 +12,25 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from support.local_updates import LocalTraining, squares_by_part
 
 import redisacc
+from redisacc import optim
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
+from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import RUN_ID
 from redisacc._protocol.leases import crew
+from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.sums import part_sums, reduction
 from redisacc._protocol.sums import reducer_reliance as reliance
+from redisacc._protocol.updates import model
 from redisacc._training import worker as worker_module
+from redisacc.optim import Optimizer
 
 NAME = "training"
 ROWS = 16
@@ -90,6 +97,42 @@ def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any
     return parameters, state
 
 
+# The optimisers of trainings with updates. Their state covers every kind of slot.
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": optim.AdamW(lambda step: 0.1 / (1 + step % 7), ema=0.9, clip_norm=3.0),
+    "sgd": optim.SGD(0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "rmsprop": optim.RMSprop(0.01, centered=True, momentum=0.5),
+    "lion": optim.Lion(0.01),
+}
+# Two dtypes, in several parts.
+FLAT = {"a": np.linspace(-1, 1, 40, dtype=np.float32), "b": np.linspace(-2, 1, 9), "c": np.ones((3, 5), np.float32)}
+
+
+def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
+    """Returns the gradient of a worker for a training with an optimiser."""
+    return {
+        path: ((values * (31 + number) + 0.7 * step) % 1.0 * 3.0**number - 2).astype(values.dtype)
+        for path, values in parameters.items()
+    }
+
+
+def lead_updates(url: str, workers: int, until: int, partitions: int | None, optimizer: str) -> None:
+    with redisacc.Chief(
+        NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], redis=url, partitions=partitions
+    ) as training:
+        for _ in training.updates(until=until):
+            time.sleep(random.choice([0, 0, 0.003]))
+
+
+def undisturbed_updates(workers: int, steps: int, optimizer: str, partitions: Sequence[int]) -> LocalTraining:
+    """Returns the training with an optimiser after so many steps, without Redis."""
+    schema, _ = schema_of(FLAT, "parameters")
+    cut = model.UpdateModel.new(schema, OPTIMIZERS[optimizer], ParameterKeys(NAME, tuple(partitions)), "float32")
+    weights = list(map(weight_of, range(workers)))
+    local = LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of)
+    return local.train(steps, squares_by_part(cut))
+
+
 def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
     parameters, state = beginning()
     with redisacc.Chief(
@@ -107,11 +150,19 @@ def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
             training.publish(parameters, changed=changed, state=state)
 
 
-def worker(url: str, number: int) -> None:
+def worker(url: str, number: int, optimizer: str) -> None:
+    compute = flat_gradient_of if optimizer else gradient_of
     with redisacc.Worker(NAME, number=number, redis=url) as training:
         for step, parameters in training.steps():
             time.sleep(random.choice([0, 0, 0.003]))
-            training.apply(gradient_of(number, step, parameters), weight=weight_of(number))
+            training.apply(compute(number, step, parameters), weight=weight_of(number))
+
+
+def cut_what_is_small() -> None:
+    """Lets gradients of a few bytes travel as large ones do."""
+    buffered_format.INLINE_BYTES = model.INLINE_BYTES = 0
+    buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
+    buffered_format.PART_SIZES = (32,)
 
 
 def work(
@@ -123,25 +174,27 @@ def work(
     run_id: str,
     in_parts: bool = False,
     partitions: int | None = None,
+    optimizer: str = "",
 ) -> int:
     """Does the work of a process, and returns how it ended."""
     crew.LEASE = LEASE
     reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
     reliance.SHORTEST = reliance.LONGEST = 0.1
     if in_parts:
-        buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
-        buffered_format.PART_SIZES = (32,)
+        cut_what_is_small()
     if partitions:
-        buffered_format.INLINE_BYTES = parameter_record.SINGLE_PART_BYTES = 0
+        buffered_format.INLINE_BYTES = model.INLINE_BYTES = parameter_record.SINGLE_PART_BYTES = 0
     worker_module.CONTINUED_WITHIN = 1.0
     os.environ[RUN_ID] = run_id
     try:
         if role == "reducer":
             redisacc.Reducer(NAME, redis=url).run()
+        elif role == "chief" and optimizer:
+            lead_updates(url, workers, until, partitions, optimizer)
         elif role == "chief":
             chief(url, workers, until, partitions)
         else:
-            worker(url, number)
+            worker(url, number, optimizer)
     except (redisacc.LeaseLostError, redisacc.LeaseHeldError):
         return REPLACED
     except redisacc.ServerUnavailableError as error:

@@ -5,9 +5,10 @@ odd seeds, reducers add up the gradients, and are killed as well. With --cluster
 partitions of a cluster, whose nodes are killed and whose slots move. The training consists of legs: each chief finishes
 it at some step, and the next one continues it. Gradients and parameters are float32, and gradients have weights and
 arrive in any order. The result has the bits of a computation without Redis, or something was lost, repeated, mixed, or
-added in another order than that of the workers' numbers.
+added in another order than that of the workers' numbers. With --updates, an optimiser updates the parameters, in
+reducers and in the chief.
 
-python -m chaos.training --kills 50 --seed 1
+python -m chaos.training --kills 50 --seed 1 --updates
 """
 
 from __future__ import annotations
@@ -32,12 +33,24 @@ import redis
 from chaos.cluster import ClusterVictim
 from chaos.run import MEMORY
 from chaos.server import Server
-from chaos.trainee import FAILED, FINISHED, LEASE, NAME, undisturbed
+from chaos.trainee import (
+    FAILED,
+    FINISHED,
+    FLAT,
+    LEASE,
+    NAME,
+    OPTIMIZERS,
+    beginning,
+    undisturbed,
+    undisturbed_updates,
+)
 from support.leaks import leftovers
+from support.local_updates import differences
 
 import redisacc
-from redisacc._format import parameter_record
+from redisacc._format import buffered, parameter_record
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._protocol.updates import model
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 # If nothing has happened for this long, the training hangs, in seconds.
@@ -75,7 +88,15 @@ class Training:
         done: what was done, and how often.
     """
 
-    def __init__(self, *, seed: int, workers: int = 3, legs: tuple[int, int] = (3, 20), cluster: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        workers: int = 3,
+        legs: tuple[int, int] = (3, 20),
+        cluster: bool = False,
+        updates: bool = False,
+    ) -> None:
         self._random = random.Random(seed)
         self._seed = seed
         self._on_cluster = cluster
@@ -88,7 +109,9 @@ class Training:
         self._replaced: list[Process] = []
         # With reducers, gradients are uploaded in parts, as large ones are.
         self._reducers: list[Process] = []
-        self._in_parts = seed % 2 == 1 and not cluster
+        self._in_parts = seed % 2 == 1 and (updates or not cluster)
+        names = sorted(OPTIMIZERS)
+        self._optimizer = names[seed // 2 % len(names)] if updates else ""
         self._stack = contextlib.ExitStack()
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -151,6 +174,7 @@ class Training:
                 "run_id": run_id,
                 "in_parts": self._in_parts,
                 "partitions": 3 if self._on_cluster else None,
+                "optimizer": self._optimizer,
             }
         )
         return Process(role, number, run_id, pid)
@@ -286,6 +310,9 @@ class Training:
         if self._on_cluster:
             # Its processes cut small blobs, too.
             self._stack.enter_context(mock.patch.object(parameter_record, "SINGLE_PART_BYTES", 0))
+            self._stack.enter_context(mock.patch.object(model, "INLINE_BYTES", 0))
+        if self._in_parts:
+            self._stack.enter_context(mock.patch.object(buffered, "PART_SIZES", (32,)))
         deadline = time.monotonic() + HANGS
         while not self._look_after() and not self.problems:
             if time.monotonic() > deadline:
@@ -300,20 +327,16 @@ class Training:
             assert latest is not None
             assert state is not None
             self.done["steps"] = step = latest[0]
-            expected, expected_state = undisturbed(self._workers, step)
-            found = {**latest[1], **state[1]}
-            for name, array in {**expected, **expected_state}.items():
-                if found[name].dtype != array.dtype or found[name].tobytes() != array.tobytes():
-                    self.problems.append(f"{name} differs:\n{found[name]}\n{array}")
             if step != self._until:
                 self.problems.append(f"step {step} instead of {self._until}")
+            like, sparse = (FLAT, []) if self._optimizer else (beginning()[0], ["table"])
             with redisacc.TreeAccumulator.like(
-                {"w": expected["w"], "table": expected["table"]},
-                NAME,
-                sparse=["table"],
-                redis=client,
-                once_per_worker=True,
+                like, NAME, sparse=sparse, redis=client, once_per_worker=True
             ) as gradients:
+                if self._optimizer:
+                    self._compare_updates(step, latest[1], state[1], gradients.info().partitions)
+                else:
+                    self._compare(step, latest[1], state[1])
                 info = gradients.info()
                 if info.unacknowledged or info.global_step != step:
                     self.problems.append(f"left behind: step {info.global_step}, {info.unacknowledged}")
@@ -323,13 +346,24 @@ class Training:
                     self.done["sums of the last reducer, late"] = info.reducer.late
                 self.problems += leftovers(client)
 
+    def _compare(self, step: int, parameters: Any, state: Any) -> None:
+        expected, expected_state = undisturbed(self._workers, step)
+        found = {**parameters, **state}
+        for name, array in {**expected, **expected_state}.items():
+            if found[name].dtype != array.dtype or found[name].tobytes() != array.tobytes():
+                self.problems.append(f"{name} differs:\n{found[name]}\n{array}")
+
+    def _compare_updates(self, step: int, parameters: Any, state: Any, partitions: Any) -> None:
+        local = undisturbed_updates(self._workers, step, self._optimizer, partitions or ())
+        self.problems += [f"{name} differs" for name in differences(local, parameters, state)]
+
     def _state(self) -> str:
         return f"{sorted(self._crew)}, {len(self._replaced)} replaced, until {self._until}"
 
 
-def train(seed: int, kills: int, *, cluster: bool = False) -> tuple[Counter[str], list[str]]:
+def train(seed: int, kills: int, *, cluster: bool = False, updates: bool = False) -> tuple[Counter[str], list[str]]:
     """Runs a training, and returns what was done and what is wrong."""
-    with Training(seed=seed, cluster=cluster) as training:
+    with Training(seed=seed, cluster=cluster, updates=updates) as training:
         started = time.monotonic()
         training.disturb(kills)
         training.end()
@@ -342,9 +376,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="how often to kill a process or the server")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--cluster", action="store_true", help="in partitions of a cluster")
+    parser.add_argument("--updates", action="store_true", help="with an optimiser")
     options = parser.parse_args()
-    done, problems = train(options.seed, options.kills, cluster=options.cluster)
-    print(f"training, seed {options.seed}")
+    done, problems = train(options.seed, options.kills, cluster=options.cluster, updates=options.updates)
+    print(f"training, seed {options.seed}{', with an optimiser' * options.updates}")
     for what, number in sorted(done.items()):
         print(f"{number:12,} {what}")
     print("\n".join(problems[:50]))

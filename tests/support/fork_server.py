@@ -17,8 +17,10 @@ import numpy as np
 
 import redisacc
 from redisacc._protocol.applying import compaction
+from redisacc._protocol.leases import crew
 from redisacc._protocol.rounds import take_wait
 from redisacc._protocol.sums import reduction
+from redisacc.optim import AdamW
 
 NAME = "child"
 # A sum shows which gradients are in it: the child applies 1, the others larger powers of two.
@@ -64,6 +66,23 @@ def publish_next(parameters: redisacc.Parameters, size: int) -> int:
     return step
 
 
+# The optimiser of a training whose chief is a child, and the step up to which it leads.
+OPTIMIZER = AdamW(0.01, ema=0.9)
+UPDATED = 2
+
+
+def model_of(size: int) -> dict[str, Any]:
+    """Returns the weights to begin with: of two dtypes."""
+    return {"w": np.linspace(-1, 1, size, dtype=np.float32), "b": np.linspace(-1, 1, size // 2), "c": np.ones(3)}
+
+
+def open_chief(redis: Any, size: int, partitions: int | None, *, workers: int = 2) -> redisacc.Chief:
+    """Opens the chief of a training with an optimiser."""
+    return redisacc.Chief(
+        NAME, model_of(size), workers=workers, optimizer=OPTIMIZER, redis=redis, partitions=partitions
+    )
+
+
 def gradient_of(kind: str, size: int, value: float) -> Any:
     """Returns a gradient whose elements all have this value."""
     dense = np.full(size, value, np.float32)
@@ -82,6 +101,9 @@ def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
     """Does the operation and returns its value, if it is one that JSON can hold."""
     if operation == "publish":
         return publish_next(redisacc.Parameters(NAME, redis=url), size)
+    if operation == "update":
+        with open_chief(url, size, 3 if kind == "partitions" else None) as chief:
+            return list(chief.updates(until=UPDATED))
     if operation == "reduce":
         # Until it is killed.
         return redisacc.Reducer(NAME, redis=url).run()
@@ -112,6 +134,7 @@ def main() -> None:
     take_wait.TAKER_LEASE_MS = 1000
     compaction.COMPACTING_MS = 500
     reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
+    crew.LEASE = 1.5
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()

@@ -14,7 +14,15 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
-from redisacc._format.parameter_record import EXACT, Blob, Manifest, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._format.parameter_record import (
+    EXACT,
+    UPDATES,
+    Blob,
+    Manifest,
+    ParameterRecord,
+    parse_schema,
+    with_partitions_text,
+)
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
@@ -104,6 +112,8 @@ class ParameterReader:
                 return record
         if not self.incarnation:
             return None
+        # If the version is published again after a loss, it may be another one of the same step.
+        self._read = None
         raise gone(self._keys.name) if record is None else replaced(self._keys.name)
 
     def manifest(self, record: ParameterRecord) -> Manifest | None:
@@ -251,11 +261,9 @@ class ParameterReader:
             CorruptDataError: redisacc did not write it.
         """
         manifest = record.manifest(self.schema())
-        if manifest.slots:
-            return self._slots(manifest.slots)
         blob = manifest.state
         if blob is None:
-            return None
+            return self._state_of_optimizer(record, manifest.slots) if manifest.full[0].part_bytes else None
         version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
         if version is None or version.decode(errors="replace") != record.version:
             raise PartMissingError(self._keys.record)
@@ -281,12 +289,22 @@ class ParameterReader:
             ]
         )
 
-    def _slots(self, blobs: Sequence[Blob]) -> dict[str, Any]:
-        """Returns an optimiser's state: the leaves of each slot, by its name. The weights themselves come as EXACT."""
+    def _state_of_optimizer(self, record: ParameterRecord, blobs: Sequence[Blob]) -> dict[str, Any] | None:
+        """Returns an optimiser's state: the leaves of each slot, by its name, and how many updates it has seen.
+
+        None if no optimiser updates the version.
+        """
+        version, optimizer, updates = self._transport.call("HMGET", self._keys.record, "version", "optimizer", UPDATES)
+        if version is None or version.decode(errors="replace") != record.version:
+            raise PartMissingError(self._keys.record)
+        if not optimizer:
+            return None
+        if not (isinstance(updates, bytes) and updates.isdigit() and len(updates) <= 15):
+            raise CorruptDataError(f"{self._keys.record}: updates holds {shown(updates)}, which redisacc did not write")
         schema = self.schema()
         flat, data = schema.flat.layout, [np.empty(blob.nbytes, np.uint8) for blob in blobs]
         self._fetch(blobs, lambda: data)
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {UPDATES: np.array(int(updates))}
         exact = None
         for blob, bytes_of in zip(blobs, data, strict=True):
             leaves = [

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_schema
+from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
 from redisacc._protocol.scripts.parameters import gone
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, RedisAccError
-from redisacc.optim import from_config
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars
 
-_FIELDS = ("optimizer", "updates", "scalars", "attempts", "retired")
-
-# The longest description of an optimiser, in bytes.
-_LONGEST_CONFIG = 2**20
+_FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired")
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,7 @@ class UpdateRecord:
         model: the leaves and the optimiser.
         updates: how many updates the state has seen.
         scalars: the numbers of the next step; None if they are not known.
-        number: the number of the next attempt.
+        number: the number of the attempt that is under way, or of the next one.
     """
 
     record: ParameterRecord
@@ -69,7 +64,7 @@ def read_update_record(
     if not isinstance(reply, list) or len(reply) != of_record + len(_FIELDS):
         raise CorruptDataError(f"{keys.record}: HMGET must reply {of_record + len(_FIELDS)} values, not {shown(reply)}")
     record = ParameterRecord.parse(keys, reply[:of_record])
-    config, updates, scalars, attempts, retired = reply[of_record:]
+    config, updates, scalars, attempts, registered, retired = reply[of_record:]
     if record is None or not config:
         return None
     model = _model_of(transport, record, config, known)
@@ -82,9 +77,9 @@ def read_update_record(
         record,
         Manifest(manifest.full, slots=manifest.slots, retired=record.retired(retired or b"")),
         model,
-        _count(keys, "updates", updates),
+        parse_count(keys, "updates", updates),
         _scalars(keys, scalars, model) if scalars else None,
-        _count(keys, "attempts", attempts or b"0") + 1,
+        _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
     )
     return found if {*found.blobs} == {*model.sorts} else None
 
@@ -100,20 +95,20 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
         if incarnation is None or incarnation.decode(errors="replace") != record.incarnation:
             raise gone(record.keys.name)
         schema = parse_schema(record.keys, "structure", text)
+    optimizer = parse_optimizer(record.keys, config)
     try:
-        if not isinstance(config, bytes) or len(config) > _LONGEST_CONFIG:
-            raise ValueError(f"{len(config) if isinstance(config, bytes) else 0} bytes")
-        return UpdateModel.new(schema, from_config(json.loads(config)), record.keys, record.wire)
-    except (ValueError, RecursionError, RedisAccError) as error:
+        return UpdateModel.new(schema, optimizer, record.keys, record.wire)
+    except InvalidArgumentError as error:
         raise CorruptDataError(
-            f"{record.keys.record}: optimizer holds {shown(config)}, which redisacc did not write: {shown(str(error))}"
+            f"{record.keys.record}: optimizer holds {shown(config)}, which does not fit the leaves: {shown(str(error))}"
         ) from None
 
 
-def _count(keys: ParameterKeys, name: str, text: object) -> int:
-    if isinstance(text, bytes) and text.isdigit() and len(text) <= 15:
-        return int(text)
-    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
+def _number(attempts: int, registered: object, version: str) -> int:
+    """Returns the number of the attempt that follows a version: of one that is registered already, or the next one."""
+    last = registered.decode(errors="replace") if isinstance(registered, bytes) else ""
+    is_under_way = last != version and last.rpartition("-")[2] == str(attempts)
+    return attempts if is_under_way else attempts + 1
 
 
 def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Scalars, ...]:

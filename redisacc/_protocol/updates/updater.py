@@ -17,6 +17,7 @@ from redisacc._format.buffered import STAGING_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.update_order import Order, parse_order, updated
 from redisacc._protocol.sums.dense_parts import SumPart
+from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
@@ -50,6 +51,9 @@ class PartUpdater:
         self._orders: deque[str] = deque(maxlen=MOST_ORDERS)
         # Number of a part → the digest of the gradients whose sum it is, and the sum, for an order.
         self._sums: dict[int, tuple[str, Sequence[Array]]] = {}
+        # The last order of the version that follows the record, with the number of its attempt: parts of the sum may be
+        # complete only later.
+        self._order: tuple[Order, int] | None = None
         # The numbers of the parts that are updated here.
         self._numbers: set[int] = set()
 
@@ -80,6 +84,7 @@ class PartUpdater:
         self._values = VersionValues(self._transport)
         self._sums.clear()
         self._orders.clear()
+        self._order = None
 
     def work(self) -> None:
         """Reads what has changed, and computes what was ordered.
@@ -111,17 +116,26 @@ class PartUpdater:
         if record is None or not record.model.fits(part.number, part.pieces):
             return False
         model = record.model
-        if model.optimizer.clip_norm is not None:
+        ordered = self._ordered(record, part.digest)
+        if ordered is None and model.optimizer.clip_norm is not None:
             squares = model.squares(part.elements, divisor)
             key = self._gradients.squares(part.digest, part.number)
             self._transport.pipeline([("SET", key, squares.hex(), "PX", SQUARES_MS)])
-        elif record.scalars is not None:
-            order = Order(record.record.version, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
-            self._write(record, part.number, order, record.number, part.elements)
+        elif ordered is None and record.scalars is not None:
+            bet = Order(record.record.version, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
+            ordered = bet, record.number
+        if ordered is not None:
             self._sums.pop(part.number, None)
-            return True
-        self._sums[part.number] = part.digest, [elements.copy() for elements in part.elements]
+            self._write(record, part.number, *ordered, part.elements)
+        else:
+            self._sums[part.number] = part.digest, [elements.copy() for elements in part.elements]
         return True
+
+    def _ordered(self, record: UpdateRecord, digest: str) -> tuple[Order, int] | None:
+        """Returns the order of these gradients that was heard, with the number of its attempt."""
+        if self._order is not None and self._order[0].digest == digest and _follows(self._order[0], record):
+            return self._order
+        return None
 
     def _refresh(self) -> None:
         """Reads the record if it may have changed, and the parts that are updated here."""
@@ -140,7 +154,7 @@ class PartUpdater:
             self._record, self._is_outdated = None, True
 
     def _obey(self, event: str) -> None:
-        """Computes the parts of an order whose sums are here."""
+        """Computes the parts of an order whose sums are here, and writes those that were a bet on another number."""
         record = self._record
         if record is None:
             return
@@ -152,15 +166,21 @@ class PartUpdater:
         if found is None:
             return
         order, number = found
-        if (order.previous, order.optimizer) != (record.record.version, record.model.optimizer_digest):
+        if not _follows(order, record):
             return
+        self._order = found
         for part, (digest, elements) in list(self._sums.items()):
             if digest == order.digest:
                 self._write(record, part, order, number, elements)
+        if number != record.number:
+            for part in self._numbers:
+                values = self._values.computed(part, order.version(record.number))
+                if values is not None:
+                    self._store(record, part, order.version(number), values)
 
     def _write(self, record: UpdateRecord, part: int, order: Order, number: int, elements: Sequence[Array]) -> None:
         """Computes a part of the version that an order makes, and writes it."""
-        version, model = order.version(number), record.model
+        version = order.version(number)
         if self._values.computed(part, version) is not None:
             return
         try:
@@ -169,12 +189,20 @@ class PartUpdater:
             logger.debug("%s: cannot update the parameters: %s", self._keys.name, error)
             self._is_outdated = True
             return
-        values = model.updated(part, before, elements, order)
+        self._store(record, part, version, record.model.updated(part, before, elements, order))
+
+    def _store(self, record: UpdateRecord, part: int, version: str, values: PartValues) -> None:
+        """Writes a part of a version."""
         self._values.keep(part, version, values)
         # NX: a chief may have made it stay already, if it was computed twice.
         store: list[Command] = [
             ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", STAGING_MS)
-            for sort in model.sorts
+            for sort in record.model.sorts
         ]
         # Readers fetch it ahead.
         self._transport.pipeline([*store, Hint(("PUBLISH", self._keys.updated_of(part), updated(version, part)))])
+
+
+def _follows(order: Order, record: UpdateRecord) -> bool:
+    """Returns whether an order updates the version of a record."""
+    return (order.previous, order.optimizer) == (record.record.version, record.model.optimizer_digest)

@@ -1,0 +1,109 @@
+"""A chief with an optimiser that is killed or stopped at any step: its successor makes the same updates, once each."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from support.fork_server import NAME, OPTIMIZER, UPDATED, model_of, open_chief
+from support.leaks import leftovers
+from support.local_updates import LocalTraining, differences, gradient_of
+from support.proxy import Fault
+from support.selection import everything, thorough
+
+import redisacc
+
+pytestmark = pytest.mark.servers("valkey")
+
+WORKERS = 2
+# The step up to which a successor leads.
+LAST = UPDATED + 1
+SMALL, LARGE = 100, 200_000
+CASES = [(size, partitions) for size in (SMALL, LARGE) for partitions in (None, 3)]
+
+
+@pytest.fixture
+def working(real_client, background):
+    """Begins a training, with workers that train until it is finished."""
+    opened = []
+
+    def begin(size, partitions):
+        real_client.flushall()
+        open_chief(real_client, size, partitions).close()
+        running = [background(work, number) for number in range(WORKERS)]
+        opened.extend(running)
+        return running
+
+    def work(number):
+        with redisacc.Worker(NAME, number=number, redis=real_client) as worker:
+            for step, parameters in worker.steps():
+                worker.apply(gradient_of(number, step, parameters))
+
+    return begin
+
+
+def check(chief, size, client):
+    """Checks that every round was used once."""
+    assert chief.step == LAST
+    local = LocalTraining(OPTIMIZER, model_of(size), weights=(1.0,) * WORKERS).train(LAST)
+    assert differences(local, chief.parameters, chief.state) == []
+    assert leftovers(client) == []
+    info = chief._accumulator.info()
+    assert (info.takes, info.unacknowledged, info.global_step) == (LAST, [], LAST)
+
+
+@pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
+@pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(SMALL, None), (LARGE, 3)]))
+def test_a_chief_that_dies_anywhere(
+    proxy, child_processes, real_client, until, working, size, partitions, end, request
+):
+    kind = "partitions" if partitions else "dense"
+    for _ in range(2):
+        running = working(size, partitions)
+        proxy.arm(None)
+        child = child_processes.start("update", 0, size, kind)
+        until(lambda child=child: child.done)
+        assert child.value == [1, 2]
+        for one in running:
+            one.result()
+        lengths = proxy.lengths
+    faults = [
+        Fault(direction, number, offset, "stall")
+        for direction in ("request", "reply")
+        for number, length in enumerate(lengths[direction])
+        for offset in (0, length // 2, None)
+    ]
+    most = 10**6 if request.config.option.long else 40 if everything(request.config) else 10
+    happened = 0
+    for number, fault in enumerate(faults[number_of_first(faults, most) :: len(faults) // most + 1]):
+        running = working(size, partitions)
+        proxy.arm(fault)
+        child = child_processes.start("update", 0, size, kind)
+        until(lambda child=child: child.done or proxy._happened.is_set(), timeout=30)
+        happened += not child.done
+        child.signal(end)
+        if end == signal.SIGKILL:
+            until(lambda child=child: child.gone)
+            if number % 2:
+                # The requests that it had sent still arrive.
+                proxy.resume()
+            proxy.cut_all()
+        proxy.resume()
+        with open_chief(real_client, size, partitions) as successor:
+            for _ in successor.updates(until=LAST):
+                pass
+            for one in running:
+                one.result()
+            if end == signal.SIGSTOP:
+                child.signal(signal.SIGCONT)
+                until(lambda child=child: child.done)
+                assert child.value in ([], [1], [1, 2], "LeaseLostError", "LeaseHeldError", "RoundRecoveredError")
+            check(successor, size, real_client)
+            successor.delete()
+        assert [key for key in real_client.scan_iter() if real_client.pttl(key) == -1] == []
+    assert happened
+
+
+def number_of_first(faults, most):
+    """Returns where to begin, so that other places are tried than the first of each message."""
+    return min(1, len(faults) // (most + 1))

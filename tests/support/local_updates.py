@@ -1,0 +1,163 @@
+"""A plain local loop that trains a model with an optimiser: what a training with updates must equal, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from redisacc._protocol.updates.model import UpdateModel
+from redisacc.optim import Optimizer
+from redisacc.optim.kernel import sum_of_squares, update_part
+
+Tree = dict[str, Any]
+
+
+def rounded(values: Any) -> Any:
+    """Returns what arrives of values of float32 that travel as bfloat16. Other dtypes travel as they are."""
+    if values.dtype != np.float32:
+        return values
+    with np.errstate(all="ignore"):
+        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def gradient_of(number: int, step: int, parameters: Mapping[str, Any]) -> Tree:
+    """Returns the gradient of a worker. Any other order of addition gives other bits; some elements are -0.0."""
+    found = {}
+    for place, (path, values) in enumerate(sorted(parameters.items())):
+        random = np.random.default_rng((number, step, place))
+        scales = np.array([1e-3, 1.0, 1e3])[random.integers(0, 3, values.shape)]
+        noise = random.standard_normal(values.shape, np.float32) * scales
+        gradient = (values * 0.5 + noise).astype(values.dtype)
+        gradient.reshape(-1)[:: number + 2] = -0.0
+        found[path] = gradient
+    return found
+
+
+class LocalTraining:
+    """The weights and the state of a model that is trained in memory.
+
+    Args:
+        optimizer: the optimiser.
+        parameters: the weights to begin with.
+        weights: the weight of the gradients of each worker.
+        wire: how the weights travel to the workers.
+        wires: how the gradients of each worker travel; None: all as they are.
+        reduction_type: "MEAN" or "SUM".
+        gradient: returns the gradient of a worker, given its number, the step and the parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[str, Any],
+        *,
+        weights: Sequence[float] = (1.0,),
+        wire: str | None = None,
+        wires: Sequence[str | None] | None = None,
+        reduction_type: str = "MEAN",
+        gradient: Callable[[int, int, Mapping[str, Any]], Tree] = gradient_of,
+    ) -> None:
+        self.optimizer = optimizer
+        # Leaves of a tree are in the order of their paths.
+        self.parameters = {path: np.array(values) for path, values in sorted(parameters.items())}
+        self.state = {
+            slot: {path: optimizer.initial(slot, values) for path, values in self.parameters.items()}
+            for slot in optimizer.slots
+        }
+        self.step = self.updates = 0
+        self._weights = weights
+        self._wire = wire
+        self._wires = wires or (None,) * len(weights)
+        self._is_mean = reduction_type == "MEAN"
+        self._gradient = gradient
+
+    @property
+    def sent(self) -> Tree:
+        """The weights as workers get them."""
+        return {path: rounded(v) if self._wire == "bfloat16" else v for path, v in self.parameters.items()}
+
+    def train(self, until: int, squares: Any = None) -> LocalTraining:
+        """Makes all updates up to a step, and returns itself.
+
+        Args:
+            until: the step.
+            squares: returns the sum of the squares of the mean, given the sums of the leaves and the divisor; None:
+                that of all elements.
+        """
+        while self.step < until:
+            self._advance(squares or _squares)
+        return self
+
+    def _advance(self, squares: Any) -> None:
+        sums: Tree = {}
+        whole = 0.0
+        for number, (weight, wire) in enumerate(zip(self._weights, self._wires, strict=True)):
+            whole += weight
+            for path, values in self._gradient(number, self.step, self.sent).items():
+                gradient = rounded(values) if wire == "bfloat16" else values
+                if weight != 1:
+                    gradient = gradient * gradient.dtype.type(weight)
+                sums[path] = sums[path] + gradient if path in sums else gradient
+        is_weighted = any(weight != 1 for weight in self._weights)
+        divisor: float = 1
+        if self._is_mean:
+            divisor = whole if is_weighted else len(self._weights)
+        scalars = self.optimizer.scalars(self.step, self.updates + 1)
+        groups, _ = self.optimizer.groups(list(self.parameters))
+        clip = 1.0
+        if self.optimizer.clip_norm is not None:
+            clip = self.optimizer.clip_scale(squares(sums, divisor))
+        for (path, values), group in zip(self.parameters.items(), groups, strict=True):
+            state = [self.state[slot][path].reshape(-1) for slot in self.optimizer.slots]
+            flat = values.reshape(-1)
+            update_part(
+                self.optimizer,
+                flat,
+                sums[path].reshape(-1),
+                state,
+                scalars=scalars[group],
+                divisor=divisor,
+                clip=clip,
+                out_weights=flat,
+                out_state=state,
+            )
+        self.step += 1
+        self.updates += 1
+
+
+def _squares(sums: Tree, divisor: float) -> float:
+    total = 0.0
+    for values in sums.values():
+        total += sum_of_squares(values.reshape(-1), divisor)
+    return total
+
+
+def squares_by_part(model: UpdateModel) -> Callable[[Tree, float], float]:
+    """Returns a function that returns the sum of squares as updates form it: of each part, added in their order."""
+
+    def squares(sums: Tree, divisor: float) -> float:
+        flat: dict[int, list[Any]] = {}
+        for path, (section, _) in zip(model.schema.structure.paths, model.schema.flat.places, strict=True):
+            flat.setdefault(section, []).append(sums[path].reshape(-1))
+        whole = {section: np.concatenate(leaves) for section, leaves in flat.items()}
+        total = 0.0
+        for runs in model.parts:
+            total += model.squares([whole[section][first : first + size] for section, first, size in runs], divisor)
+        return total
+
+    return squares
+
+
+def differences(local: LocalTraining, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Returns which leaves and slots differ in any bit."""
+    found = [path for path, values in local.parameters.items() if parameters[path].tobytes() != values.tobytes()]
+    if {*state} != {*local.state}:
+        found.append(f"slots {sorted(state)}")
+    for slot, leaves in local.state.items():
+        found += [
+            f"{slot}/{path}" for path, values in leaves.items() if state[slot][path].tobytes() != values.tobytes()
+        ]
+    return found

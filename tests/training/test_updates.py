@@ -1,0 +1,285 @@
+"""A training with an optimiser gives the bits of a plain local loop, whoever computes its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part
+from support.selection import thorough
+
+import redisacc
+from redisacc._format.keys import Keys
+from redisacc._protocol.updates import committer, updater
+from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+
+pytestmark = pytest.mark.servers("valkey")
+
+CREW = 3
+WEIGHTS = (0.1, 3.7, 1.3)
+
+
+def schedule(step):
+    return 0.01 / (step + 1)
+
+
+OPTIMIZERS = {
+    "sgd": SGD(0.1),
+    "sgd decay": SGD(0.1, weight_decay=0.01, maximize=True),
+    "sgd momentum": SGD(schedule, momentum=0.9, dampening=0.1),
+    "sgd nesterov": SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": Adam(0.01),
+    "amsgrad": Adam(schedule, amsgrad=True, weight_decay=0.01),
+    "adamw": AdamW(0.01, no_decay=["*/b"], lr_factor={"tail*": 0.5}),
+    "adamw ema": AdamW(0.01, ema=0.99, clip_norm=1.0),
+    "adagrad": Adagrad(0.1, lr_decay=0.1, initial_accumulator_value=0.5),
+    "rmsprop": RMSprop(0.01),
+    "rmsprop centered": RMSprop(0.01, centered=True, momentum=0.5),
+    "lion": Lion(1e-3),
+    "lion ema": Lion(schedule, ema=0.5, clip_norm=100.0),
+}
+
+
+def model_of(elements, *, kind="mixed"):
+    """Returns weights of about so many elements."""
+    random = np.random.default_rng(elements)
+    body = random.standard_normal((elements // 4, 3)).astype(np.float32)
+    if kind == "float32":
+        return {"head/w": body, "head/b": np.ones(5, np.float32), "tail": np.ones(elements // 4, np.float32)}
+    wide = random.standard_normal(elements // 8)
+    return {"head/w": body, "head/b": np.ones(5), "tail": wide, "scale": np.float32([1.5]), "empty": np.zeros((0, 2))}
+
+
+SIZES = {"inline": 400, "a part": 30_000, "several parts": 300_000}
+
+
+class Computed:
+    """Who has computed parts.
+
+    Attributes:
+        by: the number of parts that the chief and the updaters have computed.
+    """
+
+    def __init__(self, monkeypatch):
+        self.by = Counter()
+        elements, write = committer.Committer._elements, updater.PartUpdater._write
+
+        def by_chief(found, of, model, number):
+            self.by["chief"] += 1
+            return elements(found, of, model, number)
+
+        def by_updater(found, record, part, order, number, sums):
+            self.by["updaters"] += 1
+            return write(found, record, part, order, number, sums)
+
+        monkeypatch.setattr(committer.Committer, "_elements", by_chief)
+        monkeypatch.setattr(updater.PartUpdater, "_write", by_updater)
+
+    def since(self, by):
+        self.by, found = Counter(), self.by
+        return found[by]
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    return Computed(monkeypatch)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Lets the chief wait for updaters, however slow this machine is."""
+    monkeypatch.setattr(committer, "LEAST_PATIENCE", 20.0)
+    monkeypatch.setattr(committer, "LONGEST_PATIENCE", 20.0)
+
+
+class Updated:
+    """A training with an optimiser, and the same one in memory."""
+
+    def __init__(self, training, background, optimizer, parameters, *, weights=(1.0,) * CREW, wires=None, **options):
+        self.training, self.background = training, background
+        self.wires = wires or (None,) * len(weights)
+        self.weights = weights
+        self.options = {"workers": len(weights), "reduction_type": "MEAN", **options}
+        self.parameters = parameters
+        self.local = LocalTraining(
+            optimizer,
+            parameters,
+            weights=weights,
+            wire=self.options.get("wire"),
+            wires=wires,
+            reduction_type=self.options["reduction_type"],
+        )
+        self.chief = self.open(optimizer)
+        self.crew = []
+
+    def open(self, optimizer, **options):
+        self.chief = self.training.chief(self.parameters, optimizer=optimizer, **{**self.options, **options})
+        return self.chief
+
+    def work(self, before=lambda number, step: None, after=lambda number, step: None):
+        """Begins to work. ``before`` and ``after`` are called around each apply, with the worker's number and step."""
+
+        def one(number):
+            with self.training.worker(number, wire=self.wires[number]) as worker:
+                for step, found in worker.steps():
+                    before(number, step)
+                    worker.apply(gradient_of(number, step, found), weight=self.weights[number])
+                    after(number, step)
+
+        self.crew = [self.background(one, number) for number in range(len(self.weights))]
+
+    def lead(self, until):
+        for _ in self.chief.updates(until=until):
+            pass
+
+    def run(self, until):
+        """Trains up to a step, and compares."""
+        self.work()
+        self.lead(until)
+        self.join()
+        self.check(until)
+
+    def join(self):
+        for one in self.crew:
+            one.result(60)
+
+    def check(self, step):
+        self.local.train(step, squares_by_part(self.chief._updating._record.model))
+        found, parameters = self.chief.latest()
+        assert found == step
+        exact = parameters
+        if self.options.get("wire") == "bfloat16":
+            sent = self.local.sent
+            assert {path: v.tobytes() for path, v in parameters.items()} == {p: v.tobytes() for p, v in sent.items()}
+            kept = iter(self.chief._parameters.latest_state()[1]["redisacc:float32"])
+            exact = {path: next(kept) if v.dtype == np.float32 else v for path, v in parameters.items()}
+        assert differences(self.local, exact, self.chief.state or {}) == []
+
+
+@pytest.fixture
+def updated(training, background):
+    made = []
+
+    def make(*args, **options):
+        made.append(Updated(training, background, *args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+            one.chief.delete()
+
+
+@pytest.fixture
+def reducing(training, background, until):
+    """Runs reducers in threads, and waits until they work on the training."""
+
+    opened = []
+
+    def start(number=1):
+        # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
+        training.client.hset(Keys("train").record, "wanted", CREW)
+        for _ in range(number):
+            opened.append(redisacc.Reducer(redis=training.client))
+            background(opened[-1].run)
+        text = training.client.hget(Keys("train").record, "partitions") or b""
+        keys = Keys("train", tuple(map(int, text.split(b","))) if text else ())
+
+        def there():
+            training.client.publish("redisacc:{train}:calls", "required=1")
+            return all(training.client.hget(key, "who") for key in keys.reducers)
+
+        until(there)
+        return opened
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("size", thorough(SIZES, usual=["inline", "several parts"]))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_without_a_reducer(updated, name, size):
+    updated(OPTIMIZERS[name], model_of(SIZES[size])).run(4)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("name", thorough(OPTIMIZERS, usual=["sgd nesterov", "adamw", "adamw ema", "rmsprop centered"]))
+def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, name, partitions):
+    one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
+    reducing()
+    one.run(4)
+    assert computed.by["chief"] == 0
+    assert computed.by["updaters"] >= 4
+
+
+@pytest.mark.parametrize("reduced", [False, True], ids=["alone", "reducer"])
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wire": "bfloat16"},
+        {"wires": ("bfloat16", None, "bfloat16")},
+        {"weights": WEIGHTS},
+        {"weights": WEIGHTS, "wire": "bfloat16", "wires": ("bfloat16",) * 3},
+        {"reduction_type": "SUM"},
+        {"reduction_type": "SUM", "weights": WEIGHTS},
+    ],
+    ids=str,
+)
+def test_wires_weights_and_sums(updated, reducing, computed, patient, options, partitions, reduced):
+    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, **options)
+    if reduced:
+        reducing()
+    one.run(4)
+    if reduced:
+        assert computed.by["chief"] == 0
+
+
+@pytest.mark.parametrize("size", ["inline", "several parts"])
+def test_weights_are_added_in_the_order_of_the_workers(updated, until, size):
+    """Their sum differs in its last bit if it is formed in the order of arrival."""
+    weights = (0.1, 0.2, 0.3)
+    assert (0.1 + 0.2) + 0.3 != (0.3 + 0.2) + 0.1
+    one = updated(SGD(0.1, momentum=0.9), model_of(SIZES[size]), weights=weights)
+    applied = Counter()
+
+    def in_reverse(number, step):
+        until(lambda: applied[step] == CREW - 1 - number)
+
+    def count(number, step):
+        applied[step] += 1
+
+    one.work(in_reverse, count)
+    one.lead(3)
+    one.join()
+    one.check(3)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw ema"])
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_an_updater_that_reads_the_record_after_the_order(
+    updated, reducing, computed, patient, monkeypatch, name, partitions
+):
+    """It is late, and still in time, because the chief waits for it."""
+    ordered = threading.Event()
+    make, refresh = committer.Committer._make, updater.PartUpdater._refresh
+
+    def note(*args):
+        ordered.set()
+        return make(*args)
+
+    def wait(found):
+        if OPTIMIZERS[name].clip_norm is None:
+            ordered.wait(20)
+        refresh(found)
+
+    monkeypatch.setattr(committer.Committer, "_make", note)
+    monkeypatch.setattr(updater.PartUpdater, "_refresh", wait)
+    one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
+    reducing()
+    one.run(1)
+    assert computed.by["chief"] == 0
