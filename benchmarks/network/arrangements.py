@@ -45,7 +45,7 @@ class Arrangement:
         options: dict[str, Any] = {"wire": self.wire}
         if len(hosts) > 1:
             url, pids = network.cluster(hosts)
-            options["partitions"] = "auto"
+            options["partitions"] = len(hosts)
         else:
             url, pids = network.server(persistent=False, beside=REDUCER)
         where: dict[str, Any] = {"chief": beside[0]} if self.method == "updates" else {}

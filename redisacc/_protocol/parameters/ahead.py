@@ -12,15 +12,15 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import accumulate
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.update_order import parse_updated
+from redisacc._protocol.parameters.memory import Memory
 from redisacc._protocol.parts.fetch import wrong_length
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.sockets.lanes import LANES
@@ -33,6 +33,8 @@ logger = logging.getLogger("redisacc")
 MOST_CHANNELS = 128
 # The most messages that wait to be used. Any client can send them; parts that are not fetched ahead are fetched later.
 MOST_HEARD = 10_000
+# The sort of the blob that readers read.
+FLAT = "flat"
 # How often the thread looks whether it is to end, in seconds.
 LOOK = 60.0
 # How long a part that is on its way is waited for, in seconds, before it is fetched a second time.
@@ -86,11 +88,14 @@ class PartsAhead:
         self._process = os.getpid()
         self._keys: ParameterKeys | None = None
         self._listening = contextlib.ExitStack()
-        self._lengths: Sequence[int] = ()
+        self._offsets: Sequence[int] = (0,)
+        # Where the parts of one version go; None: nothing is fetched.
+        self._memory: Memory | None = None
+        self._version = ""
         self._heard: deque[tuple[str, int]] = deque(maxlen=MOST_HEARD)
         self._in_flight: dict[int, _PartAhead] = {}
-        # Number of a part → the version of which it has arrived, and its bytes.
-        self._there: dict[int, tuple[str, Array]] = {}
+        # The numbers of the parts of the version that have arrived.
+        self._there: set[int] = set()
 
     @property
     def homes(self) -> Sequence[str]:
@@ -108,17 +113,21 @@ class PartsAhead:
             self._listening.close()
             self._alarm.set()
 
-    def expect(self, keys: ParameterKeys, blob: Blob) -> None:
+    def expect(self, keys: ParameterKeys, blob: Blob, memory: Memory) -> None:
         """Notes that the next version will be cut as this blob of the latest one is. Begins to listen.
 
         Args:
             keys: the keys of the parameters, with their partitions.
             blob: the blob that readers read.
+            memory: where the next one goes, as long as this one.
         """
         if self._process != os.getpid():
             # The thread is the parent's.
             self._begin()
-        self._lengths = blob.lengths(len(keys.partitions))
+        with self._lock:
+            self._offsets = [0, *accumulate(blob.lengths(len(keys.partitions)))]
+            self._memory, self._version = memory, ""
+            self._there.clear()
         if self._keys is not None or self._closed or len(keys.partitions) > MOST_CHANNELS:
             return
         self._keys = keys
@@ -132,32 +141,32 @@ class PartsAhead:
             logger.debug("%s: there is no thread left to listen: %s", keys.name, error)
             self._listening.close()
 
-    def take(self, blob: Blob) -> Mapping[str, Array]:
-        """Returns the parts of a version that were fetched ahead: key → its bytes. Waits for those on their way.
+    def take(self, blob: Blob) -> tuple[Memory, frozenset[str]] | None:
+        """Returns the memory for a blob of a version, and the keys of the parts that are in it already.
+
+        Waits for parts that are on their way. Nothing is written to the memory afterwards. Returns None if no part of
+        this version was fetched ahead.
 
         Args:
             blob: the blob of the version that readers read.
         """
         if self._keys is None or self._process != os.getpid():
-            return {}
-        wanted = blob.id.rpartition("-")[0]
-        give_up = time.monotonic() + PATIENCE
-        arrived = -1
+            return None
+        arrived, give_up = -1, 0.0
         while True:
             with self._lock:
-                coming = [part for part in self._in_flight.values() if part.version == wanted]
-                there = {number: data for number, (version, data) in self._there.items() if version == wanted}
                 self._changed.clear()
-            if not coming or self._closed:
-                break
-            if len(there) > arrived:
-                arrived, give_up = len(there), time.monotonic() + PATIENCE
-            if time.monotonic() >= give_up:
-                break
+                memory = self._memory
+                if memory is None or f"{self._version}-{FLAT}" != blob.id:
+                    return None
+                if not self._in_flight:
+                    self._memory = None
+                    return memory, frozenset([self._keys.part(blob.id, number) for number in self._there])
+                if len(self._there) > arrived:
+                    arrived, give_up = len(self._there), time.monotonic() + PATIENCE
+            if self._closed or time.monotonic() >= give_up:
+                return None
             self._changed.wait(PATIENCE)
-        with self._lock:
-            self._there.clear()
-        return {self._keys.part(blob.id, number): data for number, data in there.items()}
 
     def _hear(self, text: str | None) -> None:
         """Notes a message, in the thread that listens."""
@@ -192,19 +201,27 @@ class PartsAhead:
     def more(self) -> list[_PartAhead]:
         """Returns the parts of which messages have come since."""
         found = []
-        while self._heard and self._keys is not None:
-            version, number = self._heard.popleft()
-            there = self._there.get(number)
-            if number >= len(self._lengths) or number in self._in_flight or (there and there[0] == version):
-                continue
-            # New memory each time, because a part may be in use that was taken before it was whole here.
-            place = np.empty(self._lengths[number], np.uint8)
-            key = self._keys.part(f"{version}-flat", number)
-            part = _PartAhead(key, number % self.lanes, version, number, place)
-            with self._lock:
-                self._in_flight[number] = part
-            found.append(part)
+        with self._lock:
+            while self._heard:
+                part = self._part_of(*self._heard.popleft())
+                if part is not None:
+                    self._in_flight[part.number] = part
+                    found.append(part)
         return found
+
+    def _part_of(self, version: str, number: int) -> _PartAhead | None:
+        """Returns the part that a message tells of, if it is to be fetched."""
+        if self._memory is None or self._keys is None or number >= len(self._offsets) - 1:
+            return None
+        if version != self._version:
+            # Another round than was expected, for example because a worker was started again.
+            self._version = version
+            self._there.clear()
+        # What is on its way for another version would be written to the same place.
+        if number in self._there or number in self._in_flight:
+            return None
+        place = self._memory.bytes[self._offsets[number] : self._offsets[number + 1]]
+        return _PartAhead(self._keys.part(f"{version}-{FLAT}", number), number % self.lanes, version, number, place)
 
     def expected(self, part: _PartAhead) -> memoryview:
         """Returns where a part goes if it is as long as that part of the latest version."""
@@ -218,16 +235,15 @@ class PartsAhead:
 
     def missing(self, part: _PartAhead) -> None:
         """Notes that there is no such part: the message was forged, or the part has expired."""
-        self._end(part)
+        self._end(part, arrived=False)
 
     def finish(self, part: _PartAhead) -> None:
         """Notes that a part has arrived."""
-        self._end(part, (part.version, part.place))
+        self._end(part, arrived=True)
 
-    def _end(self, part: _PartAhead, there: tuple[str, Array] | None = None) -> None:
+    def _end(self, part: _PartAhead, *, arrived: bool) -> None:
         with self._lock:
-            if self._in_flight.get(part.number) is part:
-                del self._in_flight[part.number]
-                if there is not None:
-                    self._there[part.number] = there
+            del self._in_flight[part.number]
+            if arrived and part.version == self._version:
+                self._there.add(part.number)
             self._changed.set()

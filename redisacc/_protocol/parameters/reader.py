@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -232,8 +232,11 @@ class ParameterReader:
             known = self._read
             if known is None or known.version != record.version:
                 update = Update(record, schema, known, self._pool)
-                self._fetch(update.blobs, update.allocate, self._taken_ahead(update) or fetched or {})
+                there = self._take_ahead(update)
+                self._fetch(update.blobs, update.allocate, fetched or {}, there)
                 self._read = known = update.snapshot()
+                if self._ahead is not None and update.is_flat:
+                    self._ahead.expect(self._keys, update.blobs[0], update.spare())
             return schema.structure.build(
                 [
                     place.memory.array(place.offset, leaf.shape, leaf.given)
@@ -241,13 +244,14 @@ class ParameterReader:
                 ]
             )
 
-    def _taken_ahead(self, update: Update) -> Mapping[str, Any]:
-        """Returns the parts of a version that were fetched ahead, by their keys."""
-        if self._ahead is None or len(update.blobs) != 1 or not update.blobs[0].cut:
-            return {}
-        taken = self._ahead.take(update.blobs[0])
-        self._ahead.expect(self._keys, update.blobs[0])
-        return taken
+    def _take_ahead(self, update: Update) -> Collection[str]:
+        """Uses the parts of a version that were fetched ahead, and returns their keys."""
+        taken = self._ahead.take(update.blobs[0]) if self._ahead is not None and update.is_flat else None
+        if taken is None:
+            return ()
+        memory, there = taken
+        update.use(memory)
+        return there
 
     def state(self, record: ParameterRecord) -> Any:
         """Returns the publisher's state of a version, None if it has none.
@@ -318,6 +322,7 @@ class ParameterReader:
         blobs: Sequence[Blob],
         allocate: Callable[[], Sequence[Array]],
         fetched: Mapping[str, Any] = {},
+        in_place: Collection[str] = (),
     ) -> None:
         """Fetches blobs. Memory is allocated only after the server has shown that it has as many bytes.
 
@@ -325,6 +330,7 @@ class ParameterReader:
             blobs: the blobs.
             allocate: returns the memory of each.
             fetched: the values of some keys of parts.
+            in_place: the keys of parts that are in the memory already.
         """
         parts = [blob.parts(self._keys) for blob in blobs]
         check_parts(self._transport, list(chain.from_iterable(parts)), STATED_BY)
@@ -335,10 +341,10 @@ class ParameterReader:
             for number, (key, length) in enumerate(of_blob):
                 place = data[start : start + length]
                 start += length
+                if key in in_place:
+                    continue
                 there = fetched.get(key)
-                if isinstance(there, np.ndarray):
-                    place[:] = there
-                elif not isinstance(there, bytes):
+                if not isinstance(there, bytes):
                     arrivals.expect(key, number, place)
                 elif len(there) == length:
                     place[:] = np.frombuffer(there, np.uint8)
