@@ -40,9 +40,9 @@ def test_a_dense_gradient_has_no_part_of_a_few_bytes(elements):
     assert lengths[-1] > lengths[0] / 8
 
 
-def test_a_million_floats_are_four_parts():
+def test_a_million_floats_are_eight_parts():
     lengths = pack(Gradient([Section(np.zeros(2**20, np.float32))])).lengths
     # The size is a whole number of blocks that fits the allocator, and the last part has the rest.
-    size = 2**20 - 1024
-    assert [*lengths] == [size] * 3 + [size + 4096]
-    assert size <= PART_SIZES[2] < size + 1024
+    size = 2**19 - 1024
+    assert [*lengths] == [size] * 7 + [size + 8192]
+    assert size <= PART_SIZES[1] < size + 1024
