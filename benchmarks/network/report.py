@@ -100,9 +100,7 @@ def _updates(networks: list[Results]) -> str:
             peers, first = section["peers"], [model, f"{network['workers']}"]
             for key, peer in peers.items():
                 ratios = [
-                    times(ratio(peers[other]["blocks"], peer["blocks"]))
-                    if other in peers and other != key
-                    else ""
+                    times(ratio(peers[other]["blocks"], peer["blocks"])) if other in peers and other != key else ""
                     for other in ("tensorflow", "gloo")
                 ]
                 links = {link: value for link, value in peer["server_a_step"].items() if link != "dropped"}
