@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.markdown import between, figure, head, ms, picture, short, table, times, versions
+from benchmarks.stats import ratio
 
 Results = dict[str, Any]
 
@@ -46,6 +47,8 @@ def render(results: Results, drawn: dict[str, str]) -> str:
             parts += [f"## Weights at {title}\n", _WEIGHTS, _rounds(here, rate, weights=True)]
         if any("steps" in network for network in here):
             parts += [f"## A training step at {title}\n", _STEPS, _steps(here)]
+        if any("updates" in network for network in here):
+            parts += [f"## A training step with an optimiser at {title}\n", _UPDATES, _choice(here), _updates(here)]
     parts += ["## Versions\n", versions({"versions": _merged(networks, "versions")})]
     return "\n".join(parts)
 
@@ -61,6 +64,52 @@ _STEPS = (
     "server, so neither gradients nor weights pass through its chief's link. [Performance](README.md) describes the "
     "peers.\n"
 )
+
+
+_UPDATES = (
+    "The same step with `Chief(optimizer=...)` and reducers, which update the parameters where the sums are: a model "
+    "of 100 dense arrays, plain SGD. In the arrangements, each node of a Redis Cluster, or the one server, has its "
+    "reducer on its host, and the chief runs on the first worker's. *rounds()* has its update in a chief on a host of "
+    "its own. torch's ranks reduce all gradients in one `all_reduce`, and each makes the same update. *Limit* is the "
+    "least time in which the links can carry the step: with a node on each host of n workers and on k others, "
+    "2n(n-1)M / ((n² + kn - 2k)B) for M bytes and links of B (BytePS, OSDI 2020); with k servers on hosts of their own "
+    "nM / kB, or M / B if that is more. The ratios say how many times as long the others take.\n"
+)
+
+
+def _choice(networks: list[Results]) -> str:
+    """Returns which arrangement was the fastest, for each model and number of workers."""
+    lines = []
+    for network in networks:
+        for model, section in network.get("updates", {}).items():
+            medians = {
+                peer["name"]: peer["seconds"]["median"]
+                for key, peer in section["peers"].items()
+                if key not in ("tensorflow", "gloo")
+            }
+            if len(medians) > 1:
+                name = min(medians, key=medians.__getitem__)
+                lines.append(f"- **{model}, {network['workers']} workers:** {name} is the fastest.")
+    return "\n".join([*lines, ""])
+
+
+def _updates(networks: list[Results]) -> str:
+    rows = []
+    for network in networks:
+        for model, section in network.get("updates", {}).items():
+            peers, first = section["peers"], [model, f"{network['workers']}"]
+            for key, peer in peers.items():
+                ratios = [
+                    times(ratio(peers[other]["blocks"], peer["blocks"])) if other in peers and other != key else ""
+                    for other in ("tensorflow", "gloo")
+                ]
+                links = {link: value for link, value in peer["server_a_step"].items() if link != "dropped"}
+                busiest = short(round(max(links.values(), default=0.0) / 1e6, 3))
+                limit = short(round(1e3 * peer["wire_seconds"], 1))
+                rows.append([first[0], peer["name"], first[1], limit, ms(peer["seconds"]), *ratios, busiest])
+                first = ["", ""]
+    columns = ["", "", "W", "limit, ms", "step, ms", "to TensorFlow", "to gloo", "busiest link, MB"]
+    return table(columns, rows, text=2)
 
 
 def _network(results: Results) -> str:

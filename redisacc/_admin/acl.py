@@ -153,6 +153,7 @@ def rules(
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
     channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:partition:wake", of.calls, parameters.events]
+    channels += [parameters.updated_of(0), f"{PREFIX}{{{pattern}/*}}:parameters:updated"]
     blobs = [f"{parameters.record}:object:*", _blobs_of(pattern)]
     selected: list[tuple[str, list[str]]] = []
     if given.applies:

@@ -222,7 +222,8 @@ class Planted:
             "deleted": [others.deleted],
             "claims": [others.claims],
         }
-        assert public == made_of_parameters.keys() | {"name", "events", "partitions", "partition", "homes"}
+        others_are = {"name", "events", "updated_of", "partitions", "partition", "homes"}
+        assert public == made_of_parameters.keys() | others_are
         made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}
         hashes = keys.current.hashes
         assert len(hashes) == len(dataclasses.fields(keys.current))

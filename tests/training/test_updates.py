@@ -13,6 +13,7 @@ from support.selection import thorough
 
 import redisacc
 from redisacc._format.keys import Keys
+from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.updates import committer, updater
 from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
@@ -214,6 +215,42 @@ def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, na
     one.run(4)
     assert computed.by["chief"] == 0
     assert computed.by["updaters"] >= 4
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_workers_fetch_parts_before_they_are_published(
+    updated, reducing, computed, patient, until, monkeypatch, partitions, wire
+):
+    expect, take, commit = PartsAhead.expect, PartsAhead.take, committer.Committer._commit
+    every, taken = set(), []
+
+    def noted(found, *args):
+        every.add(found)
+        return expect(found, *args)
+
+    def counted(found, blob):
+        result = take(found, blob)
+        taken.append(0 if result is None else len(result[1]))
+        return result
+
+    def late(found, update, version):
+        # From the second step on, all workers listen.
+        if update.follows.step > 2:
+            number = len(update.model.parts)
+            until(lambda: all(len(one._there) == number for one in every))
+        return commit(found, update, version)
+
+    monkeypatch.setattr(PartsAhead, "expect", noted)
+    monkeypatch.setattr(PartsAhead, "take", counted)
+    monkeypatch.setattr(committer.Committer, "_commit", late)
+    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, wire=wire)
+    reducing()
+    one.run(5)
+    assert len(every) == CREW
+    # The last version is not read.
+    assert taken.count(max(taken)) >= 2 * CREW
+    assert max(taken) == len(one.chief._updating._record.model.parts)
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["alone", "reducer"])

@@ -220,7 +220,8 @@ class Committer:
         self, update: _Update, order: Order, number: int
     ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
         """Makes one attempt to publish the version that an order makes."""
-        if update.of.has_updaters and not update.model.keys.partitions:
+        model = update.model
+        if update.of.has_updaters and not model.keys.partitions and model.optimizer.clip_norm is None:
             # Updaters have usually written all parts before the round was granted. The script looks whether they have.
             reply = self._commit(update, order.version(number))
             if reply != "expired":
