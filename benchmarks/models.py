@@ -123,6 +123,14 @@ def mixed() -> Model:
     return Model("100-arrays", tuple(leaves))
 
 
+def dense(name: str, widen: int = 1) -> Model:
+    """Returns 100 arrays without tables, of about 4 MB; each has ``widen`` times as many columns."""
+    leaves = [Leaf(f"matrix{number:02}", (128, 128 * widen)) for number in range(40)]
+    leaves += [Leaf(f"vector{number:02}", (128 * widen,)) for number in range(40)]
+    leaves += [Leaf(f"narrow{number:02}", (256, 64 * widen)) for number in range(20)]
+    return Model(name, tuple(leaves))
+
+
 def even(number: int, elements: int) -> Model:
     """Returns a number of equal vectors of about as many elements in total."""
     return Model(f"even-{number}", tuple(Leaf(f"a{leaf:04}", (elements // number,)) for leaf in range(number)))

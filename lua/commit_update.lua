@@ -44,7 +44,7 @@
 -- #bind
 
 local refusal = refused_publication(keys, args)
-if not refusal and redis.call('HEXISTS', keys.taken, args.token) == 0 then
+if not refusal and not redis.call('HGET', keys.taken, args.token) then
   return {'unknown'}
 elseif refusal and refusal[1] ~= 'published' then
   return refusal

@@ -2,6 +2,7 @@
 --
 -- KEYS record       redisacc:{NAME}:parameters                 the record of the parameters
 -- KEYS attempts     redisacc:{NAME}:parameters:attempts        "BLOB parts" -> when its parts may be removed
+-- KEYS deleted      redisacc:{NAME}:parameters:deleted         incarnations that were deleted
 -- KEYS parts...     redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot, which still have an expiry
 -- KEYS unused...    redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot that only the version before has:
 --                                                              they get an expiry
@@ -32,7 +33,7 @@
 -- #include "publish_version"
 -- #bind
 
-local refusal = refused_publication(keys, args)
+local refusal = refused_publication(keys, args, keys.deleted)
 if refusal then
   return refusal
 end

@@ -2,6 +2,7 @@
 --
 -- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
 -- KEYS attempts     redisacc:{NAME}:parameters:attempts  "BLOB parts" -> when its parts may be removed; 0: at once
+-- KEYS deleted      redisacc:{NAME}:parameters:deleted   incarnations that were deleted
 -- ARGV incarnation  text     the incarnation that the client has seen; for a first version, the one that it gets
 -- ARGV previous     text     id of the version that this one follows; "" if it is the first
 -- ARGV version      text     random; the id of the version is this, a hyphen and the number of the attempt
@@ -28,7 +29,7 @@
 
 local BEGUN_MS = 60000
 
-local refusal = refused_version(keys.record, args)
+local refusal = refused_version(keys.record, args, keys.deleted)
 if refusal then
   return refusal
 end

@@ -21,7 +21,7 @@ from benchmarks import environment
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
 from benchmarks.markdown import write
-from benchmarks.network import hosts
+from benchmarks.network import arrangements, hosts
 from benchmarks.network.crews import PEERS
 from benchmarks.network.measure import ROWS, measure, memory_needed
 from benchmarks.network.report import NAMES, draw, render
@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Gbit/s.
 RATES = (1.0, 10.0)
 QUICK_RATES = (1.0,)
+# Those of rounds, and of trainings with an optimiser.
+EVERY_PEER = [*dict.fromkeys([*PEERS, *arrangements.PEERS])]
 WORKERS = (2, 4, 8, 16, 32)
 QUICK_WORKERS = (4,)
 
@@ -87,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run few rounds, at 1 Gbit/s and with 4 workers unless they are given; write into build/benchmarks",
     )
     parser.add_argument("--only", action="append", choices=ROWS, help="measure only this row; may be repeated")
-    parser.add_argument("--peer", action="append", choices=[*PEERS], help="measure only this peer; may be repeated")
+    parser.add_argument(
+        "--peer", action="append", choices=[*EVERY_PEER], help="measure only this peer; may be repeated"
+    )
     parser.add_argument(
         "--rate", action="append", type=_rate, help="rate of the links in Gbit/s; may be repeated (default: 1 and 10)"
     )
@@ -150,7 +154,7 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
         "networks": [],
         "left_out": [],
     }
-    peers = given.peer or [*PEERS]
+    peers = given.peer or EVERY_PEER
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
         run = Run(

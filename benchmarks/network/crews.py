@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from benchmarks.crew import START_TIMEOUT, Crew, Member
@@ -19,9 +20,14 @@ SERVER = "server"
 TAKER = "taker"
 
 
-def host_names(workers: int) -> list[str]:
-    """Returns the names of the hosts of a crew."""
-    return [SERVER, TAKER, *(f"worker{number}" for number in range(workers))]
+def host_names(workers: int, servers: int = 1) -> list[str]:
+    """Returns the names of the hosts of a crew, with this many for servers."""
+    return [
+        SERVER,
+        *(f"{SERVER}{number}" for number in range(1, servers)),
+        TAKER,
+        *(f"worker{number}" for number in range(workers)),
+    ]
 
 
 # The kinds of measurement, and for each kind the program of every peer.
@@ -34,6 +40,7 @@ PROGRAMS = {
         "gloo": "torch_gloo",
     },
     "steps": {"redisacc": "redisacc_steps", "bare": "bare_steps", "tensorflow": "tensorflow_steps"},
+    "updates": {"redisacc": "redisacc_steps", "tensorflow": "tensorflow_steps", "gloo": "torch_steps"},
     "weights": {
         "redisacc": "redisacc_weights",
         "bare": "bare_weights",
@@ -78,6 +85,7 @@ class Network:
         taker: bool = True,
         helpers: tuple[str, ...] = (),
         dense: bool = False,
+        chief: str = TAKER,
         **more: Any,
     ) -> Peer:
         """Starts the processes of a peer.
@@ -91,6 +99,7 @@ class Network:
             taker: whether rounds have a taker.
             helpers: roles of processes that only have to run.
             dense: whether it takes part in dense rounds only.
+            chief: the host of the process that takes.
             **more: more settings of its processes.
         """
         # All processes begin at once when weights are sent, and the first one sends.
@@ -104,7 +113,7 @@ class Network:
             directory=self.run.directory,
             taker=taker and not weights,
             helpers=helpers,
-            host=self._prefix,
+            host=partial(self._prefix, chief),
         )
         self.stack.callback(crew.end)
         return Peer(
@@ -121,10 +130,10 @@ class Network:
         hosts = [f"worker{number}" for number in range(self.workers)]
         return [TAKER, *hosts] if self.kind == "weights" else hosts
 
-    def _prefix(self, role: str, number: int) -> list[str]:
+    def _prefix(self, chief: str, role: str, number: int) -> list[str]:
         if role == "worker":
             return self.hosts.command(self.workers_hosts()[number])
-        return self.hosts.command(TAKER if role == "taker" else SERVER)
+        return self.hosts.command(chief if role == "taker" else SERVER)
 
     def server(self, *, persistent: bool, beside: Sequence[str] = ()) -> tuple[str, list[int]]:
         """Starts a Redis server, and returns its URL and the ids of the processes that belong to it.
@@ -151,9 +160,34 @@ class Network:
         self.versions["server"] = started["versions"]
         return started["url"], started["pids"]
 
+    def cluster(self, hosts: Sequence[str]) -> tuple[str, list[int]]:
+        """Starts a cluster of a node and its reducer on each of some hosts. Returns as ``server`` does."""
+        port = next(self.ports)
+        everywhere = {
+            "role": "node",
+            "nodes": [(self.hosts.address(host), port) for host in hosts],
+            "executable": self.run.server,
+        }
+        members, pids = [], []
+        for number, host in enumerate(hosts):
+            folder = tempfile.mkdtemp(prefix="node-", dir=self.run.directory)
+            settings = {**everywhere, "number": number, "directory": folder}
+            prefix = self.hosts.command(host)
+            members.append(Member(sys.executable, "node_host", settings, None, self.run.directory, prefix=prefix))
+            self.stack.callback(members[-1].end)
+        for member in members:
+            started = member.receive(START_TIMEOUT)
+            self.versions["server"] = started["versions"]
+            pids += started["pids"]
+        return f"redis+cluster://{self.hosts.address(hosts[0])}:{port}", pids
+
     def totals(self) -> dict[str, float]:
-        """Returns the bytes that have passed the links of server and taker, and the packets that were dropped."""
+        """Returns the bytes that have passed the links that matter, and the packets that were dropped."""
         traffic = self.hosts.traffic()
+        if self.kind == "updates":
+            # Which link is the busiest depends on where the servers are.
+            links = {f"{host} {way}": one[way] for host, one in traffic.items() for way in ("in", "out")}
+            return {**links, "dropped": sum(one["dropped"] for one in traffic.values())}
         return {
             "server_in": traffic[SERVER]["in"],
             "server_out": traffic[SERVER]["out"],

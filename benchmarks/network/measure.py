@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks import models, workloads
 from benchmarks.environment import Run
+from benchmarks.network import arrangements
 from benchmarks.network.crews import Network, host_names, start
 from benchmarks.network.hosts import Hosts
 from benchmarks.sections import rounds, steps
@@ -18,7 +19,11 @@ ROUNDS = {row.name: row for row in workloads.SIX_ROWS}
 MODEL = models.mixed()
 DENSE = [row for row in workloads.SIX_ROWS if row.kind == "dense"]
 WEIGHTS = {f"weights-{row.name}": Workload(f"weights-{row.name}", "dense", row.shape) for row in DENSE}
-ROWS = [*ROUNDS, MODEL.name, *WEIGHTS]
+# A training with an optimiser.
+UPDATES = {model.name: model for model in (models.dense("updates-4MB"), models.dense("updates-31MB", 8))}
+ROWS = [*ROUNDS, MODEL.name, *UPDATES, *WEIGHTS]
+# Beyond this many workers, the processors of one machine are the limit of these rows.
+MOST_UPDATING = 8
 # The rows that show how a round grows with the number of workers. The others are measured with 4 and 8.
 GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB", "weights-dense-4MB")
 
@@ -32,7 +37,11 @@ COPIES = 4
 
 def chosen(workers: int, only: Sequence[str] | None) -> list[str]:
     """Returns the names of the rows that are measured with a number of workers."""
-    return [name for name in ROWS if (name in only if only else workers in (4, 8) or name in GROWING)]
+    if only:
+        return [name for name in ROWS if name in only]
+    return [
+        name for name in ROWS if (workers <= MOST_UPDATING if name in UPDATES else workers in (4, 8) or name in GROWING)
+    ]
 
 
 def memory_needed(workers: int, only: Sequence[str] | None, peers: Sequence[str]) -> float:
@@ -57,7 +66,7 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
     """
     wanted = chosen(workers, only)
     found: dict[str, Any] = {"gigabits": rate, "workers": workers, "rows": {}, "names": {}, "versions": {}}
-    with Hosts(host_names(workers), rate) as hosts:
+    with Hosts(host_names(workers, arrangements.SERVERS), rate) as hosts:
         found["congestion_control"] = hosts.congestion_control()
         # Weights are the gradient of one worker.
         for kind, every, crew in (("rounds", ROUNDS, workers), ("weights", WEIGHTS, 1)):
@@ -76,6 +85,17 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
             with _network(run, hosts, workers, "steps", settings) as network:
                 print(f"  a step of a model of {len(MODEL.leaves)} arrays")
                 found["steps"] = steps.compete(_start(network, peers, found), 1 if run.quick else 21, 1)
+        for model in [UPDATES[name] for name in wanted if name in UPDATES]:
+            folder = run.directory / f"{model.name}-{rate:g}-{workers}"
+            models.write(folder, [model], workers)
+            settings = {"arrays": str(folder), "workloads": [], "model": model.name}
+            with _network(run, hosts, workers, "updates", settings) as network:
+                print(f"  {model.name}")
+                started = _start(network, peers, found, arrangements.start)
+                section = steps.compete(started, 3 if run.quick else 15, 2)
+                for key, peer in section["peers"].items():
+                    peer["wire_seconds"] = arrangements.wire_time(key, workers, model.bytes, rate)
+                found.setdefault("updates", {})[model.name] = section
     return found
 
 
@@ -85,7 +105,12 @@ def _network(run: Run, hosts: Hosts, workers: int, kind: str, settings: dict[str
         yield Network(run, hosts, workers, kind, settings, stack)
 
 
-def _start(network: Network, keys: Sequence[str], found: dict[str, Any]) -> list[Peer]:
+def _start(
+    network: Network,
+    keys: Sequence[str],
+    found: dict[str, Any],
+    start: Callable[[Network, Sequence[str]], list[Peer]] = start,
+) -> list[Peer]:
     """Starts peers, and adds their names and versions to the results."""
     peers = start(network, keys)
     found["names"] |= {peer.key: peer.crew.name for peer in peers}

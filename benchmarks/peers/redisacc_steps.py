@@ -100,7 +100,12 @@ class LoopChief(Peer):
         super().__init__(settings)
         own = {name: array.copy() for name, array in self.initial.items()}
         self.chief = redisacc.Chief(
-            self.model["name"], own, workers=settings["workers"], sparse=self.sparse, redis=settings["url"]
+            self.model["name"],
+            own,
+            workers=settings["workers"],
+            sparse=self.sparse,
+            redis=settings["url"],
+            **settings.get("chief_options", {}),
         )
         self.rounds = self.chief.rounds()
 
@@ -123,7 +128,8 @@ class LoopWorker(Peer):
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.worker = redisacc.Worker(self.model["name"], number=settings["number"], redis=settings["url"])
+        options = settings.get("worker_options", {})
+        self.worker = redisacc.Worker(self.model["name"], number=settings["number"], redis=settings["url"], **options)
         self.gradients = [self.gradient(variant) for variant in range(2)]
         self.steps = self.worker.steps()
         _, self.own = next(self.steps)
@@ -144,10 +150,37 @@ class LoopWorker(Peer):
                 raise common.WrongResult(f"step {self.step} follows step {before}")
 
 
+class UpdatingChief(Peer):
+    """The chief, with an optimiser."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.chief = redisacc.Chief(
+            self.model["name"],
+            self.initial,
+            workers=settings["workers"],
+            optimizer=redisacc.optim.SGD(self.rate),
+            redis=settings["url"],
+            **settings.get("chief_options", {}),
+        )
+        self.updates = self.chief.updates()
+
+    def weights(self):
+        """Returns nothing, because it has no weights. The workers compare theirs."""
+        return {}
+
+    def go(self):
+        """Does the chief's part of each step."""
+        for _ in range(self.job["repeat"]):
+            self.step = next(self.updates)
+
+
 ACTORS = {
     ("direct", "taker"): DirectChief,
     ("direct", "worker"): DirectWorker,
     ("loop", "taker"): LoopChief,
     ("loop", "worker"): LoopWorker,
+    ("updates", "taker"): UpdatingChief,
+    ("updates", "worker"): LoopWorker,
 }
 common.serve(lambda settings: ACTORS[settings["method"], settings["role"]](settings))

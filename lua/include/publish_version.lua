@@ -5,8 +5,8 @@
 
 -- Returns the reply that refuses a version of parameters, or nil if it may be published: its parts are there. keys,
 -- args: see publish.
-local function refused_publication(keys, args)
-  local refusal = refused_version(keys.record, args)
+local function refused_publication(keys, args, deleted_key)
+  local refusal = refused_version(keys.record, args, deleted_key)
   if refusal then
     return refusal
   end

@@ -2,7 +2,7 @@
 
 -- Returns the reply that refuses a version of parameters, or nil if it may follow what is published. request: see
 -- publish.
-local function refused_version(record_key, request)
+local function refused_version(record_key, request, deleted_key)
   local current = redis.call('HMGET', record_key, 'incarnation', 'version', 'step')
   local incarnation, version, step = current[1], current[2], current[3]
   if not incarnation then
@@ -10,6 +10,11 @@ local function refused_version(record_key, request)
       return {'corrupt', 'incarnation', ''}
     elseif request.previous ~= '' then
       return {'missing'}
+    end
+    -- Somebody restores what the server has lost, in the same incarnation. What was deleted must not come back.
+    local marked = deleted_key and redis.call('GET', deleted_key)
+    if marked and string.find(' ' .. marked .. ' ', ' ' .. request.incarnation .. ' ', 1, true) then
+      return {'changed'}
     end
     return nil
   end

@@ -26,7 +26,8 @@ class Role:
         names_commands: the commands that it may run on the set of all names.
         takes: whether it has the keys of the queue and of taken rounds, and publishes parameters.
         applies: whether it has the keys of staged parts and the lock for compacting.
-        reduces: whether it has the keys of staged parts and of sums, and the lease of the reducer.
+        reduces: whether it has the keys of staged parts and of sums, and the lease of the reducer; and may read the
+            record of parameters, and read and write their parts.
         everything: whether it has all keys of its accumulators, and not only those that its work needs.
     """
 
@@ -57,8 +58,13 @@ _REDUCES = (
     "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
     "subscribe unsubscribe"
 )
-# Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
+# Commands by which a worker reads parameters, and those by which a reducer also writes parts of the next version. Only
+# selectors can restrict a role to these for some keys.
 _READS_PARAMETERS = "hmget get strlen"
+_WRITES_PARTS = "get set strlen"
+_READS_RECORD = "hmget"
+# Commands by which a taker reads parts before their gradients are accepted.
+_READS_STAGED = "get strlen"
 # Commands by which handles and the scripts of lua/inspect read.
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
@@ -77,7 +83,9 @@ ROLES = {
         "sismember sadd",
         takes=True,
     ),
-    "reducer": Role("adds up large gradients beside the server", _REDUCES, reduces=True),
+    "reducer": Role(
+        "adds up large gradients beside the server, and updates parameters with them", _REDUCES, reduces=True
+    ),
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
@@ -132,7 +140,7 @@ def rules(
         commands["eval"] = None
     if wait:
         # Before it waits for replicas of a partition, a writer appends nothing to the parts that these are to have.
-        commands |= dict.fromkeys(("wait", "append") if given.applies else ("wait",))
+        commands |= dict.fromkeys(("wait", "append") if given.applies or given.takes else ("wait",))
     if cluster:
         commands |= dict.fromkeys(_FINDS_NODES)
         if selectors:
@@ -145,10 +153,18 @@ def rules(
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
     channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:partition:wake", of.calls, parameters.events]
-    reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern)] if given.applies else []
-    selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
+    blobs = [f"{parameters.record}:object:*", _blobs_of(pattern)]
+    selected: list[tuple[str, list[str]]] = []
+    if given.applies:
+        selected = [(_READS_PARAMETERS, [parameters.record, *blobs, parameters.deleted])]
+    elif given.reduces:
+        selected = [(_READS_RECORD, [parameters.record]), (_WRITES_PARTS, blobs)]
+    elif given.takes and selectors:
+        # A waiting take looks ahead. It could also write these parts without selectors, so it does without them there.
+        selected = [(_READS_STAGED, [f"{of.record}:staged:*"])]
     if not selectors:
-        keys += reads
+        keys += [key for _, of in selected for key in of]
+        selected = []
     return [
         "on",
         "resetkeys",
@@ -159,7 +175,7 @@ def rules(
         *([f"~{NAMES}"] if lists_names else []),
         *(f"&{channel}" for channel in channels),
         *(f"+{command}" for command in commands),
-        *selected,
+        *(_selector(commands_of, of) for commands_of, of in selected),
         *([_selector(given.names_commands, [NAMES])] if selectors else []),
     ]
 
@@ -169,7 +185,7 @@ def _selector(commands: str, keys: Sequence[str]) -> str:
 
 
 def _partitions_of(keys: Keys, what: str = "partition") -> str:
-    """Returns the pattern of the parts of gradients that lie in partitions, or of the parts of sums ("sum")."""
+    """Returns the pattern of the keys of one sort in partitions: parts of gradients ("partition"), "sum", "squares"."""
     return f"{PREFIX}{{{keys.name}/*}}:{what}:*"
 
 
@@ -180,15 +196,17 @@ def _blobs_of(name: str) -> str:
 
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        in_partitions = [_partitions_of(keys), _partitions_of(keys, "sum"), _blobs_of(keys.name)]
-        return [keys.record, f"{keys.record}:*", *in_partitions]
+        in_partitions = [_partitions_of(keys, what) for what in ("partition", "sum", "squares")]
+        return [keys.record, f"{keys.record}:*", *in_partitions, _blobs_of(keys.name)]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
         return [*read, _partitions_of(keys), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
+    # They also find out whether a training was deleted or lost, and say what they have of a lost one.
     found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
+    found += [ParameterKeys(keys.name).claims]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
@@ -196,11 +214,14 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*"]
-        found += [parameters.attempts, _blobs_of(keys.name)]
+        found += [parameters.attempts, parameters.deleted, _blobs_of(keys.name)]
     return found
 
 
 def _reduces(keys: Keys) -> list[str]:
-    """Returns the patterns of the leases of reducers and of the parts of sums."""
+    """Returns the patterns of the leases of reducers, of the parts of sums, and of the sums of their squares."""
     lease = keys.reducer(None)
-    return [lease, f"{lease}:*", f"{keys.record}:sum:*", _partitions_of(keys, "sum")]
+    found = [lease, f"{lease}:*"]
+    for sort in ("sum", "squares"):
+        found += [f"{keys.record}:{sort}:*", _partitions_of(keys, sort)]
+    return found

@@ -55,7 +55,7 @@ SEARCHES = 10
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
 _IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
-_SUM = re.compile(r"sum:[0-9a-f]+:\d+")
+_SUM = re.compile(r"(?:sum|squares):[0-9a-f]+:\d+")
 _REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
@@ -65,7 +65,7 @@ _WHOLE = frozenset(
     )
 )
 
-_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts))?")
+_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims))?")
 # How the keys of parts in partitions continue after the hash tag.
 _ELSEWHERE = ("partition:", "parameters:partition:")
 _BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
@@ -279,7 +279,8 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
     objects = [key for key, suffix in _endless(transport, pairs) if suffix != "parameters"]
     incarnation = _incarnation(transport, keys)
     if incarnation.startswith(DELETING):
-        return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs})]
+        # The mark of the deletion stays: it has an expiry.
+        return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs if key != keys.deleted})]
     found: list[Leftover] = []
     if transport.call("EXISTS", keys.record):
         try:

@@ -39,12 +39,13 @@ from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
-# A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
-PARTS = 8
 # Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
 # more copies: see docs/measurements.md. The server's allocator has blocks of these sizes plus 64 bytes, which are left
 # for the string's header and its final zero.
 PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
+# A part is added, updated and sent on as soon as it has arrived from all workers, so the first and the last of them
+# are what a step waits for. Up to this many parts of each size, the next larger one is not used.
+MOST_PARTS = (8, 64, 64, 64)
 
 # Gradients of up to this many bytes travel inline.
 INLINE_BYTES = 64 * 1024
@@ -248,8 +249,8 @@ def part_size(nbytes: int, partitions: int = 1) -> int:
         partitions: among how many partitions the parts are spread. They get equally many, so that the same one always
             has the same elements and no node has more to do than the others.
     """
-    for size in PART_SIZES:
-        if size * PARTS >= nbytes:
+    for size, most in zip(PART_SIZES, MOST_PARTS, strict=False):
+        if size * most >= nbytes:
             break
     if partitions == 1:
         return size - size % ELEMENTS_ALIGNMENT if size >= LEAST_ALIGNED else size

@@ -227,11 +227,15 @@ class ParameterKeys(PartitionedKeys):
 
     Attributes:
         name, partitions, record, attempts, events: as ``PartitionedKeys`` describes them.
+        deleted: the key of the mark of a deletion: the incarnations that were deleted last. It has an expiry.
+        claims: the key of the claims of workers whose training the server has lost. It has an expiry.
         guard: a key that never exists. A user whose ACL allows it may delete the parameters.
     """
 
     def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
         super().__init__(name, f"{PREFIX}{{{name}}}:parameters", partitions)
+        self.deleted = f"{self.record}:deleted"
+        self.claims = f"{self.record}:claims"
         self.guard = f"{self.record}:guard"
 
     def part(self, owner: str, number: int) -> str:
@@ -239,3 +243,8 @@ class ParameterKeys(PartitionedKeys):
         if self.partitions:
             return f"{self.partition(number)}:parameters:partition:{owner}:{number}"
         return f"{self.record}:object:{owner}:{number}"
+
+    def updated_of(self, number: int) -> str:
+        """Returns the channel on which updaters tell of part ``number`` of the next version. Partitions take turns."""
+        where = f"{self.partition(number)}:parameters" if self.partitions else self.record
+        return f"{where}:updated"

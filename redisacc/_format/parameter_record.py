@@ -14,6 +14,7 @@ The value of a leaf is its value in the last full blob that has it, with the row
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ from redisacc._format.leaves import Layout, Schema, ranges_text
 from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, RedisAccError, SchemaMismatchError
+from redisacc.optim import Optimizer, from_config
 
 # The version of this part of the data model, in every record.
 FORMAT = "1"
@@ -48,12 +50,18 @@ MOST_FLAT_PARTS = 100_000
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
 
+# The longest description of an optimiser, in bytes.
+LONGEST_OPTIMIZER = 2**20
+
 # How elements of float32 may be stored. A record without this field stores them as they are.
 WIRES = ("float32", "bfloat16")
 
 # The key, in a publisher's state, of parameters of float32 as they are, in the order of the leaves, if readers get
 # rounded ones. The publisher's own state has the key "state" beside it.
 EXACT = "redisacc:float32"
+
+# The key, in the state of an optimiser, of how many updates it has seen. The others are its slots.
+UPDATES = "updates"
 
 # The bytes of an index of a row.
 INDEX_BYTES = 8
@@ -495,4 +503,31 @@ def parse_schema(keys: ParameterKeys, name: str, text: object) -> Schema:
             raise CorruptDataError(
                 f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write: {shown(str(error))}"
             ) from None
+    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
+
+
+def parse_optimizer(keys: ParameterKeys, text: object) -> Optimizer:
+    """Returns the optimiser in the field ``optimizer`` of the record, without its schedule.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    try:
+        if not isinstance(text, bytes) or len(text) > LONGEST_OPTIMIZER:
+            raise ValueError(f"it must be at most {LONGEST_OPTIMIZER} bytes of JSON")
+        return from_config(json.loads(text))
+    except (ValueError, RecursionError, RedisAccError) as error:
+        raise CorruptDataError(
+            f"{keys.record}: optimizer holds {shown(text)}, which redisacc did not write: {shown(str(error))}"
+        ) from None
+
+
+def parse_count(keys: ParameterKeys, name: str, text: object) -> int:
+    """Returns the number in a field of the record that counts something: up to 15 digits.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    if isinstance(text, bytes) and text.isdigit() and len(text) <= 15:
+        return int(text)
     raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")

@@ -21,6 +21,8 @@ from redisacc.optim.scalars import pack_scalars, pack_scale, unpack_scalars, unp
 _VERSION = re.compile(r"[0-9a-f]{1,64}(?:-[0-9]{1,15})?")
 _COUNT = re.compile(r"[1-9][0-9]{0,14}")
 
+_UPDATED = re.compile(r"([0-9a-f]{1,64}-[0-9]{1,15}) ([0-9]{1,6})")
+
 # What the events of parameters begin with that tell updaters of an order.
 _EVENT = "order "
 
@@ -89,3 +91,14 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
                 numbers = unpack_scalars(scalars, optimizer)
                 return Order(previous, digest_of_optimizer, digest, by, unpack_scale(clip), numbers), int(number)
     raise ValueError(f"an order is not {shown(event)}")
+
+
+def updated(version: str, number: int) -> str:
+    """Returns the message by which an updater tells that it has written a part of a version."""
+    return f"{version} {number}"
+
+
+def parse_updated(text: str) -> tuple[str, int] | None:
+    """Returns the id of the version and the number of the part; None if redisacc sends no such message."""
+    found = _UPDATED.fullmatch(text)
+    return None if found is None else (found[1], int(found[2]))

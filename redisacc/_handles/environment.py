@@ -12,6 +12,9 @@ variable                   meaning
 ``REDISACC_CHIEF_RUN_ID``  for a worker: the ``REDISACC_RUN_ID`` of the chief, if the same launcher starts it. When the
                            training is finished already, the worker waits until this chief has said whether it
                            continues it.
+``REDISACC_RESTARTED``     ``0`` for the first process of this place in this run, ``1`` for its successors. On ``0``, a
+                           chief that finds an empty server begins at once; else it first asks whether workers still
+                           have parameters that the server may have lost
 ``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
 =========================  ====================================================================
 
@@ -36,6 +39,7 @@ WORKER_NUMBER = "REDISACC_WORKER_NUMBER"
 WORKERS = "REDISACC_WORKERS"
 RUN_ID = "REDISACC_RUN_ID"
 CHIEF_RUN_ID = "REDISACC_CHIEF_RUN_ID"
+RESTARTED = "REDISACC_RESTARTED"
 
 # In the order of the attributes of a place.
 VARIABLES = (ROLE, WORKER_NUMBER, WORKERS, RUN_ID, CHIEF_RUN_ID)
@@ -126,6 +130,11 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         _run_id(environment, RUN_ID),
         _run_id(environment, CHIEF_RUN_ID),
     )
+
+
+def is_first_start() -> bool:
+    """Returns whether a launcher has said that this process is the first in its place."""
+    return os.environ.get(RESTARTED) == "0"
 
 
 def _run_id(environment: Mapping[str, str], name: str) -> str | None:

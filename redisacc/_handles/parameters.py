@@ -71,6 +71,9 @@ class Parameters(Closing):
             first version. Each node then has its share of the bytes, and only the record is in one slot. "auto": as
             many as there are masters, but no more than the values have MiB; 1 on a single server. None: 1, or what the
             parameters were first published with.
+        min_replicas: ``publish`` waits for up to 5 seconds until that many replicas of the server have the version, and
+            raises NotReplicatedError otherwise, as for ``ConditionalAccumulator``. With partitions, it first waits for
+            up to 5 seconds until that many replicas of each node have its parts. 0: it does not wait.
         create: whether the parameters need not exist yet. If it is False and nothing has been published, an error is
             raised, which suggests similar names.
 
@@ -93,6 +96,7 @@ class Parameters(Closing):
         publisher: str | None = None,
         wire: Literal["float32", "bfloat16"] | None = None,
         partitions: int | Literal["auto"] | None = None,
+        min_replicas: int = 0,
         create: bool = True,
     ) -> None:
         shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
@@ -104,6 +108,7 @@ class Parameters(Closing):
                 f"wire of parameters must be one of {', '.join(WIRES)}, or None, not {shown(wire)}"
             )
         self._partitions = checked_partitions(partitions)
+        self._min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
         create = validation.flag(create, "create")
         self._where = picklable_where(redis)
         self._transport = connect(redis)
@@ -111,7 +116,9 @@ class Parameters(Closing):
         self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
         self._reader = ParameterReader(self._transport, keys, self._reopens)
-        self._publisher = Publisher(self._transport, keys, self._reader, self._wire, self._partitions)
+        self._publisher = Publisher(
+            self._transport, keys, self._reader, self._wire, self._partitions, min_replicas=self._min_replicas
+        )
         if self._reader.poll(timeout=OPENING_TIMEOUT) is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
@@ -120,6 +127,9 @@ class Parameters(Closing):
                 f"{suggestion(self._transport, shared_name)}"
             )
         warn_if_evicting(self._transport, keys.record)
+        if self._min_replicas:
+            # If this user may not run WAIT, or the server lacks it, raise now and not at the first version.
+            self._transport.call("WAIT", 0, 1, beside=keys.record)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same parameters by their name, in whatever process.
@@ -134,6 +144,7 @@ class Parameters(Closing):
             "publisher": self._given_publisher,
             "wire": self._wire,
             "partitions": self._partitions,
+            "min_replicas": self._min_replicas,
         }
         return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
 
@@ -209,10 +220,32 @@ class Parameters(Closing):
                 the first path that differs.
             StepConflictError: something else is published for this step, or a later step is published.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            NotReplicatedError: the version is published, but fewer than ``min_replicas`` replicas have it so far. Make
+                the same call again, which waits again.
             CancelledError: the handle is closed.
             ServerUnavailableError: no server answers. It is unknown whether the version is published. Make the same
                 call again.
         """
+        self._publish(tree, step, changed, state, finished)
+
+    def _restore(self, tree: Any, step: int, *, state: Any = None) -> None:
+        """Publishes a version that the server has lost, with the incarnation that this handle has seen.
+
+        Raises:
+            ParametersNotFoundError: the parameters were not lost but deleted, or others were published meanwhile.
+        """
+        self._publish(tree, step, None, state, False, restores=True)
+
+    def _forget(self) -> None:
+        """Makes this handle one on whatever is published under its name now."""
+        self._reader = ParameterReader(self._transport, ParameterKeys(self.shared_name))
+        self._publisher = Publisher(
+            self._transport, self._keys, self._reader, self._wire, self._partitions, min_replicas=self._min_replicas
+        )
+
+    def _publish(
+        self, tree: Any, step: int, changed: object, state: Any, finished: object, *, restores: bool = False
+    ) -> None:
         number = validation.integer(step, "step")
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
@@ -220,7 +253,7 @@ class Parameters(Closing):
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
             operation.note_step(number)
-            self._publisher.publish(wanted, publisher)
+            self._publisher.publish(wanted, publisher, restores=restores)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
         """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
@@ -394,8 +427,9 @@ class Parameters(Closing):
         Returns:
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
             caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
-            as "exp_avg", to a tree like the parameters. With ``wire="bfloat16"``, the state of a chief is under
-            "state", and the leaves of float32 as they are under "redisacc:float32". None if nothing has been published.
+            as "exp_avg", to a tree like the parameters; "updates" is the number of updates that it has seen. With
+            ``wire="bfloat16"``, the state of a chief is under "state", and the leaves of float32 as they are under
+            "redisacc:float32". None if nothing has been published.
 
         Raises:
             ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.

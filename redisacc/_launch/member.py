@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
-from redisacc._handles.environment import Place
+from redisacc._handles.environment import RESTARTED, Place
 from redisacc._launch.guard import Guard
 from redisacc._launch.lines import Lines
 from redisacc._launch.output import Output
@@ -137,7 +137,7 @@ class Member:
                     stdin=subprocess.DEVNULL,
                     stdout=ends[0][1],
                     stderr=ends[1][1],
-                    env=self._environment,
+                    env=self._environment | {RESTARTED: str(int(self._started > 0))},
                     start_new_session=True,
                     preexec_fn=self._tell_guard,  # noqa: PLW1509 - see above
                 )

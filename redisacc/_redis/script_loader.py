@@ -13,8 +13,8 @@ The line ``-- #bind`` below the header becomes the Lua lines that put them into 
 On the wire, the lists follow the single values. The last list of KEYS ends where KEYS ends, and the last of ARGV where
 ARGV ends. If there are more lists, one argument between the single values and the lists holds the others' lengths.
 
-A line ``-- #include "name"`` becomes the text of ``lua/include/name.lua``, with its own includes. An include inside a
-block belongs to that block, and a script creates its functions only when it enters the block. Creating one takes the
+A line ``-- #include "name"`` becomes the text of that file in ``lua/include``, with its own includes. An include inside
+a block belongs to that block, and a script creates its functions only when it enters the block. Creating one takes the
 server 0.03 to 0.1 microseconds at every run, and a small gradient needs few of those for weights, graces and staleness.
 """
 

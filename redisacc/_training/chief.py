@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from redisacc._checkpoints.file import Checkpoint
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.spec import Order
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
+from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.parameters.conclusion import conclude
+from redisacc._protocol.parameters.marks import is_lost
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
+from redisacc._protocol.rounds.taker import GrantedRound
+from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
-from redisacc._training.gradients import is_new, open_gradients
+from redisacc._training.gradients import has_no_gradients, open_gradients
+from redisacc._training.loss import newest_claim, wait_for_handover
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc._training.updating import Updating, check_optimizer
 from redisacc.errors import (
+    AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
     InvalidArgumentError,
     LeaseLostError,
+    ParametersNotFoundError,
     RedisAccError,
     RoundNotPublishedError,
     RoundRecoveredError,
@@ -39,6 +50,8 @@ from redisacc.errors import (
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
 
 # How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
@@ -121,16 +134,25 @@ class Chief(Participant):
             gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what it has.
         in_place_limit: as for ``ConditionalAccumulator``. Without effect with ``order="worker"``.
         buffer_limit: as for ``ConditionalAccumulator``.
-        min_replicas: as for ``ConditionalAccumulator``.
+        checkpoint: the path of a folder into which checkpoints are written: the parameters, the state and the step, in
+            one file of the format safetensors each (``pip install 'redisacc[checkpoint]'``). A thread reads them from
+            the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
+            continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
+            a warning says so. None: no checkpoints.
+        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
+            published meanwhile, the checkpoint may be of a later step.
+        keep: how many of the latest checkpoints are kept, 1 or more.
+        keep_every: also keeps the first checkpoint of each range of so many steps, such as 10000. None: no others.
+        min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
+            for ``ConditionalAccumulator`` and ``Parameters``.
 
     Attributes:
         shared_name: the name of the training.
         workers: how many gradients a step needs, as this chief last set it.
         step: the step of the parameters, and of the next round.
         parameters: the parameters of that step: your own arrays if you have published them, else copies. With an
-            ``optimizer``, they are fetched from the server, as ``latest()`` does.
-        state: the state that was published with them, or None. With an ``optimizer``, the leaves of each of its slots,
-            as ``Parameters.latest_state`` returns them.
+            ``optimizer``, the chief has none; ``latest()`` fetches them.
+        state: the state that was published with them, or None. With an ``optimizer``, ``latest_state()`` fetches it.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
@@ -165,6 +187,10 @@ class Chief(Participant):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         min_replicas: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | datetime.timedelta = 100,
+        keep: int = 3,
+        keep_every: int | None = None,
     ) -> None:
         here = place()
         if here.role == "worker":
@@ -177,9 +203,25 @@ class Chief(Participant):
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
-        super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire, partitions=partitions)
+        super().__init__(
+            "chief",
+            shared_name,
+            here,
+            redis=redis,
+            patience=patience,
+            wire=wire,
+            partitions=partitions,
+            min_replicas=min_replicas,
+        )
         self._rounds_parameters = wire == "bfloat16"
         self._updating: Updating | None = None
+        self._checkpointer = None
+        if checkpoint is not None:
+            with self._closed_on_failure():
+                self._checkpointer = Checkpointer(
+                    self._transport, self.shared_name, checkpoint, every=every, keep=keep, keep_every=keep_every
+                )
+                self._opened.callback(self._checkpointer.close)
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
@@ -223,18 +265,22 @@ class Chief(Participant):
     ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         self._parameters.check(parameters, state=state)
-        if order is None and is_new(self._transport, self.shared_name):
+        published = self._parameters.step()
+        claimed = newest_claim(self._transport, self._crew, self.shared_name) if published is None else None
+        if order is None and has_no_gradients(self._transport, self.shared_name):
             order = "worker"
+        self._asked_for, self._gradient_options = quorum, {**options, "order": order}
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
-        self._accumulator = self._opened.enter_context(
-            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, order=order, **options)
-        )
-        self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
+        self._open_gradients(parameters)
+        is_rescued = self._bring_back(published, claimed)
         if optimizer is not None:
             self._updating = Updating(self._parameters, self._accumulator, optimizer)
             self.step, begins = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
         else:
             begins = self._begin_rounds(parameters, state)
+            if is_rescued:
+                # Workers have none.
+                self.state = state
         self._quorum.store()
         if not begins:
             logger.info(
@@ -261,9 +307,9 @@ class Chief(Participant):
         assert self._updating is not None
         step = self._parameters.step()
 
-        def whole() -> Any:
+        def whole() -> tuple[Any, Any]:
             latest, found = self._parameters.latest(), self._parameters.latest_state()
-            return parameters if latest is None or found is None else self._unpacked(latest, found[1])[1]
+            return (parameters, None) if latest is None or found is None else self._unpacked(latest, found[1])[1:]
 
         self._updating.begin(parameters, 0 if step is None else step, whole)
         return self._updating.step, step is None
@@ -276,8 +322,9 @@ class Chief(Participant):
 
     @property
     def parameters(self) -> Any:
-        """The parameters of the step."""
-        return self._tree if self._updating is None else self.latest()[1]
+        """The parameters of the step. With an ``optimizer``, the chief has none: see ``latest``."""
+        self._check_has_arrays("parameters", "latest()")
+        return self._tree
 
     @parameters.setter
     def parameters(self, tree: Any) -> None:
@@ -285,15 +332,20 @@ class Chief(Participant):
 
     @property
     def state(self) -> Any:
-        """What was published with the parameters for a chief that is started again; None if there is nothing."""
-        if self._updating is None:
-            return self._state
-        found = self._patience.call(self._parameters.latest_state, "to read the state of the optimizer")
-        return None if found is None else unpack_state(found[1])[1]
+        """The state that was published with the parameters. With an ``optimizer``, see ``latest_state``."""
+        self._check_has_arrays("state", "latest_state()")
+        return self._state
 
     @state.setter
     def state(self, state: Any) -> None:
         self._state = state
+
+    def _check_has_arrays(self, name: str, instead: str) -> None:
+        if self._updating is not None:
+            raise InvalidArgumentError(
+                f"a chief with an optimizer has no {name}, since they are updated elsewhere: {instead} fetches what is "
+                "published"
+            )
 
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
@@ -304,6 +356,65 @@ class Chief(Participant):
         if found is None:
             raise self._lost(self.step)
         return found
+
+    def latest_state(self) -> tuple[int, Any]:
+        """Returns the step, and the state that is published for it, as ``Parameters.latest_state`` does.
+
+        With an ``optimizer``, that is a dict from the name of each of its slots, such as "exp_avg", to a tree like the
+        parameters, and "updates", the number of updates that it has seen. Blocks until it has been fetched.
+        """
+        found = self._patience.call(self._parameters.latest_state, "to read the state")
+        if found is None:
+            raise self._lost(self.step)
+        return found[0], unpack_state(found[1])[1]
+
+    def _open_gradients(self, parameters: Any) -> None:
+        self._accumulator = self._opened.enter_context(
+            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **self._gradient_options)
+        )
+        self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
+
+    def _bring_back(self, published: int | None, claimed: Claim | None) -> bool:
+        """Makes the server have the newest step that is known, if it has lost the training or has an older step.
+
+        Args:
+            published: the step that is published.
+            claimed: the newest step that a living worker has, if nothing is published.
+
+        Returns:
+            Whether the parameters are those of a worker, without a state.
+        """
+        saved = next(self._checkpointer.valid(), None) if self._checkpointer is not None else None
+        newest = published if claimed is None else claimed.step
+        # A checkpoint has the state, which a worker lacks; what is published has both.
+        if saved is not None and (newest is None or saved.step > newest or (claimed and saved.step == newest)):
+            self._bring_back_saved(saved, published)
+            return False
+        if claimed is None:
+            return False
+        # Workers that find the parameters apply gradients at once.
+        self._set_step(claimed.step)
+        wait_for_handover(self._transport, self._crew, self.shared_name, claimed, self._check_lease)
+        self._warn(
+            "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
+            "state of the chief, such as the optimiser's, is lost, and begins as it was given",
+            self._parameters.step(),
+        )
+        return True
+
+    def _bring_back_saved(self, saved: Checkpoint, published: int | None) -> None:
+        """Publishes a checkpoint, because the server has nothing, or only an earlier step."""
+        self._parameters.check(saved.parameters, state=saved.state)
+        self._warn(
+            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
+            "nothing" if published is None else f"step {published}, which is older",
+            saved.step,
+        )
+        # Workers that find the parameters apply gradients at once.
+        if published is None and self._accumulator.num_accumulated() == 0:
+            self._set_step(saved.step)
+        state = pack_state(saved.parameters, saved.state) if self._rounds_parameters else saved.state
+        self._parameters.publish(saved.parameters, saved.step, state=state)
 
     @property
     def workers(self) -> int:
@@ -370,7 +481,7 @@ class Chief(Participant):
             ...     for step in chief.updates(until=20):
             ...         pass
             ...     thread.join()
-            ...     step, chief.parameters["w"].round(3).tolist()
+            ...     step, chief.latest()[1]["w"].round(3).tolist()
             ...     chief.delete()
             (20, [3.0, 3.0])
 
@@ -386,25 +497,30 @@ class Chief(Participant):
         """
         if self._updating is None:
             raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
-        updating = self._updating
-        yield from self._loop(until, lambda: self._update(updating))
+        yield from self._loop(until, self._update)
 
     def _loop(self, until: int | None, advance: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yields what ``advance`` yields until the training is finished, and finishes it."""
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
-        self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
+        self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
             yield from advance()
         self._check_lease()
-        self._patience.call(self._end, "to finish the training")
+        self._surviving(self._end, "to finish the training")
 
-    def _update(self, updating: Updating) -> Iterator[int]:
+    def _update(self) -> Iterator[int]:
         """Yields the step after the next update, or nothing if there was only something to be put right."""
         self._check_lease()
-        found = self._patience.call(
-            lambda: self._next(updating.recover, updating.grant), f"to take the round of step {self.step}"
-        )
+
+        def next_round() -> GrantedRound | None:
+            # Another one, if the training had to be restored.
+            assert self._updating is not None
+            return self._next(self._updating.recover, self._updating.grant)
+
+        found = self._surviving(next_round, f"to take the round of step {self.step}")
+        updating = self._updating
+        assert updating is not None
         # The wait may have been long, and another chief may have taken over.
         self._check_lease()
         if found is None:
@@ -416,13 +532,21 @@ class Chief(Participant):
             self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
             return
         is_last = self.step + 1 == self._last
-        if not self._patience.call(
-            lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
-        ):
+        try:
+            is_published = self._patience.call(
+                lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
+            )
+        except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            # The round is lost, and its workers apply their gradients again.
+            self._patience.call(partial(self._restore, error), "to restore the training")
+            return
+        if not is_published:
             raise self._lost(self.step + 1)
         self.step += 1
         self._is_finished = self._is_finished or is_last
         self._may_be_left = False
+        if self._checkpointer is not None:
+            self._checkpointer.note(self.step, last=is_last)
         yield self.step
 
     def _ends_before(self, last: int | None) -> bool:
@@ -442,7 +566,7 @@ class Chief(Participant):
         self._check_lease()
         # If the loop is left before the parameters are published, the round is not acknowledged.
         with ExitStack() as stack:
-            taken = self._patience.call(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
+            taken = self._surviving(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
             # The wait may have been long, and another chief may have taken over.
             self._check_lease()
             if taken is None:
@@ -548,13 +672,60 @@ class Chief(Participant):
             return True
         return False
 
+    def _surviving(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of ``attempt``. If the server has lost the training, restores it and tries again."""
+        while True:
+            try:
+                return self._patience.call(attempt, what)
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                # Bound to a name of its own, because Python unbinds the first.
+                found_gone = error
+            self._patience.call(partial(self._restore, found_gone), "to restore the training")
+
+    def _restore(self, found_gone: RedisAccError) -> None:
+        """Restores a training that the server has lost from what this process has.
+
+        Raises:
+            RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted; or the error
+                that says that another one was published meanwhile.
+        """
+        keys = ParameterKeys(self.shared_name)
+        held = (self._tree, self._state) if self._updating is None else self._updating.held()
+        # With an optimizer, reducers may have the arrays. A chief that is started again asks workers and checkpoints.
+        if held is None or not is_lost(self._transport, keys, self._parameters._reader.incarnation):
+            self._parameters.step()
+            raise found_gone
+        # The lease is lost as well, and another chief may have taken it since.
+        self._lease.take_again()
+        self._check_lease()
+        self._warn(
+            "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d from "
+            "the memory of the chief; workers apply their gradients of this step again",
+            self.step,
+        )
+        self._accumulator.close()
+        self._open_gradients(held[0])
+        # Workers that find the parameters apply gradients at once.
+        self._set_step(self.step)
+        self._publish_whole(*held, restores=True)
+        if self._updating is not None:
+            # In parts as they were before, with the state that has just been published.
+            self._updating = self._updating.reopened(self._accumulator)
+            self._begin_updates(held[0])
+        self._quorum.store()
+        self._may_be_left = True
+
     def _send_parameters(self) -> None:
         """Publishes the parameters and the state that this process has, whole."""
         if self._updating is not None:
             self._updating.publish_again()
-            return
-        state = pack_state(self.parameters, self.state) if self._rounds_parameters else self.state
-        self._parameters.publish(self.parameters, self.step, state=state)
+        else:
+            self._publish_whole(self._tree, self._state)
+
+    def _publish_whole(self, tree: Any, state: Any, *, restores: bool = False) -> None:
+        packed = pack_state(tree, state) if self._rounds_parameters else state
+        publish = self._parameters._restore if restores else self._parameters.publish
+        publish(tree, self.step, state=packed)
 
     def _catch_up(self, step: int) -> None:
         """Brings the accumulator from an earlier step to the step of the parameters, with an empty round.
@@ -647,7 +818,7 @@ class Chief(Participant):
         self._current = self._block = None
         try:
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
-        except (DataLossError, RoundRecoveredError) as error:
+        except (AccumulatorNotFoundError, DataLossError, RoundRecoveredError) as error:
             # The round was used nevertheless. Whether the server has lost more shows before the next round.
             self._warn("%s", error)
             return
@@ -681,6 +852,8 @@ class Chief(Participant):
                 changed.
             StepConflictError: another chief has published different parameters for this step.
             LeaseLostError: another process has become the chief.
+            NotReplicatedError: the parameters are published, but fewer than ``min_replicas`` replicas have them so far.
+                Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._block is None:
@@ -690,13 +863,15 @@ class Chief(Participant):
         is_last = validation.flag(finished, "finished") or step == self._last
         self._check_lease()
         stored = pack_state(parameters, state) if self._rounds_parameters else state
-        self._patience.call(
+        self._surviving(
             lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
             f"to publish step {step}",
         )
         self.step, self.parameters, self.state = step, parameters, state
         self._is_finished = self._is_finished or is_last
         self._acknowledge()
+        if self._checkpointer is not None:
+            self._checkpointer.note(step, last=is_last)
 
     def finish(self) -> None:
         """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
@@ -709,7 +884,7 @@ class Chief(Participant):
             LeaseLostError: another process has become the chief.
         """
         self._check_lease()
-        self._patience.call(self._declare_finished, "to finish the training")
+        self._surviving(self._declare_finished, "to finish the training")
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""

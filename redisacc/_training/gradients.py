@@ -43,7 +43,7 @@ def open_gradients(
     return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
 
 
-def is_new(transport: Transport, shared_name: str) -> bool:
+def has_no_gradients(transport: Transport, shared_name: str) -> bool:
     """Returns whether there is no accumulator of this name, or only one that is being deleted."""
     found = transport.call("HGET", Keys(shared_name).record, "incarnation")
     return found is None or found.startswith(DELETING.encode())

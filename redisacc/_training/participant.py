@@ -34,6 +34,7 @@ class Participant(Closing):
         patience: for how many seconds every call waits while the server does not answer. None: forever.
         wire: how the elements of float32 of published parameters are stored.
         partitions: among how many slots of a Redis Cluster parameters are spread.
+        min_replicas: how many replicas have to confirm published parameters.
     """
 
     _place: str
@@ -49,6 +50,7 @@ class Participant(Closing):
         patience: float | None,
         wire: Literal["float32", "bfloat16"] | None = None,
         partitions: int | Literal["auto"] | None = None,
+        min_replicas: int = 0,
     ) -> None:
         seconds = validation.timeout(patience, "patience")
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
@@ -58,7 +60,14 @@ class Participant(Closing):
         who = host_and_process(os.getpid())
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(
-            Parameters(shared_name, redis=redis, wire=wire, partitions=partitions, publisher=f"{role} {who}")
+            Parameters(
+                shared_name,
+                redis=redis,
+                wire=wire,
+                partitions=partitions,
+                min_replicas=min_replicas,
+                publisher=f"{role} {who}",
+            )
         )
         self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
         # The next process of this place need not wait for the lease, also without ``with``.

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
+from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Schema
+from redisacc._format.parameter_record import UPDATES
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.parameters import Parameters
 from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.updates.opening import begin_updates, publish_whole
+from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
 from redisacc.errors import DataLossError, InvalidArgumentError
 from redisacc.optim import Optimizer
+
+logger = logging.getLogger("redisacc")
 
 
 def check_optimizer(optimizer: object, *, state: object, sparse: Collection[str] | bool, missing: object) -> None:
@@ -71,16 +79,16 @@ class Updating:
         assert self._record is not None
         return self._record.record.step
 
-    def begin(self, parameters: Any, step: int, whole: Callable[[], Any]) -> None:
+    def begin(self, parameters: Any, step: int, whole: Callable[[], tuple[Any, Any]]) -> None:
         """Makes sure that the published version can be updated.
 
         Args:
             parameters: the parameters that the chief was given.
             step: the step that is published; 0 if none is.
-            whole: returns the tree to begin with if what is published cannot be updated as it is, or nothing is.
+            whole: returns the tree to begin with if what is published cannot be updated as it is, or nothing is; and
+                the state that was published with it, or None.
         """
         schema, _ = schema_of(parameters, "parameters")
-        self._optimizer.groups(schema.structure.paths)
         handle = self._parameters
         self._record = begin_updates(
             handle._transport,
@@ -91,8 +99,38 @@ class Updating:
             publisher=self._publisher,
             step=step,
             schema=schema,
-            weights=lambda: schema.arrays_of(whole(), "parameters"),
+            whole=lambda: self._whole(schema, *whole()),
         )
+
+    def _whole(self, schema: Schema, tree: Any, state: Any) -> Whole:
+        """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
+        weights, optimizer = schema.arrays_of(tree, "parameters"), self._optimizer
+        if isinstance(state, dict) and state.keys() == {*optimizer.slots, UPDATES}:
+            kept = {slot: schema.arrays_of(state[slot], f"slot {slot} of the state") for slot in optimizer.slots}
+            return Whole(weights, kept, validation.integer(state[UPDATES], "updates of the state", low=0))
+        if state is not None:
+            logger.warning(
+                "%s: the state that was published does not fit %s, so the optimizer's state begins anew",
+                self._keys.name,
+                optimizer.name,
+                extra={"accumulator": self._keys.name},
+            )
+        new = {slot: [optimizer.initial(slot, values) for values in weights] for slot in optimizer.slots}
+        return Whole(weights, new, 0)
+
+    def reopened(self, accumulator: ConditionalAccumulatorBase[Any]) -> Updating:
+        """Returns the same for another accumulator, in place of one that the server has lost."""
+        return Updating(self._parameters, accumulator, self._optimizer)
+
+    def held(self) -> tuple[Any, Any] | None:
+        """Returns the parameters and the state of the version, if this process has computed all of it; else None."""
+        record = self._record
+        leaves = None if record is None else self._committer.held(record)
+        if record is None or leaves is None:
+            return None
+        build = record.model.schema.structure.build
+        weights = build(leaves.pop(record.model.base))
+        return weights, {UPDATES: np.array(record.updates), **{slot: build(of) for slot, of in leaves.items()}}
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
@@ -143,8 +181,6 @@ class Updating:
             self._parameters._reader,
             record.model,
             step=record.record.step,
-            weights=weights,
-            state=held,
-            updates=record.updates,
+            whole=Whole(weights, held, record.updates),
             publisher=self._publisher,
         )

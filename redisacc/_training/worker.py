@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from redisacc._data import validation
@@ -13,18 +14,23 @@ from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announced_quorum import read_quorum
 from redisacc._protocol.parameters.conclusion import is_concluded_by
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_sent
+from redisacc._training.loss import Claimant
 from redisacc._training.participant import Participant
 from redisacc.errors import (
+    AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
     InvalidArgumentError,
     ParametersFinishedError,
+    ParametersNotFoundError,
     RedisAccError,
     StaleSequenceError,
 )
@@ -119,7 +125,12 @@ class Worker(Participant):
                 self.number = given
                 self._crew.wait_for(f"worker {given}")
             self._keep(f"worker {self.number}")
+        ahead = PartsAhead(self._transport)
+        self._opened.callback(ahead.close)
+        self._parameters._reader.fetch_ahead(ahead)
         self._accumulator: Any = None
+        self._claimant = Claimant(self._transport, self._parameters, self._place)
+        self._lease.on_missing = self._claimant.claim_quietly
         # The step of the parameters that the loop got last; the gradient of that step, and its outcome.
         self._step: int | None = None
         self._gradient: Any = None
@@ -128,6 +139,8 @@ class Worker(Participant):
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
         self._went_back = False
+        # Whether the server has lost the gradient of this step for sure.
+        self._has_lost_gradient = False
         # How many gradients a step needs, as the chief announced for this step; None: it was not read yet.
         self._workers: int | None = None
         self._has_warned = False
@@ -200,6 +213,10 @@ class Worker(Participant):
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
             except ParametersFinishedError:
                 return
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                found_gone = error
+                self._wait_until_restored(found_gone)
+                continue
             except DataLossError as error:
                 # Only the chief can publish them again.
                 self._warn("%s; waiting for the chief", error)
@@ -216,9 +233,53 @@ class Worker(Participant):
                 self._step, self._went_back = None, False
                 continue
             self._step, self._gradient, self._has_applied = step, None, False
+            self._claimant.note(step, tree)
             # Another chief may need another number.
             self._workers = None
             yield step, tree
+
+    def _wait_until_restored(self, found_gone: RedisAccError) -> None:
+        """Blocks until a training that the server has lost is there again; in the meantime, claims what this one has.
+
+        Raises:
+            RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted.
+        """
+        keys, log = ParameterKeys(self.shared_name), WaitLog(time.monotonic())
+        if not self._patience.call(lambda: self._is_training_lost(keys), "to look for the training"):
+            raise found_gone
+        self._warn(
+            "the server has lost this training: it was flushed, or restarted without its data. Waiting for a chief to "
+            "restore it"
+        )
+        while not self._patience.call(self._claimant.look, "to look for the training"):
+            self._check_lease()
+            if log.is_due(time.monotonic()):
+                self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
+            self._transport.waits.sleep(LOOK_EVERY)
+        # The accumulator is another one.
+        if self._accumulator is not None:
+            self._accumulator.close()
+            self._accumulator = None
+        self._patience.call(self._reopen_if_replaced, "to read the parameters")
+        self._has_lost_gradient = True
+
+    def _is_training_lost(self, keys: ParameterKeys) -> bool:
+        """Returns whether the training was not deleted: the server has lost it, or a chief has begun it again since."""
+        incarnation = self._parameters._reader.incarnation
+        if incarnation in deleted_incarnations(self._transport, keys):
+            return False
+        if is_lost(self._transport, keys, incarnation):
+            return True
+        # The parameters are there. If the accumulator is not, it was deleted alone.
+        return bool(self._transport.call("EXISTS", Keys(self.shared_name).record))
+
+    def _reopen_if_replaced(self) -> None:
+        try:
+            self._parameters.step()
+        except ParametersNotFoundError:
+            self._warn("a chief has begun this training again from other parameters; continuing with those")
+            self._parameters._forget()
+            self._step = None
 
     def _is_finished(self) -> bool:
         """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
@@ -248,7 +309,8 @@ class Worker(Participant):
     def _wait(self) -> tuple[int, Any]:
         self._next_check = time.monotonic() + LOOK_EVERY
         self._pause = LOOK_AFTER
-        self._next_look = time.monotonic() + self._pause
+        self._next_look = time.monotonic() + (0.0 if self._has_lost_gradient else self._pause)
+        self._has_lost_gradient = False
         return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
 
     def _is_over(self) -> bool:
@@ -275,7 +337,7 @@ class Worker(Participant):
         """Applies the gradient of a step again if the server has lost it."""
         # In this order: if the round is taken between the two, the step has moved on.
         is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
-        if not is_there and self._accumulator.global_step() <= step:
+        if not is_there and self._gradients().global_step() <= step:
             self._warn(
                 "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
@@ -315,7 +377,7 @@ class Worker(Participant):
                 weight is.
             NotFiniteError: with ``finite=True``, if an element is NaN or infinite. Another gradient may follow.
             LeaseLostError: another process has this worker's number now.
-            AccumulatorNotFoundError: the training was deleted.
+            AccumulatorNotFoundError, ParametersNotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``apply_grad``.
         """
@@ -354,6 +416,13 @@ class Worker(Participant):
         while True:
             try:
                 return self._patience.call(lambda: self._apply_once(gradient, weight, step), what)
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                found_gone = error
+                self._wait_until_restored(found_gone)
+                published = self._patience.call(self._parameters.step, "to read the step")
+                if self._step is None or published is None or published < step:
+                    # The gradient belongs to parameters that nobody continues. The loop gets others.
+                    return ApplyResult("stale", published or 0, 0)
             except (DataLossError, StaleSequenceError) as error:
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
                 self._warn("%s", error)
@@ -362,16 +431,21 @@ class Worker(Participant):
         return apply_gradient(self._gradients(), gradient, weight, step)
 
     def _gradients(self) -> Any:
-        """Returns the accumulator, and opens it first if it is not open yet."""
+        """Returns the accumulator, and opens it first if it is not open yet.
+
+        Raises:
+            AccumulatorNotFoundError, ParametersNotFoundError: the training was deleted or lost, or another one has its
+                name now.
+        """
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
-            self._accumulator = self._opened.enter_context(
-                open_existing(
-                    Keys(self.shared_name),
-                    redis=self._redis,
-                    worker=self._place,
-                    wire=self._wire,
-                    finite=self._finite,
-                )
+            opened = open_existing(
+                Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire, finite=self._finite
             )
+            with ExitStack() as on_failure:
+                on_failure.callback(opened.close)
+                # A gradient must not reach the accumulator of another training that was begun under this name since.
+                self._parameters.step()
+                on_failure.pop_all()
+            self._accumulator = self._opened.enter_context(opened)
         return self._accumulator

@@ -45,6 +45,9 @@ class Chief(Handle[chief.Chief]):
         return self.blocking.state
 
     rounds = iterated(chief.Chief.rounds)
+    updates = iterated(chief.Chief.updates)
+    latest = awaited(chief.Chief.latest)
+    latest_state = awaited(chief.Chief.latest_state)
     publish = awaited(chief.Chief.publish)
     finish = awaited(chief.Chief.finish)
     delete = awaited(chief.Chief.delete)

@@ -22,6 +22,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "acl": ("redisacc.cli.acl", "Print access rules (ACL) for a user of the server."),
     "apply": ("redisacc.cli.apply", "Apply the gradient in a file."),
+    "checkpoint": ("redisacc.cli.checkpoint", "Write the published parameters into a file."),
     "completion": ("redisacc.cli.completion", "Print the completion script for a shell."),
     "dashboard": ("redisacc.cli.dashboard", "Serve a page that shows live what happens."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
@@ -33,6 +34,7 @@ _COMMANDS = {
     "ls": ("redisacc.cli.ls", "List accumulators and parameters."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
     "reduce": ("redisacc.cli.reduce", "Add up large gradients next to the server."),
+    "restore": ("redisacc.cli.restore", "Publish the parameters in a checkpoint."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
     "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
     "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),

@@ -227,6 +227,7 @@ def _print_parameters(info: ParametersInfo) -> None:
         ("step", f"{info.step}, the last one" if info.finished else str(info.step)),
         ("workers", "" if info.workers is None else f"{info.workers} gradients for a step"),
         ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
+        ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),
         ("state", bytes_text(info.state_bytes) if info.state_bytes else ""),
         ("stored", bytes_text(info.stored_bytes)),
         ("partitions", _partitions_text(info.partitions)),

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from support.interposing import before_next_call
-from support.leaks import leftovers
+from support.leaks import leftovers, remaining
 from support.selection import REAL
 
 import redisacc
@@ -96,7 +96,7 @@ def die(blobs):
 def test_an_invalid_number_is_refused(open_parameters, client, value):
     with pytest.raises(redisacc.InvalidArgumentError, match=r"partitions must be an integer from 1 to 1000, \"auto\""):
         open_parameters("w", partitions=value)
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_existing_parameters_keep_their_partitions(open_parameters, weights):
@@ -276,7 +276,7 @@ def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_p
     assert len(partitioned_keys(client).partitions) == 3
     assert other.latest()[1].tolist() == version(1).tolist()
     other.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_a_first_version_that_was_begun_can_be_deleted(open_parameters, client, between):
@@ -286,7 +286,7 @@ def test_a_first_version_that_was_begun_can_be_deleted(open_parameters, client, 
     assert len(parts_of(client)) == 3
     weights = open_parameters("w", partitions=2)
     weights.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
     weights.publish(version(1), 1)
     assert len(parts_of(client)) == 2
     weights.delete()
@@ -482,7 +482,7 @@ def test_deletion_removes_all_parts(open_parameters, client, between):
     # Two blobs of two versions each, and one of the attempt.
     assert len(parts_of(client)) == 15
     weights.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(open_parameters, client, between):
@@ -491,7 +491,7 @@ def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(open_parameters
     between(lambda _: other.delete())
     with pytest.raises(redisacc.ParametersNotFoundError):
         weights.publish(version(1), 1)
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_a_publisher_that_writes_after_the_deletion_removes_its_parts(open_parameters, client, monkeypatch):
@@ -507,7 +507,7 @@ def test_a_publisher_that_writes_after_the_deletion_removes_its_parts(open_param
     monkeypatch.setattr(ParameterScripts, "register_version", then_delete)
     with pytest.raises(redisacc.ParametersNotFoundError):
         weights.publish(version(1), 1)
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, client, monkeypatch):

@@ -9,6 +9,7 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from support.leaks import remaining
 
 import redisacc
 from redisacc._format import parameter_record
@@ -75,7 +76,7 @@ def test_before_anything_is_published(open_parameters, client):
         weights.wait(timeout=0)
     assert (caught.value.after, caught.value.step) == (None, None)
     weights.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_a_name_that_must_exist(open_parameters):
@@ -334,7 +335,7 @@ def test_rows_that_cannot_have_changed(open_parameters, client, changed, message
 def test_what_is_no_version(open_parameters, client, arguments, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         open_parameters().publish(*arguments)
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 @pytest.mark.parametrize("options", [{"shared_name": ""}, {"shared_name": "a{b"}, {"name": "\n"}, {"create": 1}])
@@ -639,7 +640,7 @@ def test_whether_it_has_finished_is_a_flag(open_parameters, client, wrong):
         open_parameters().publish(np.ones(1), 0, **wrong)
     with pytest.raises(redisacc.InvalidArgumentError, match="skip_last"):
         open_parameters().wait(skip_last="yes", timeout=0)
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):
@@ -752,13 +753,36 @@ def test_deletion_leaves_nothing(open_parameters, client):
     reader.latest()
     assert client.smembers("redisacc:names") == {b"weights"}
     writer.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
     for call in (reader.latest, reader.step, reader.latest_state, reader.wait, writer.latest):
         with pytest.raises(redisacc.ParametersNotFoundError, match="any longer"):
             call()
     with pytest.raises(redisacc.ParametersNotFoundError):
         writer.publish({"t": table, "d": np.zeros(3)}, 9)
     writer.delete()
+
+
+def test_a_deletion_leaves_a_mark(open_parameters, client):
+    """Deleted and published again, many times: the last incarnations are listed, and the key expires."""
+    incarnations = []
+    for _ in range(18):
+        weights = open_parameters()
+        weights.publish(np.ones(1), 0)
+        incarnations.insert(0, client.hget(weights.parameters_ref, "incarnation").decode())
+        weights.delete()
+    mark = f"{weights.parameters_ref}:deleted"
+    assert client.get(mark).decode().split() == incarnations[:16]
+    assert 6.9 * 86_400_000 < client.pttl(mark) <= 7 * 86_400_000
+
+
+def test_a_mark_of_another_type_does_not_prevent_a_deletion(open_parameters, client):
+    weights = open_parameters()
+    weights.publish(np.ones(1), 0)
+    mark = f"{weights.parameters_ref}:deleted"
+    client.rpush(mark, "x")
+    incarnation = client.hget(weights.parameters_ref, "incarnation")
+    weights.delete()
+    assert client.get(mark) == incarnation
 
 
 def test_deletion_ends_waits(open_parameters, background, until):
@@ -815,7 +839,7 @@ def test_an_accumulator_of_the_same_name_is_separate(open_parameters, open_dense
     assert client.smembers("redisacc:names") == {b"both"}
     assert weights.step() == 0
     weights.delete()
-    assert client.keys() == []
+    assert remaining(client) == []
 
 
 def test_rows_that_nobody_needs_are_not_uploaded(open_parameters, client):

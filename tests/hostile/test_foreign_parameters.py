@@ -6,6 +6,7 @@ import resource
 
 import numpy as np
 import pytest
+from support.leaks import remaining
 
 import redisacc
 from redisacc._format.keys import ParameterKeys
@@ -160,7 +161,7 @@ def test_objects_that_are_not_what_they_were(chief, open_parameters, client, sor
     with pytest.raises(redisacc.CorruptDataError):
         (handle.latest_state if sort == "state" else handle.latest)()
     handle.delete()
-    assert client.keys(f"{KEYS.record}*") == []
+    assert remaining(client) == []
 
 
 @pytest.mark.parametrize("indices", [[-1, 7], [7, 1], [1, 1], [1, 50], [1, 2**62]])

@@ -30,6 +30,7 @@ import redisacc.asyncio
 import redisacc.cli.dashboard
 import redisacc.cli.export
 from redisacc import raw_ops
+from redisacc._checkpoints.file import Checkpoint, write_file
 from redisacc._dashboard.page_data import parse_query
 from redisacc._redis.transport import limited
 from redisacc.cli import main
@@ -42,6 +43,7 @@ EXIT_CODES = (0, 1, 2, 3, 4, 5, 6)
 
 COMMANDS = {
     "apply": ["apply", "w", "gradient.npz"],
+    "checkpoint": ["checkpoint", "w", "out.safetensors"],
     "dashboard": ["dashboard", "--port", "0"],
     "doctor": ["doctor"],
     "export": ["export", "--port", "0"],
@@ -51,6 +53,7 @@ COMMANDS = {
     "ls": ["ls", "--private"],
     "recover": ["recover", "w", "--output", "out.npz"],
     "reduce": ["reduce"],
+    "restore": ["restore", "w", "saved.safetensors", "--force"],
     "rm": ["rm", "w", "--yes"],
     "set": ["set", "w", "n=2"],
     "set-step": ["set-step", "w", "9", "--yes"],
@@ -233,6 +236,7 @@ def run(forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     """Runs a call or a command against the forger, and checks how it ends. Returns its error; None if it succeeds."""
     monkeypatch.chdir(tmp_path)
     np.savez("gradient.npz", indices=np.array([1]), values=np.ones((1, 2), np.float32), shape=np.array([100_000, 2]))
+    write_file(tmp_path / "saved.safetensors", Checkpoint("w", 1, {"table": ONES}, None))
     for place in ("cli.shared.options", "_redis.transport", "_protocol.scripts.opening", "_handles.reducer"):
         monkeypatch.setattr(f"redisacc.{place}.OPENING_TIMEOUT", SHORT, raising=False)
     monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 3.0)

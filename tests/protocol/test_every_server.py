@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
+from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -75,7 +78,9 @@ class Died(Exception):
 
 
 @pytest.mark.every_server
-def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_script_and_every_kind_of_key(
+    real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, background: Callable[..., Any]
+) -> None:
     recorder = Recorder(monkeypatch)
 
     def opened(in_place_limit: int) -> redisacc.ConditionalAccumulator:
@@ -147,8 +152,34 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
     parameters.delete()
     with redisacc.Worker("every", redis=real_client) as worker:
         assert worker.number == 0
+    # A training with an optimiser, in one slot and in partitions.
+    for partitions in (None, 2):
+        update(real_client, background, partitions)
+    # A worker that has parameters which the server has lost.
+    lost = ParameterKeys("every")
+    ParameterScripts(connect(real_client), lost).claim(place="worker 0", incarnation="x", step=1)
+    real_client.delete(f"{lost.record}:claims")
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
+
+
+def update(client: redis.Redis, background: Callable[..., Any], partitions: int | None) -> None:
+    """Makes two updates of parameters that have the same partitions as their gradients."""
+
+    def work() -> None:
+        with redisacc.Worker("every", redis=client) as worker:
+            for _, parameters in worker.steps():
+                worker.apply(parameters)
+
+    weights = {"w": np.ones(40, np.float32)}
+    optimizer = redisacc.optim.SGD(0.5, momentum=0.5, clip_norm=3.0)
+    options: dict[str, Any] = {"workers": 1, "partitions": partitions, "redis": client}
+    with redisacc.Chief("every", weights, optimizer=optimizer, **options) as chief:
+        worker = background(work)
+        assert list(chief.updates(until=2)) == [1, 2]
+        worker.result(30)
+        assert np.unique(chief.latest()[1]["w"]).size == 1
+        chief.delete()
 
 
 def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:

@@ -55,6 +55,21 @@ def sent(client: redis.Redis) -> Sent:
 
 
 @pytest.mark.forges
+def test_what_was_deleted_is_not_published_again(client):
+    scripts = ParameterScripts(connect(client), KEYS)
+    client.set(KEYS.deleted, "two one", px=60_000)
+    begin = {"version": "v", "event": "e", "fields": ["a", "b"]}
+    for incarnation in ("one", "two"):
+        assert scripts.publish(Follows(incarnation, "", 3), **begin) == "changed"
+        registered = scripts.register_version(
+            Follows(incarnation, "", 3), version="v", partitions="0,1", lease_ms=1000, blobs=["full 2"]
+        )
+        assert registered == "changed"
+    assert client.exists(KEYS.record) == 0
+    assert scripts.publish(Follows("on", "", 3), **begin) == "published"
+    client.delete(KEYS.record)
+
+
 def test_a_version_and_its_successor(sent: Sent, client: redis.Redis) -> None:
     assert sent.publish("a", 1, "") == "published"
     first = sent.record()

@@ -16,6 +16,7 @@ from support.servers import contents
 import redisacc
 from redisacc._admin import acl as _access
 from redisacc._monitoring.monitor import Monitor
+from redisacc._protocol.updates.committer import Committer
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc.cli import main
@@ -439,6 +440,20 @@ COMMANDS = [
     "GET redisacc:{other/0}:parameters:partition:x:0",
     "SET redisacc:{other/0}:parameters:partition:x:0 x",
     "ZADD redisacc:{other}:parameters:attempts 0 x",
+    "SET redisacc:{other}:squares:x:0 x",
+    "SET redisacc:{other/0}:squares:x:0 x",
+]
+
+# A reducer writes parts of versions, and no selector can tell what is a part of the next one.
+NOT_FOR_REDUCERS = [
+    "HSET redisacc:{train-1}:parameters step 9",
+    "UNLINK redisacc:{train-1}:parameters",
+    "UNLINK redisacc:{train-1}:parameters:object:x:0",
+    "PEXPIRE redisacc:{train-1}:parameters:object:x:0 1",
+    "PERSIST redisacc:{train-1}:parameters:object:x:0",
+    "UNLINK redisacc:{train-1/0}:parameters:partition:x:0",
+    "ZADD redisacc:{train-1}:parameters:attempts 0 x",
+    "HDEL redisacc:{train-1}:taken x",
 ]
 
 # On old servers, nothing can keep a worker from these.
@@ -456,7 +471,8 @@ def test_commands_that_a_role_may_not_run(place, role):
     user = place.client(role)
     before = contents(place.admin)
     allowed = []
-    for command in COMMANDS + (WRITES_PARAMETERS if role == "worker" and not place.old else []):
+    more = {"worker": WRITES_PARAMETERS, "reducer": NOT_FOR_REDUCERS}.get(role, [])
+    for command in COMMANDS + ([] if place.old else more):
         if role == "operator" and command in ("SREM redisacc:names other", "UNLINK redisacc:names"):
             continue
         try:
@@ -575,6 +591,57 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     until(lambda: play() or list(admin.scan_iter(f"redisacc:{{{name}}}:sum:*")))
     reducer.close()
     run.result(20)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("options", [{"wire": "bfloat16"}, {"clip_norm": 1.0}], ids=["rounded", "clipped"])
+def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, monkeypatch, partitions, options):
+    """Its rules suffice for every part, in one slot and in partitions; and those of a taker for what it leaves."""
+    computed = []
+    stored = Committer._store_commands
+    monkeypatch.setattr(Committer, "_store_commands", lambda *args: computed.append(1) or stored(*args))
+    # A slow machine is no reason for the chief to compute parts.
+    monkeypatch.setattr("redisacc._protocol.updates.committer.LEAST_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.updates.committer.LONGEST_PATIENCE", 2.0)
+    name, admin = "train-updated", place.client(None)
+    weights = {"w": np.ones(400_000, np.float32)}
+    wire = {"wire": options["wire"]} if "wire" in options else {}
+    optimizer = redisacc.optim.AdamW(0.1, clip_norm=options.get("clip_norm"), ema=0.5)
+    reducer = redisacc.Reducer("train-*", redis=place.client("reducer"))
+    run = background(reducer.run)
+    until(admin.pubsub_numpat)
+    place.refused()
+
+    def work():
+        with redisacc.Worker(name, redis=place.client("worker")) as worker:
+            for step, _ in worker.steps():
+                worker.apply({"w": np.full(400_000, step + worker.number, np.float32)})
+
+    chief = redisacc.Chief(
+        name, weights, optimizer=optimizer, workers=2, partitions=partitions, redis=place.client("taker"), **wire
+    )
+    crew = [background(work) for _ in range(2)]
+    by_reducer = []
+    # The reducer begins when a take has called for it.
+    for _ in chief.updates(until=12):
+        by_reducer.append(not computed)
+        computed.clear()
+    for one in crew:
+        one.result(60)
+    assert any(by_reducer)
+    assert set(chief.latest_state()[1]) >= set(optimizer.slots)
+    # A predecessor had another optimiser.
+    chief.close()
+    optimizer = redisacc.optim.SGD(0.1)
+    with redisacc.Chief(name, weights, optimizer=optimizer, workers=1, redis=place.client("taker"), **wire) as chief:
+        crew = background(work)
+        for _ in chief.updates(until=13):
+            pass
+        crew.result(60)
+    reducer.close()
+    run.result(20)
+    # On old servers, a taker cannot look ahead.
+    assert [entry for entry in place.refused() if not (place.old and ":staged:" in entry[1])] == []
 
 
 @pytest.mark.usefixtures("_quick_trial")

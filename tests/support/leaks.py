@@ -14,6 +14,9 @@ LONGEST = 60_000
 # Leases that have run out are remembered for longer, so that messages can say who is gone.
 CREW = 3_600_000
 
+# The mark of a deletion, which a process may find after days.
+DELETED = 7 * 86_400_000
+
 _KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 
 # The record of parameters of which no version has been published expires after its publisher's attempt.
@@ -45,7 +48,7 @@ def leftovers(client: redis.Redis) -> list[str]:
         if what in (None, b"parameters"):
             names.add(name)
         ttl = client.pttl(key)
-        if ttl > {b"crew": CREW, b"parameters": BEGUN}.get(what, LONGEST):
+        if ttl > {b"crew": CREW, b"parameters": BEGUN, b"parameters:deleted": DELETED}.get(what, LONGEST):
             found.append(f"{key!r}: stays for another {ttl} ms")
         if ttl == -1:
             reason = _unowned(client, b"redisacc:{" + name + b"}", what)
@@ -148,3 +151,8 @@ def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:
     yield record + b":buffered"
     for token in client.hkeys(record + b":taken"):
         yield record + b":taken:" + token + b":buffered"
+
+
+def remaining(client: redis.Redis) -> list[bytes]:
+    """Returns all keys but the marks of deletions, which expire after days."""
+    return [key for key in client.scan_iter() if not key.endswith(b":parameters:deleted")]

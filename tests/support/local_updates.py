@@ -151,6 +151,11 @@ def squares_by_part(model: UpdateModel) -> Callable[[Tree, float], float]:
     return squares
 
 
+def state_of(chief: Any) -> dict[str, Any]:
+    """Returns the slots of what is published."""
+    return {slot: leaves for slot, leaves in chief.latest_state()[1].items() if slot != "updates"}
+
+
 def differences(local: LocalTraining, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     """Returns which leaves and slots differ in any bit."""
     found = [path for path, values in local.parameters.items() if parameters[path].tobytes() != values.tobytes()]

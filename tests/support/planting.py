@@ -166,6 +166,7 @@ class Planted:
         client.hset(self.keys.reducer(None), mapping=lease)
         client.pexpire(self.keys.reducer(None), 600_000)
         client.set(self.keys.sum("0" * 32, 0), "part", px=600_000)
+        client.set(self.keys.squares("0" * 32, 0), "0x1.0p+0", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
         for step, tree in enumerate(trees()):
@@ -173,6 +174,9 @@ class Planted:
         parameters.finish()
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
+        client.set(self.parameter_keys.deleted, "0" * 32, px=600_000)
+        client.hset(self.parameter_keys.claims, "worker 0", f"7 {'0' * 32} {now}")
+        client.pexpire(self.parameter_keys.claims, 600_000)
         self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
         missing = {key.encode() for key in self.all_keys()} - self._dumps.keys()
@@ -200,6 +204,7 @@ class Planted:
             "attempts": [keys.attempts],
             "reducer": [keys.reducer(None)],
             "sum": [keys.sum("0" * 32, 0)],
+            "squares": [keys.squares("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
             "staged": [keys.staged("other-1", 0)],
@@ -214,6 +219,8 @@ class Planted:
             "record": [others.record],
             "part": [others.part(self.blob, 0)],
             "attempts": [others.attempts],
+            "deleted": [others.deleted],
+            "claims": [others.claims],
         }
         assert public == made_of_parameters.keys() | {"name", "events", "partitions", "partition", "homes"}
         made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}

@@ -46,6 +46,7 @@ MARKERS = (
     "usual(storage=..., client=...): with what `make test` runs it; client='asyncio': for redisacc.asyncio as well",
     "fixed(*what): the test itself says which 'client', 'encoding' or number of 'partitions', which plays a role in it",
     "thorough: not in `make test`, but in `make test-rest`",
+    "loses_data: loses data by FLUSHALL or a restart, so that a chief asks whether workers are left",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
 )
 # The kind of client by which accumulators are opened with redisacc.asyncio.

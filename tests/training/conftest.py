@@ -25,6 +25,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.3)
+    monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -74,6 +75,15 @@ class Training:
         """Runs the loop of a chief that adds gradients to its parameters."""
         for taken in chief.rounds(until=until):
             chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+
+    def chief_deletes(self) -> None:
+        """Deletes the training, as `redisacc rm` does."""
+        with redisacc.TreeAccumulator.like(
+            {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=self.client, once_per_worker=True
+        ) as gradients:
+            gradients.delete()
+        with redisacc.Parameters("train", redis=self.client) as parameters:
+            parameters.delete()
 
     def close(self) -> None:
         for one in self._opened:

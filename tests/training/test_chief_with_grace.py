@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.leaks import remaining
 
 import redisacc
 
@@ -61,7 +62,7 @@ def test_a_chief_that_is_started_again_does_not_start_the_grace_again(training, 
 def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, workers=2, **options)
-    assert training.client.keys("*") == []
+    assert remaining(training.client) == []
 
 
 def test_a_step_needs_a_weight(training, background):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.leaks import remaining
 
 import redisacc
 from redisacc._format.keys import Keys
@@ -200,4 +201,4 @@ def test_other_changes_do_not_last_while_everybody_is_waited_for(training, backg
 def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, **options)
-    assert training.client.keys("*") == []
+    assert remaining(training.client) == []

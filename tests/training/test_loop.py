@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from support.leaks import remaining
 from support.servers import contents
 
 import redisacc
@@ -376,7 +377,7 @@ def test_invalid_arguments_of_a_chief(training, parameters, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief(parameters, **options)
     # Nothing was created, and whoever calls it rightly is not kept waiting.
-    assert training.client.keys() == []
+    assert remaining(training.client) == []
 
 
 @pytest.mark.parametrize(("options", "message"), [({"number": -1}, "number"), ({"number": 10**6}, "number")])
@@ -482,7 +483,7 @@ def test_the_number_of_workers_is_said_of_published_parameters_only(training):
     transport, keys = connect(training.client), ParameterKeys("train")
     with pytest.raises(redisacc.ParametersNotFoundError, match="no parameters"):
         announce_quorum(transport, keys, 3)
-    assert training.client.keys() == []
+    assert remaining(training.client) == []
 
 
 def test_a_worker_waits_for_a_chief_that_starts_later(training, until):
@@ -516,7 +517,7 @@ def test_a_training_that_is_deleted(training, until):
     waiting.close()
     chief.close()
     # Leases that somebody extends come back, and go with their holders.
-    until(lambda: not training.client.keys("*"))
+    until(lambda: not remaining(training.client))
 
 
 def test_a_child_of_a_worker_does_not_give_its_number_back(training):

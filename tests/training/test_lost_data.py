@@ -54,8 +54,8 @@ def at_step(training, background, until):
     The test's functions are called when the chief has published their step. Returns the chief at the end.
     """
 
-    def train(last, deeds):
-        chief = training.chief(workers=2, state={"m": np.array(0)})
+    def train(last, deeds, **options):
+        chief = training.chief(workers=2, state={"m": np.array(0)}, **options)
         crew = [training.work(gradient=lambda _number, step, _: {"w": [1, step]}) for _ in range(2)]
         for _ in chief.rounds(until=last):
             chief.publish({"w": chief.parameters["w"] + 1}, state={"m": np.array(chief.step)})
@@ -246,24 +246,205 @@ def test_a_worker_goes_back_with_the_parameters(training, background, until, cap
         other.publish({"w": other.parameters["w"] + taken.gradient["w"]})
 
 
-def test_the_server_is_empty(training, background, until):
+@pytest.mark.parametrize("deleted", [False, True])
+def test_both_wait_when_the_server_is_emptied(training, background, until, caplog, deleted):
     chief, worker = training.chief(), training.worker()
     steps = worker.steps()
     next(steps)
-    waiting = [background(lambda: next(chief.rounds())), background(next, steps)]
+    rounds = chief.rounds()
+    waiting = [background(next, rounds), background(next, steps)]
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
+    if deleted:
+        training.chief_deletes()
+        gone = (redisacc.AccumulatorNotFoundError, redisacc.ParametersNotFoundError)
+        for one in waiting:
+            with pytest.raises(gone, match="deleted"):
+                one.result()
+        with pytest.raises(gone):
+            worker.apply({"w": [1, 1]})
+        return
     training.client.flushall()
-    gone = (redisacc.AccumulatorNotFoundError, redisacc.ParametersNotFoundError)
-    for one in waiting:
-        with pytest.raises(gone, match="deleted"):
-            one.result()
-    with pytest.raises(gone):
-        worker.apply({"w": [1, 1]})
-    # Those who are started again begin anew.
+    until(lambda: "the server has lost this training: it was flushed" in caplog.text)
+    until(lambda: training.client.exists("redisacc:{train}:parameters"))
+    worker.apply({"w": [3, 4]})
+    assert waiting[0].result().gradient["w"].tolist() == [3, 4]
+    chief.publish({"w": np.ones(2, np.int64)})
+    assert waiting[1].result()[0] == 1
+    assert worker.workers == 1
+
+
+@pytest.mark.parametrize("limit", [None, 0], ids=["in_place", "buffered"])
+def test_the_server_is_emptied_again_and_again(training, at_step, caplog, limit):
+    """While workers compute, apply and wait, and the chief has a round in its hands."""
+    emptied = dict.fromkeys((1, 2, 5, 9, 12), training.client.flushall)
+    chief = at_step(12, emptied, in_place_limit=limit)
+    assert emptied == {}
+    assert chief.parameters["w"].tolist() == [12, 12]
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        step, tree = parameters.latest()
+        assert (step, tree["w"].tolist()) == (12, [12, 12])
+        assert parameters.latest_state()[1]["m"].item() == 11
+        assert parameters.finished()
+    assert training.record[b"global_step"] == b"12"
+    # Later losses may be noticed together.
+    assert "Restoring step 1 from the memory of the chief" in caplog.text
+
+
+def test_a_gradient_of_an_emptied_round_is_applied_again(training, background, until):
+    chief = training.chief(workers=2)
+    one = training.work(training.worker(0), gradient=lambda _, step, __: {"w": [1, step]})
+    until(lambda: training.record.get(b"num_accumulated") == b"1")
+    rounds = chief.rounds()
+    waiting = background(next, rounds)
+    two = training.worker(1)
+    steps = two.steps()
+    next(steps)
+    training.client.flushall()
+    until(lambda: training.record.get(b"num_accumulated") == b"1")
+    two.apply({"w": [10, 10]})
+    taken = waiting.result()
+    assert (taken.num_accumulated, taken.gradient["w"].tolist()) == (2, [11, 10])
+    chief.publish(chief.parameters, finished=True)
+    one.join()
+
+
+def test_another_handle_continues_after_a_loss(training, background, until):
+    chief = training.chief()
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        assert parameters.latest()[0] == 0
+        training.client.flushall()
+        with pytest.raises(redisacc.ParametersNotFoundError, match="or the server has lost its data"):
+            parameters.latest()
+        rounds = chief.rounds()
+        waiting = background(next, rounds)
+        until(lambda: training.client.exists("redisacc:{train}:parameters"))
+        assert parameters.latest()[0] == 0
+        chief.close()
+        with pytest.raises(redisacc.CancelledError):
+            waiting.result()
+
+
+def emptied_without_a_chief(training, background, steps=3):
+    """Trains for some steps with two workers, of which one lags a step behind; then there is neither chief nor data."""
+    chief = training.chief(state={"m": np.array(7)})
+    ahead, behind = training.worker(0), training.worker(1)
+    first, second = ahead.steps(), behind.steps()
+    rounds = chief.rounds()
+    for step in range(steps):
+        assert next(first)[0] == step
+        if step == steps - 1:
+            assert next(second)[0] == step
+        ahead.apply({"w": [1, 1]})
+        next(rounds)
+        chief.publish({"w": chief.parameters["w"] + 1}, state={"m": np.array(step)})
+    assert next(first)[0] == steps
+    rounds.close()
     chief.close()
-    worker.close()
+    training.client.flushall()
+    return ahead, first, behind, second
+
+
+@pytest.mark.loses_data
+def test_a_chief_that_finds_nothing_asks_the_workers(training, background, until, caplog):
+    ahead, first, behind, second = emptied_without_a_chief(training, background)
+    waiting = [background(next, first), background(next, second)]
+    chief = training.chief({"w": np.full(2, 50)}, state={"m": np.array(-1)})
+    assert (chief.step, chief.parameters["w"].tolist(), chief.state["m"].item()) == (3, [3, 3], -1)
+    assert "continuing at step 3 with the parameters of a living worker. The state of the chief" in caplog.text
+    assert "published step 3, which this worker had" in caplog.text
+    # The other one gets it as its next step.
+    assert waiting[1].result()[0] == 3
+    rounds = chief.rounds()
+    for one, gradient in ((ahead, [1, 2]), (behind, [4, 8])):
+        one.apply({"w": gradient})
+        taken = next(rounds)
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+        if one is ahead:
+            assert waiting[0].result()[0] == 4
+            assert next(second)[0] == 4
+    assert training.client.exists("redisacc:{train}:parameters:claims") == 0
+
+
+@pytest.mark.loses_data
+def test_workers_that_compute_claim_what_they_have(training, background, until):
+    """The thread that extends the lease claims. The worker publishes when it applies its gradient."""
+    ahead, _first, _, _ = emptied_without_a_chief(training, background)
+    claims = "redisacc:{train}:parameters:claims"
+    until(lambda: training.client.hexists(claims, "worker 0"))
+    opening = background(training.chief, {"w": np.full(2, 50)})
+    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
+    applying = background(ahead.apply, {"w": [5, 5]})
+    chief = opening.result()
+    assert (chief.step, chief.parameters["w"].tolist()) == (3, [3, 3])
+    applying.result()
+    assert next(chief.rounds()).gradient["w"].tolist() == [5, 5]
+
+
+@pytest.mark.loses_data
+def test_no_worker_hands_over_what_it_has(training, background, until):
+    ahead, _first, behind, _second = emptied_without_a_chief(training, background)
+    claims = "redisacc:{train}:parameters:claims"
+    until(lambda: training.client.hlen(claims) == 2)
+    opening = background(training.chief, {"w": np.full(2, 50)})
+    until(lambda: training.client.hexists(claims, "asked"))
+    # As if both had been killed a while ago.
+    ahead.close()
+    behind.close()
+    training.client.hset(claims, mapping={f"worker {number}": f"{number} {'0' * 32} 0" for number in range(2)})
+    with pytest.raises(
+        redisacc.DataLossError,
+        match=r"worker 0 had step 3 .* Start the chief again with a checkpoint; or, to begin again at step 0, stop the "
+        "workers first",
+    ):
+        opening.result(60)
+    assert not training.client.exists("redisacc:{train}:parameters")
+
+
+@pytest.mark.loses_data
+def test_the_newest_worker_dies_before_it_hands_over(training, background, until):
+    ahead, _first, behind, second = emptied_without_a_chief(training, background)
+    claims = "redisacc:{train}:parameters:claims"
+    until(lambda: training.client.hlen(claims) == 2)
+    opening = background(training.chief, {"w": np.full(2, 50)})
+    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
+    ahead.close()
+    waiting = background(next, second)
+    chief = opening.result(60)
+    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
+    chief.close()
+    behind.close()
+    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
+        waiting.result()
+
+
+def test_workers_of_a_deleted_training_claim_nothing(training, background, until):
+    chief, worker = training.chief(), training.worker()
+    steps = worker.steps()
+    next(steps)
+    chief.delete()
+    chief.close()
     again = training.chief({"w": np.full(2, 5)})
     assert (again.step, again.parameters["w"].tolist()) == (0, [5, 5])
+    with pytest.raises(redisacc.ParametersNotFoundError, match="deleted and published again"):
+        worker.apply({"w": [1, 1]})
+
+
+def test_a_worker_joins_a_training_that_was_begun_again(training, background, until, caplog, monkeypatch):
+    """A chief that did not hear of the worker: it was suspended, say."""
+    worker = training.worker()
+    chief = training.chief()
+    steps = worker.steps()
+    next(steps)
+    chief.close()
+    monkeypatch.setattr("redisacc._training.loss.claims_after", lambda: 0.0)
+    training.client.flushall()
+    again = training.chief({"w": np.full(2, 5)})
+    assert not worker.apply({"w": [100, 100]})
+    step, tree = next(steps)
+    assert (step, tree["w"].tolist()) == (0, [5, 5])
+    assert "a chief has begun this training again from other parameters" in caplog.text
+    worker.apply({"w": [1, 1]})
+    assert next(again.rounds()).gradient["w"].tolist() == [1, 1]
 
 
 def test_only_the_accumulator_was_deleted(training):

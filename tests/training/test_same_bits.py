@@ -21,8 +21,19 @@ def gradient_of(number, step, parameters):
     random = np.random.default_rng((number, step))
     shape = parameters["w"].shape
     noise = (random.normal(size=shape) * 10.0 ** random.integers(-3, 3, size=shape)).astype(np.float32)
-    rows = np.sort(random.choice(20, 9, replace=False))
-    return {"w": parameters["w"] * np.float32(0.5) + noise, "table": (rows, noise[: 9 * 2].reshape(9, 2))}
+    gradient = {"w": parameters["w"] * np.float32(0.5) + noise}
+    if "table" in parameters:
+        gradient["table"] = np.sort(random.choice(20, 9, replace=False)), noise[: 9 * 2].reshape(9, 2)
+    return gradient
+
+
+def lead(chief):
+    """Runs the loop of a chief without an optimiser."""
+    for taken in chief.rounds(until=STEPS):
+        table = chief.parameters["table"].copy()
+        table[taken.gradient["table"].indices] -= taken.gradient["table"].values
+        w = chief.parameters["w"] - np.float32(taken.total_weight) * taken.gradient["w"]
+        chief.publish({"w": w, "table": table})
 
 
 class Turns:
@@ -46,9 +57,11 @@ def run(training, background):
     """Runs a training to its end, and returns the bytes of its parameters."""
 
     def run_it(orders, elements, *, wires=(None,) * CREW, weights=(1.0,) * CREW, **options):
-        parameters = {"w": np.ones(elements, np.float32), "table": np.ones((20, 2), np.float32)}
-        options = {"workers": CREW, "reduction_type": "MEAN", "sparse": ["table"], **options}
-        chief = training.chief(parameters, **options)
+        parameters = {"w": np.ones(elements, np.float32)}
+        if "optimizer" not in options:
+            parameters["table"] = np.ones((20, 2), np.float32)
+            options["sparse"] = ["table"]
+        chief = training.chief(parameters, workers=CREW, reduction_type="MEAN", **options)
         turns = Turns(orders)
 
         def work(number):
@@ -58,14 +71,16 @@ def run(training, background):
                     turns(step, number, lambda gradient=gradient: worker.apply(gradient, weight=weights[number]))
 
         crew = [background(work, number) for number in range(CREW)]
-        for taken in chief.rounds(until=STEPS):
-            table = chief.parameters["table"].copy()
-            table[taken.gradient["table"].indices] -= taken.gradient["table"].values
-            w = chief.parameters["w"] - np.float32(taken.total_weight) * taken.gradient["w"]
-            chief.publish({"w": w, "table": table})
+        if "optimizer" in options:
+            for _ in chief.updates(until=STEPS):
+                pass
+        else:
+            lead(chief)
         for one in crew:
             one.result(30)
-        found = chief.parameters["w"].tobytes() + chief.parameters["table"].tobytes()
+        with redisacc.Parameters("train", redis=training.client) as published:
+            _, last = published.latest()
+        found = b"".join(array.tobytes() for array in last.values())
         chief.delete()
         return found
 
@@ -100,6 +115,17 @@ def test_a_reducer_changes_no_bit(run, training, background):
     with redisacc.Reducer(redis=training.client) as reducer:
         background(reducer.run)
         assert run(PERMUTATIONS[7::4], SHAPES["several parts"]) == first
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("reducer", [False, True], ids=["alone", "with a reducer"])
+def test_with_an_optimizer(run, training, background, size, reducer):
+    options = {"weights": WEIGHTS, "optimizer": redisacc.optim.AdamW(0.01, clip_norm=1.0)}
+    first = run([(0, 1, 2, 3)], SHAPES[size], **options)
+    with redisacc.Reducer(redis=training.client) as one:
+        if reducer:
+            background(one.run)
+        assert run(PERMUTATIONS[3::4], SHAPES[size], **options) == first
 
 
 # Which trainings have this order

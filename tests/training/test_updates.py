@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.leaks import leftovers
-from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part
+from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part, state_of
 from support.selection import thorough
 
 import redisacc
@@ -158,7 +158,7 @@ class Updated:
             assert {path: v.tobytes() for path, v in parameters.items()} == {p: v.tobytes() for p, v in sent.items()}
             kept = iter(self.chief._parameters.latest_state()[1]["redisacc:float32"])
             exact = {path: next(kept) if v.dtype == np.float32 else v for path, v in parameters.items()}
-        assert differences(self.local, exact, self.chief.state or {}) == []
+        assert differences(self.local, exact, state_of(self.chief)) == []
 
 
 @pytest.fixture

@@ -158,10 +158,17 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "retry() of this error acknowledges it; until then",
         "retry() of this error sends the same request again",
     ),
+    "cli/test_checkpoint_commands.py": (
+        "stop it first",
+        "To go back, give --force, which deletes the training first",
+    ),
     "failures/servers/test_memory.py": (
         "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration file",
     ),
-    "failures/servers/test_replicas.py": ("name its master, or go through Sentinel",),
+    "failures/servers/test_replicas.py": (
+        "name its master, or go through Sentinel",
+        "Publish the same again, which waits again",
+    ),
     "foreign/test_jax.py": (
         "call update_layout(n_batch=0) first",
         "pass a BCOO, which jax.experimental.sparse.BCOO.fromdense() makes",
@@ -206,7 +213,12 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_loop.py": ("Call publish() once in the body of the loop",),
     "training/test_lost_data.py": (
+        "Start the chief again with a checkpoint; or, to begin again at step 0, stop the ",
         "Publish the parameters of step {} with Parameters.publish() if you have them, or delete the training",
+    ),
+    "training/test_refused_optimizers.py": (
+        "leave sparse out, so that their gradients are dense, or update the parameters yourself",
+        "Start it again with a checkpoint",
     ),
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),
     "unit/test_environment.py": ("give it, or the environment variable",),

@@ -77,6 +77,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         max_staleness=0,
     ),
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
+    "claim": lambda s: s.claim(place="worker 0", incarnation="x", step=1),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
     "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, sums="", lease_ms=1),
@@ -307,8 +308,8 @@ def test_the_keys_that_python_passes_are_those_of_the_header(name: str, monkeypa
     for key, value in passed.items():
         pattern = re.escape(fields[key].form).replace(r"\*", ".+").replace(":K", r":\d+")
         values = value if fields[key].many else [value]
-        # The sum of several gradients takes the place of the oldest.
-        assert values or (name, key) == ("buffer", "place")
+        # The sum of several gradients takes the place of the oldest. Deleting an accumulator leaves no mark.
+        assert values or (name, key) in (("buffer", "place"), ("delete", "marks"))
         for each in values:
             assert re.fullmatch(pattern, each), (key, each)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 
 from redisacc._format.crew_entries import Member, parse_crew
 from redisacc._format.entries import clock_ms
@@ -16,7 +17,7 @@ from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import LeaseHeldError, LeaseLostError, RedisAccError
+from redisacc.errors import AccumulatorNotFoundError, LeaseHeldError, LeaseLostError, RedisAccError
 
 logger = logging.getLogger("redisacc")
 
@@ -162,6 +163,8 @@ class Lease:
         self._place = place
         self._pid = os.getpid()
         self._lost_to: str | None = None
+        # Called in the thread of the renewals if the accumulator is gone, and the lease with it.
+        self.on_missing: Callable[[], object] | None = None
         # Until then, no other process can have it, on this machine's clock. The lease was taken a little earlier, which
         # does no harm: the next process that takes it needs some time to begin.
         self._sure_until = time.monotonic() + LEASE
@@ -204,6 +207,10 @@ class Lease:
                 f"the server stood still; {self._lost_to} is the {self._place} now. This process has to end"
             )
 
+    def take_again(self) -> None:
+        """Takes the lease again, if the server may have lost it; ``lost`` says if another process was faster."""
+        self._waits.call(lambda: self._hold_again(TIMEOUT))
+
     def give_back(self) -> None:
         """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself.
 
@@ -245,3 +252,5 @@ class Lease:
             self._hold_again(self.interval, renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)
+            if isinstance(error, AccumulatorNotFoundError) and self.on_missing is not None:
+                self.on_missing()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import DELETING, ParameterKeys
-from redisacc._format.parameter_record import ParameterRecord, parse_schema
+from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
 from redisacc._protocol.parameters.announced_quorum import parse_quorum
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
@@ -29,7 +29,10 @@ class ParametersInfo:
         wire: how elements of float32 are stored: "float32" or "bfloat16".
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the values; empty if that is the slot of the
             record.
-        state_bytes: the size of the publisher's state in bytes; 0 if it has none.
+        optimizer: the name of the optimiser that updates them, such as "adamw"; None if their publisher computes them.
+        updates: how many updates the state of the optimiser has seen; None without one.
+        state_bytes: the size of the publisher's state in bytes, or of all slots of the optimiser; 0 if there is none.
+            If readers get rounded parameters, this includes the parameters as they are.
         stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
         publisher: the name of the publisher of the latest version.
         created_at: when the first version was published.
@@ -46,6 +49,8 @@ class ParametersInfo:
     nbytes: int
     wire: str
     partitions: tuple[int, ...]
+    optimizer: str | None
+    updates: int | None
     state_bytes: int
     stored_bytes: int
     publisher: str
@@ -71,11 +76,13 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
                 "created_ms",
                 "published_ms",
                 "workers",
+                "optimizer",
+                "updates",
             ),
             ("TIME",),
         ]
     )
-    *fields, structure, retired, publisher, created, published, workers = reply
+    *fields, structure, retired, publisher, created, published, workers, optimizer, updates = reply
     record = ParameterRecord.parse(keys, fields)
     if record is None or record.incarnation.startswith(DELETING):
         return None
@@ -88,6 +95,8 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         times = [time_of(int(value)) for value in (created, published)]
     except (ValueError, OverflowError, OSError):
         raise CorruptDataError(f"{keys.record}: created_ms or published_ms is no time") from None
+    # A publisher without an optimiser leaves these fields as they are, and publishes no such blobs.
+    is_updated = any(blob.part_bytes for blob in manifest.full)
     stored = [*manifest.blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
     return ParametersInfo(
         name=keys.name,
@@ -99,7 +108,9 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         nbytes=schema.nbytes,
         wire=record.wire,
         partitions=record.keys.partitions,
-        state_bytes=0 if manifest.state is None else manifest.state.nbytes,
+        optimizer=parse_optimizer(keys, optimizer).name if is_updated else None,
+        updates=parse_count(keys, "updates", updates) if is_updated else None,
+        state_bytes=sum(blob.nbytes for blob in (manifest.state, *manifest.slots) if blob is not None),
         stored_bytes=sum(blob.nbytes for blob in stored),
         publisher=printable(publisher or b""),
         created_at=times[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,14 +29,23 @@ from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.marks import is_lost
 from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import Begun, Reply, Version, VersionWriter
-from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, ParameterScripts
+from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, ParameterScripts, replaced
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
-from redisacc.errors import DataLossError, InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
+from redisacc.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    ParametersNotFoundError,
+    SchemaMismatchError,
+    ServerError,
+    StepConflictError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -98,6 +107,7 @@ class Publisher:
         wire: how elements of float32 are stored, one of WIRES.
         partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
             values are large enough; None: as with existing parameters, and 1 for new ones.
+        min_replicas: how many replicas have to confirm a version; 0: none are asked.
     """
 
     def __init__(
@@ -107,8 +117,11 @@ class Publisher:
         reader: ParameterReader,
         wire: str,
         partitions: int | Literal["auto"] | None,
+        *,
+        min_replicas: int = 0,
     ) -> None:
         self._transport = transport
+        self._min_replicas = min_replicas
         self._keys = keys
         self._reader = reader
         self._wire = wire
@@ -140,19 +153,26 @@ class Publisher:
         given = None if state is None else schema_of(state, "state")
         return Wanted(tree, schema, arrays, step, rows, given, finished)
 
-    def publish(self, wanted: Wanted, publisher: str) -> None:
+    def publish(self, wanted: Wanted, publisher: str, *, restores: bool = False) -> None:
         """Publishes a version.
 
         Args:
             wanted: the version.
             publisher: the name of the publisher.
+            restores: whether to publish it also if the server has lost the parameters that this handle has seen. They
+                keep their incarnation, so that other handles may continue to use them.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted, or, with ``restores``, replaced by others.
         """
         with self._lock:
+            if restores:
+                self._last = None
             deadline = running_time() + PUBLISH_TIMEOUT
             failures = 0
             # Every attempt has its own names: after a failover, the leader may reuse the number for another one,
             # while a sweeper is still removing the parts of the first.
-            while cause := self._try(wanted, secrets.token_hex(8), publisher):
+            while cause := self._try(wanted, secrets.token_hex(8), publisher, restores=restores):
                 failures += 1
                 # Each try may upload the whole model, so a cause that lasts must not fill the network.
                 self._pause_or_raise(wanted.step, cause, failures, deadline)
@@ -160,6 +180,28 @@ class Publisher:
                 # By every publisher once, because the first one may have died just before.
                 list_name(self._transport, self._keys.name)
                 self._listed = True
+            if self._min_replicas:
+                self._confirm(wanted)
+
+    def _confirm(self, wanted: Wanted) -> None:
+        """Raises NotReplicatedError unless replicas confirm in time what was published a moment ago."""
+        blobs: Iterable[Blob] = ()
+        keys = self._reader.keys
+        if keys.partitions:
+            record = self._reader.poll()
+            if record is None or record.step != wanted.step:
+                # A later version has replaced it. Its publisher waits for replicas that have that one.
+                return
+            schema = self._reader.schema()
+            blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        confirm_version(
+            self._transport,
+            keys,
+            incarnation=self._reader.incarnation,
+            step=wanted.step,
+            blobs=blobs,
+            min_replicas=self._min_replicas,
+        )
 
     def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
         """Pauses before the next try, for longer each time; raises ServerError if the time is up."""
@@ -196,14 +238,14 @@ class Publisher:
             fields=["finished", "1" if finished else "0"],
         )
 
-    def _try(self, wanted: Wanted, name: str, publisher: str) -> str:
+    def _try(self, wanted: Wanted, name: str, publisher: str, *, restores: bool) -> str:
         """Tries to publish a version. Returns "" if it is published, or why not, as a clause: try again."""
         last, has_losses = self._last, self._has_losses
         self._has_losses = False
         if last is None or wanted.step <= last.step:
             # Unknown, or to be compared: somebody may have deleted it since, or published more.
             self._last = None
-            record = self._reader.poll()
+            record = self._poll_or_lost() if restores else self._reader.poll()
             last = None
             if record is not None:
                 self.check_partitions(record.keys)
@@ -220,7 +262,7 @@ class Publisher:
                     return _CAUSES["changed"]
                 last = _Published(record.version, record.step, manifest, record.wire)
         if last is None:
-            incarnation, keys = self._first(wanted)
+            incarnation, keys = self._first(wanted, restores=restores)
         else:
             incarnation, keys = self._reader.incarnation, self._reader.keys
         follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
@@ -246,6 +288,19 @@ class Publisher:
             return "the parameters were being deleted"
         return _CAUSES[reply]
 
+    def _poll_or_lost(self) -> ParameterRecord | None:
+        """Returns the record, or None if the server has lost it.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted, or there are others now.
+        """
+        try:
+            return self._reader.poll()
+        except ParametersNotFoundError:
+            if not is_lost(self._transport, self._keys, self._reader.incarnation):
+                raise
+            return None
+
     def check_partitions(self, keys: ParameterKeys) -> None:
         """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""
         if self._has_other_partitions(keys):
@@ -268,9 +323,15 @@ class Publisher:
                 "begun expires"
             )
 
-    def _first(self, wanted: Wanted) -> tuple[str, ParameterKeys]:
+    def _first(self, wanted: Wanted, *, restores: bool) -> tuple[str, ParameterKeys]:
         """Returns the incarnation that parameters get with their first version, and their keys."""
         begun = self._reader.begun()
+        if restores and self._reader.incarnation:
+            # Partitions are chosen for a cluster, and never change.
+            if begun is None:
+                return self._reader.incarnation, self._reader.keys
+            if begun[0] != self._reader.incarnation:
+                raise replaced(self._keys.name)
         if begun is not None:
             # Somebody else is publishing the first version, or died while publishing it.
             self._check_begun(begun[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,7 +14,16 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
-from redisacc._format.parameter_record import EXACT, Blob, Manifest, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._format.parameter_record import (
+    EXACT,
+    UPDATES,
+    Blob,
+    Manifest,
+    ParameterRecord,
+    parse_schema,
+    with_partitions_text,
+)
+from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing, wrong_length
@@ -57,6 +66,12 @@ class ParameterReader:
         self._process = os.getpid()
         self._pool = MemoryPool()
         self._read: Snapshot | None = None
+        # Fetches parts of the next version ahead; None: nothing does.
+        self._ahead: PartsAhead | None = None
+
+    def fetch_ahead(self, ahead: PartsAhead) -> None:
+        """Fetches parts of each next version before it is published, if an optimiser makes it."""
+        self._ahead = ahead
 
     @property
     def keys(self) -> ParameterKeys:
@@ -97,6 +112,8 @@ class ParameterReader:
                 return record
         if not self.incarnation:
             return None
+        # If the version is published again after a loss, it may be another one of the same step.
+        self._read = None
         raise gone(self._keys.name) if record is None else replaced(self._keys.name)
 
     def manifest(self, record: ParameterRecord) -> Manifest | None:
@@ -215,14 +232,26 @@ class ParameterReader:
             known = self._read
             if known is None or known.version != record.version:
                 update = Update(record, schema, known, self._pool)
-                self._fetch(update.blobs, update.allocate, fetched or {})
+                there = self._take_ahead(update)
+                self._fetch(update.blobs, update.allocate, fetched or {}, there)
                 self._read = known = update.snapshot()
+                if self._ahead is not None and update.is_flat:
+                    self._ahead.expect(self._keys, update.blobs[0], update.spare())
             return schema.structure.build(
                 [
                     place.memory.array(place.offset, leaf.shape, leaf.given)
                     for place, leaf in zip(known.places, schema.leaves, strict=True)
                 ]
             )
+
+    def _take_ahead(self, update: Update) -> Collection[str]:
+        """Uses the parts of a version that were fetched ahead, and returns their keys."""
+        taken = self._ahead.take(update.blobs[0]) if self._ahead is not None and update.is_flat else None
+        if taken is None:
+            return ()
+        memory, there = taken
+        update.use(memory)
+        return there
 
     def state(self, record: ParameterRecord) -> Any:
         """Returns the publisher's state of a version, None if it has none.
@@ -232,11 +261,9 @@ class ParameterReader:
             CorruptDataError: redisacc did not write it.
         """
         manifest = record.manifest(self.schema())
-        if manifest.slots:
-            return self._slots(manifest.slots)
         blob = manifest.state
         if blob is None:
-            return None
+            return self._state_of_optimizer(record, manifest.slots) if manifest.full[0].part_bytes else None
         version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
         if version is None or version.decode(errors="replace") != record.version:
             raise PartMissingError(self._keys.record)
@@ -262,12 +289,22 @@ class ParameterReader:
             ]
         )
 
-    def _slots(self, blobs: Sequence[Blob]) -> dict[str, Any]:
-        """Returns an optimiser's state: the leaves of each slot, by its name. The weights themselves come as EXACT."""
+    def _state_of_optimizer(self, record: ParameterRecord, blobs: Sequence[Blob]) -> dict[str, Any] | None:
+        """Returns an optimiser's state: the leaves of each slot, by its name, and how many updates it has seen.
+
+        None if no optimiser updates the version.
+        """
+        version, optimizer, updates = self._transport.call("HMGET", self._keys.record, "version", "optimizer", UPDATES)
+        if version is None or version.decode(errors="replace") != record.version:
+            raise PartMissingError(self._keys.record)
+        if not optimizer:
+            return None
+        if not (isinstance(updates, bytes) and updates.isdigit() and len(updates) <= 15):
+            raise CorruptDataError(f"{self._keys.record}: updates holds {shown(updates)}, which redisacc did not write")
         schema = self.schema()
         flat, data = schema.flat.layout, [np.empty(blob.nbytes, np.uint8) for blob in blobs]
         self._fetch(blobs, lambda: data)
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {UPDATES: np.array(int(updates))}
         exact = None
         for blob, bytes_of in zip(blobs, data, strict=True):
             leaves = [
@@ -285,6 +322,7 @@ class ParameterReader:
         blobs: Sequence[Blob],
         allocate: Callable[[], Sequence[Array]],
         fetched: Mapping[str, Any] = {},
+        in_place: Collection[str] = (),
     ) -> None:
         """Fetches blobs. Memory is allocated only after the server has shown that it has as many bytes.
 
@@ -292,6 +330,7 @@ class ParameterReader:
             blobs: the blobs.
             allocate: returns the memory of each.
             fetched: the values of some keys of parts.
+            in_place: the keys of parts that are in the memory already.
         """
         parts = [blob.parts(self._keys) for blob in blobs]
         check_parts(self._transport, list(chain.from_iterable(parts)), STATED_BY)
@@ -302,6 +341,8 @@ class ParameterReader:
             for number, (key, length) in enumerate(of_blob):
                 place = data[start : start + length]
                 start += length
+                if key in in_place:
+                    continue
                 there = fetched.get(key)
                 if not isinstance(there, bytes):
                     arrivals.expect(key, number, place)

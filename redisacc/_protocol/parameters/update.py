@@ -90,13 +90,27 @@ class Update:
             *(Blob(blob.id, blob.layout(stored).nbytes, blob.cut, len(blob.cut)) for blob in self._full),
             *(Blob(blob.id, blob.nbytes(stored)) for blob in self._rows),
         ]
+        self._given: list[Memory] = []
         self._received: list[Memory] = []
         self._changes: list[Array] = []
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it reads a single blob with all leaves, cut by elements, as an optimiser makes them."""
+        return len(self.blobs) == 1 and bool(self.blobs[0].cut)
+
+    def use(self, memory: Memory) -> None:
+        """Uses memory for the only blob, to which parts of it were fetched already."""
+        self._given.append(memory)
+
+    def spare(self) -> Memory:
+        """Returns memory for the same blob of the next version, once this one is complete."""
+        return self._memory(self.blobs[0].nbytes)
 
     def allocate(self) -> list[Array]:
         """Returns memory for each of the blobs."""
         number = len(self._full)
-        self._received = [self._memory(blob.nbytes) for blob in self.blobs[:number]]
+        self._received = self._given or [self._memory(blob.nbytes) for blob in self.blobs[:number]]
         self._changes = [np.empty(blob.nbytes, np.uint8) for blob in self.blobs[number:]]
         return [*(memory.bytes for memory in self._received), *self._changes]
 

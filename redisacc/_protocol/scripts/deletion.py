@@ -23,6 +23,7 @@ def run_delete(
     record: str,
     others: Sequence[str],
     *,
+    marks: Sequence[str] = (),
     incarnation: str,
     finish: bool,
     wakes: bool,
@@ -35,6 +36,7 @@ def run_delete(
         record: the key of the record.
         others: all other keys of a fixed name that belong to it. The server refuses the script to users who may not
             touch each of them, whether it exists or not, so these keys also decide who may delete.
+        marks: keys that get a mark of the deletion, from which others learn that it was no loss of data.
         incarnation: the incarnation to delete.
         finish: whether to remove the keys instead of closing the record.
         wakes: whether takers may be waiting, and are told.
@@ -42,7 +44,7 @@ def run_delete(
     """
     reply = transport.run(
         *load("delete").bind(
-            keys={"record": record, "others": others},
+            keys={"record": record, "marks": marks, "others": others},
             args={"incarnation": incarnation, "finish": int(finish), "wakes": int(wakes)},
         ),
         timeout=timeout,

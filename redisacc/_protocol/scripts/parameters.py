@@ -9,6 +9,7 @@ from typing import Literal
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.scripts.deletion import Deletion, run_delete
+from redisacc._protocol.scripts.replication import confirmed, wait_commands
 from redisacc._protocol.scripts.replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.sockets.fast_socket import Command
@@ -33,6 +34,17 @@ class RegisteredVersion:
     """
 
     number: int
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim was noted.
+
+    Attributes:
+        asked: the place of the worker that a chief asks to publish what it has; "": none.
+    """
+
+    asked: str
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,7 @@ class ParameterScripts:
         """
         reply, _ = self._transport.run_and_read(
             *load("publish").bind(
-                keys={**self._leader_keys(), "parts": list(parts), "unused": unused},
+                keys={**self._leader_keys(), "deleted": self._keys.deleted, "parts": list(parts), "unused": unused},
                 args={
                     **self._of(follows, version),
                     "registered": int(registered),
@@ -155,7 +167,7 @@ class ParameterScripts:
         """
         reply = self._transport.run(
             *load("register_version").bind(
-                keys=self._leader_keys(),
+                keys={**self._leader_keys(), "deleted": self._keys.deleted},
                 args={
                     **self._of(follows, version),
                     "partitions": partitions,
@@ -205,31 +217,69 @@ class ParameterScripts:
                 raise replaced(self._keys.name)
         raise corrupt(self._keys.record, reply)
 
-    def amend(self, *, incarnation: str, event: str, fields: Sequence[str]) -> None:
+    def amend(self, *, incarnation: str, event: str, fields: Sequence[str], min_replicas: int = 0) -> int:
         """Changes fields of the record that do not belong to a version.
 
         Args:
             incarnation: the incarnation that the client has seen.
             event: the message to waiting readers.
             fields: fields of the record: names and values, alternately.
+            min_replicas: how many replicas are waited for, until they have this and every earlier change; 0: none.
+
+        Returns:
+            How many replicas have confirmed it in time; 0 if none were waited for.
 
         Raises:
             ParametersNotFoundError: the parameters were deleted.
         """
-        reply = self._transport.run(
+        reply, replicas = self._transport.run_and_read(
             *load("amend").bind(
                 keys={"record": self._keys.record},
                 args={"incarnation": incarnation, "event": event, "fields": fields},
-            )
+            ),
+            after=wait_commands(min_replicas),
         )
         match reply:
             case [b"noted"]:
-                return
+                return confirmed(self._keys.record, replicas)
             case [b"missing"]:
                 raise gone(self._keys.name)
             case [b"replaced"]:
                 raise replaced(self._keys.name)
         raise corrupt(self._keys.record, reply)
+
+    def claim(
+        self, *, place: str, incarnation: str, step: int, asks: bool = False, timeout: float = TIMEOUT
+    ) -> Claimed | Literal["there", "deleted"]:
+        """Notes that a worker has the parameters of a training that the server has lost, or that a chief asks for them.
+
+        Args:
+            place: "worker" and its number.
+            incarnation: the incarnation that the worker has seen.
+            step: the step of the parameters that it has.
+            asks: whether a chief asks this worker.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            `Claimed`; or, with nothing changed, "there" if a version is published, "deleted" if the parameters were not
+            lost but deleted.
+        """
+        keys = self._keys
+        reply = self._transport.run(
+            *load("claim").bind(
+                keys={"record": keys.record, "claims": keys.claims, "deleted": keys.deleted},
+                args={"place": place, "incarnation": incarnation, "step": step, "asks": int(asks)},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"there"]:
+                return "there"
+            case [b"deleted"]:
+                return "deleted"
+            case [b"claimed", asked]:
+                return Claimed(asked.decode("ascii", "replace"))
+        raise corrupt(keys.claims, reply)
 
     def delete(self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the parameters for everybody, or removes their record once they are closed.
@@ -243,7 +293,8 @@ class ParameterScripts:
         return run_delete(
             self._transport,
             self._keys.record,
-            [self._keys.attempts, self._keys.guard],
+            [self._keys.attempts, self._keys.claims, self._keys.guard],
+            marks=[self._keys.deleted],
             incarnation=incarnation,
             finish=finish,
             wakes=False,

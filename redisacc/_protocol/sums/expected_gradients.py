@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -209,9 +209,7 @@ class ExpectedGradients:
     @property
     def counted(self) -> tuple[int, float | None]:
         """How many gradients the expected uploads hold, and the sum of their weights; None if all are 1."""
-        total = RoundSum([], "")
-        for upload in self.every[: self.expected]:
-            total.count(upload.gradient.number, upload.gradient.weight, upload.gradient.factor)
+        total = counted([upload.gradient for upload in self.every[: self.expected]])
         return total.number, total.weight
 
     def stalled(self) -> Upload | None:
@@ -228,3 +226,11 @@ class ExpectedGradients:
             if any(sum(later.there) > mine for later in self.every[position + 1 :]):
                 return upload
         return None
+
+
+def counted(gradients: Iterable[BufferedGradient]) -> RoundSum:
+    """Returns a sum without sections, which has the number of gradients and, added in this order, their weights."""
+    total = RoundSum([], "")
+    for gradient in gradients:
+        total.count(gradient.number, gradient.weight, gradient.factor)
+    return total

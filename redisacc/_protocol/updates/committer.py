@@ -25,7 +25,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, part_keys
+from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
@@ -40,12 +40,14 @@ from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal, gone
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
+from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
-from redisacc.errors import ServerError
+from redisacc._text import EVICTED, shown
+from redisacc.errors import DataLossError, ServerError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -218,6 +220,11 @@ class Committer:
         self, update: _Update, order: Order, number: int
     ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
         """Makes one attempt to publish the version that an order makes."""
+        if update.of.has_updaters and not update.model.keys.partitions:
+            # Updaters have usually written all parts before the round was granted. The script looks whether they have.
+            reply = self._commit(update, order.version(number))
+            if reply != "expired":
+                return reply
         registered = self._register(update, order, number)
         if registered != "registered":
             return registered
@@ -239,11 +246,9 @@ class Committer:
         )
         divisor: float = 1
         if self._spec.reduction_type == "MEAN":
-            counted = RoundSum([], "")
-            for gradient in buffered:
-                counted.count(gradient.number, gradient.weight, gradient.factor)
+            total = counted(buffered)
             # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
-            weight = counted.weight if in_parts else self._spec.weight_of(counted, granted.given_weight)
+            weight = total.weight if in_parts else self._spec.weight_of(total, granted.given_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         self._round = _Round(found, contents, shape, digest, divisor, in_parts)
@@ -327,7 +332,16 @@ class Committer:
         if not missing:
             return True
         elements = {number: self._elements(of, model, number) for number in missing}
-        self._values.fetch(update.before, missing)
+        try:
+            self._values.fetch(update.before, missing)
+        except PartMissingError as error:
+            step = update.before.record.step
+            raise DataLossError(
+                f"parameters {shown(model.keys.name)}: part {error.args[0]} of step {step} is lost: "
+                f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
+                "removed by hand",
+                part=error.args[0],
+            ) from None
         store: list[Command] = []
         for number in missing:
             values = self._values.computed(number, version)

@@ -82,7 +82,7 @@ class UpdateModel:
         """Returns the model of a training whose parts are cut as its gradients are.
 
         Raises:
-            InvalidArgumentError: the optimiser cannot update a leaf.
+            InvalidArgumentError: the optimiser cannot update a leaf, or has a pattern of paths that matches no leaf.
         """
         for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
             if leaf.dtype not in ("float32", "float64"):
@@ -90,6 +90,7 @@ class UpdateModel:
                     f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a "
                     "leaf out of the parameters, or update the parameters yourself in a loop over rounds()"
                 )
+        optimizer.groups(schema.structure.paths)
         # Smaller gradients are not cut.
         partitions = len(keys.partitions) or 1
         size = part_size(schema.nbytes, partitions if schema.nbytes > INLINE_BYTES else 1)

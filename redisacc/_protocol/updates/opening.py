@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
@@ -27,6 +28,21 @@ from redisacc.optim import Optimizer
 TRIES = 5
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Weights and the state of an optimiser.
+
+    Attributes:
+        weights: the leaves.
+        state: the leaves of each slot.
+        updates: how many updates the state has seen.
+    """
+
+    weights: Sequence[Array]
+    state: Mapping[str, Sequence[Array]]
+    updates: int
+
+
 def begin_updates(
     transport: Transport,
     reader: ParameterReader,
@@ -37,7 +53,7 @@ def begin_updates(
     publisher: str,
     step: int,
     schema: Schema,
-    weights: Callable[[], Sequence[Array]],
+    whole: Callable[[], Whole],
 ) -> UpdateRecord:
     """Returns the version that updates begin with, and publishes it if what is published is none.
 
@@ -52,8 +68,7 @@ def begin_updates(
         publisher: the name of this process in the record.
         step: the step of the weights: what is published, or 0.
         schema: the leaves.
-        weights: returns the weights to begin with if the published ones cannot be updated as they are, or none are
-            there.
+        whole: returns what to begin with if what is published cannot be updated as it is, or nothing is there.
     """
     wanted = UpdateModel.new(schema, optimizer, gradients, wire)
     found = read_update_record(transport, gradients)
@@ -65,11 +80,7 @@ def begin_updates(
             found = read_update_record(transport, gradients)
         assert found is not None
         return found
-    arrays = weights()
-    state = {slot: [optimizer.initial(slot, values) for values in arrays] for slot in optimizer.slots}
-    return publish_whole(
-        transport, reader, wanted, step=step, weights=arrays, state=state, updates=0, publisher=publisher
-    )
+    return publish_whole(transport, reader, wanted, step=step, whole=whole(), publisher=publisher)
 
 
 def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
@@ -90,9 +101,7 @@ def publish_whole(
     model: UpdateModel,
     *,
     step: int,
-    weights: Sequence[Array],
-    state: Mapping[str, Sequence[Array]],
-    updates: int,
+    whole: Whole,
     publisher: str,
 ) -> UpdateRecord:
     """Publishes weights and the state of an optimiser, in place of what is published for this step or an earlier one.
@@ -102,9 +111,7 @@ def publish_whole(
         reader: the reader of the parameters.
         model: the leaves and the optimiser.
         step: the step of the version.
-        weights: the weights.
-        state: the arrays of each slot.
-        updates: how many updates the state has seen.
+        whole: the weights and the state.
         publisher: the name of this process in the record.
 
     Raises:
@@ -112,9 +119,7 @@ def publish_whole(
         ServerError: others get in between again and again.
     """
     for _ in range(TRIES):
-        reply = _try(
-            transport, reader, model, step=step, weights=weights, state=state, updates=updates, publisher=publisher
-        )
+        reply = _try(transport, reader, model, step=step, whole=whole, publisher=publisher)
         if reply == "published":
             list_name(transport, model.keys.name)
             found = read_update_record(transport, model.keys)
@@ -134,9 +139,7 @@ def _try(
     model: UpdateModel,
     *,
     step: int,
-    weights: Sequence[Array],
-    state: Mapping[str, Sequence[Array]],
-    updates: int,
+    whole: Whole,
     publisher: str,
 ) -> object:
     record = reader.poll()
@@ -177,13 +180,13 @@ def _try(
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
     fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]
-    fields += update_fields(model, updates, model.optimizer.scalars(step, updates + 1))
+    fields += update_fields(model, whole.updates, model.optimizer.scalars(step, whole.updates + 1))
     if record is None:
         fields += ["format", FORMAT, "structure", schema.text]
         fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]
-    arrays = {EXACT: weights, **state}
+    arrays = {EXACT: whole.weights, **whole.state}
     pieces = {
-        blob: packed(stored, weights, stored.flat.layout)
+        blob: packed(stored, whole.weights, stored.flat.layout)
         if number == 0
         else [model.flatten(arrays[blob.id.rpartition("-")[2]]).data]
         for number, blob in enumerate(blobs)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_schema
+from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
 from redisacc._protocol.scripts.parameters import gone
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, RedisAccError
-from redisacc.optim import from_config
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars
 
 _FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired")
-
-# The longest description of an optimiser, in bytes.
-_LONGEST_CONFIG = 2**20
 
 
 @dataclass(frozen=True)
@@ -82,9 +77,9 @@ def read_update_record(
         record,
         Manifest(manifest.full, slots=manifest.slots, retired=record.retired(retired or b"")),
         model,
-        _count(keys, "updates", updates),
+        parse_count(keys, "updates", updates),
         _scalars(keys, scalars, model) if scalars else None,
-        _number(_count(keys, "attempts", attempts or b"0"), registered, record.version),
+        _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
     )
     return found if {*found.blobs} == {*model.sorts} else None
 
@@ -100,20 +95,13 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
         if incarnation is None or incarnation.decode(errors="replace") != record.incarnation:
             raise gone(record.keys.name)
         schema = parse_schema(record.keys, "structure", text)
+    optimizer = parse_optimizer(record.keys, config)
     try:
-        if not isinstance(config, bytes) or len(config) > _LONGEST_CONFIG:
-            raise ValueError(f"{len(config) if isinstance(config, bytes) else 0} bytes")
-        return UpdateModel.new(schema, from_config(json.loads(config)), record.keys, record.wire)
-    except (ValueError, RecursionError, RedisAccError) as error:
+        return UpdateModel.new(schema, optimizer, record.keys, record.wire)
+    except InvalidArgumentError as error:
         raise CorruptDataError(
-            f"{record.keys.record}: optimizer holds {shown(config)}, which redisacc did not write: {shown(str(error))}"
+            f"{record.keys.record}: optimizer holds {shown(config)}, which does not fit the leaves: {shown(str(error))}"
         ) from None
-
-
-def _count(keys: ParameterKeys, name: str, text: object) -> int:
-    if isinstance(text, bytes) and text.isdigit() and len(text) <= 15:
-        return int(text)
-    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
 
 
 def _number(attempts: int, registered: object, version: str) -> int:

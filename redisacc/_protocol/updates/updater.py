@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from redisacc._data.validation import Array
 from redisacc._format.buffered import STAGING_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.update_order import Order, parse_order
+from redisacc._format.update_order import Order, parse_order, updated
 from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Hint, Transport
 from redisacc.errors import CorruptDataError, ParametersNotFoundError, SchemaMismatchError
 
 logger = logging.getLogger("redisacc")
@@ -199,7 +199,8 @@ class PartUpdater:
             ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", STAGING_MS)
             for sort in record.model.sorts
         ]
-        self._transport.pipeline(store)
+        # Readers fetch it ahead.
+        self._transport.pipeline([*store, Hint(("PUBLISH", self._keys.updated_of(part), updated(version, part)))])
 
 
 def _follows(order: Order, record: UpdateRecord) -> bool:

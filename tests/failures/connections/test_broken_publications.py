@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.fork_server import version
-from support.leaks import leftovers
+from support.leaks import leftovers, remaining
 from support.proxy import all_faults
 from support.servers import CLUSTER
 
@@ -66,7 +66,7 @@ def check(direct, real_client, size, step):
     if step is None:
         with pytest.raises(redisacc.ParametersNotFoundError):
             direct.latest()
-        assert list(real_client.scan_iter()) == []
+        assert remaining(real_client) == []
         return
     for reader in (direct, redisacc.Parameters("w", redis=real_client)):
         found, tree = reader.latest()

@@ -414,3 +414,70 @@ def test_an_address_that_nobody_answers(short_timeout):
         client.close()
         for one in finder.sentinels:
             one.close()
+
+
+# Parameters
+
+
+@pytest.fixture
+def open_weights():
+    with contextlib.ExitStack() as opened:
+        yield lambda where, **options: opened.enter_context(redisacc.Parameters("w", redis=where, **options))
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_replicas_have_what_publish_returned_for(pair, open_weights, partitions):
+    master, replica = pair
+    weights = open_weights(master.url, min_replicas=1, partitions=partitions)
+    weights.publish({"w": np.ones(3)}, 4, state=[np.zeros(2)])
+    copy = replica.client()
+    assert copy.hmget("redisacc:{w}:parameters", "step", "min_replicas") == [b"4", b"1"]
+    # In partitions, every part.
+    parts = {key for key in copy.scan_iter() if b":object:" in key or b":partition:" in key}
+    assert parts == {key for key in master.client().scan_iter() if b":object:" in key or b":partition:" in key} != set()
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, monkeypatch):
+    master, replica = pair
+    weights = open_weights(master.url, min_replicas=1, partitions=partitions)
+    tree = {"w": np.ones(3)}
+    weights.publish(tree, 0)
+    replica.stall()
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
+    with pytest.raises(
+        redisacc.NotReplicatedError,
+        match=r"step 1 is published, but only 0 of the 1 .* Publish the same again, which waits again",
+    ) as failure:
+        weights.publish(tree, 1)
+    assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+    # It is published all the same. The same call, by any process, waits again.
+    assert weights.step() == 1
+    for again in (weights, open_weights(master.url, min_replicas=1)):
+        with pytest.raises(redisacc.NotReplicatedError):
+            again.publish(tree, 1)
+    open_weights(master.url).publish(tree, 1)
+    monkeypatch.undo()
+    replica.go_on()
+    weights.publish(tree, 1)
+    assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
+
+
+def test_a_chief_waits_for_replicas_to_have_its_parameters(pair, monkeypatch):
+    master, replica = pair
+    with (
+        redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, min_replicas=1) as chief,
+        redisacc.Worker("w", redis=master.url) as worker,
+    ):
+        step, _ = next(worker.steps())
+        worker.apply({"w": np.ones(2)})
+        assert step == 0
+        for taken in chief.rounds(until=1):
+            replica.stall()
+            with monkeypatch.context() as short:
+                short.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
+                with pytest.raises(redisacc.NotReplicatedError):
+                    chief.publish(taken.gradient)
+            replica.go_on()
+            chief.publish(taken.gradient)
+        assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"

@@ -1,0 +1,192 @@
+"""Writes checkpoints while a training continues, in a thread that reads what is published from the server.
+
+The thread reads from the server instead of the chief's memory, because the program may write to its arrays after the
+next ``publish``, so that they would have to be copied in each step with a checkpoint; and because a chief need not have
+any arrays. It uses a connection of its own. If a later version is published before it has read the one that was due, it
+writes the later one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from redisacc._checkpoints.file import Checkpoint, library
+from redisacc._checkpoints.folder import Folder
+from redisacc._data import validation
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc._training.exact_parameters import unpack_state, with_exact
+from redisacc.errors import InvalidArgumentError, RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How long closing a chief waits for a checkpoint that is being written, in seconds.
+CLOSING = 60.0
+
+
+def read_published(transport: Transport, name: str) -> Checkpoint | None:
+    """Returns what is published under a name, with the exact parameters of float32; None if nothing is.
+
+    Raises:
+        RedisAccError: any error of ``Parameters.latest``.
+    """
+    reader = ParameterReader(transport, ParameterKeys(name))
+    while True:
+        latest = reader.latest()
+        found = None if latest is None else reader.latest_state()
+        if latest is None or found is None:
+            return None
+        record, tree = latest
+        # Otherwise, another version was published between the two.
+        if found[0] == record.step:
+            exact, state = unpack_state(found[1])
+            return Checkpoint(name, record.step, tree if exact is None else with_exact(tree, exact, name), state)
+
+
+class Checkpointer:
+    """Writes the checkpoints of a chief.
+
+    Args:
+        transport: the way to the server.
+        name: the name of the training.
+        folder: the path of the folder.
+        every: after how many steps a checkpoint is due, 1 or more, or after how much time.
+        keep: how many of the latest are kept, 1 or more.
+        keep_every: also keeps the first of each range of so many steps, 1 or more. None: only the latest.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        ImportError: the library safetensors is not installed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        folder: object,
+        *,
+        every: object,
+        keep: object,
+        keep_every: object,
+    ) -> None:
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
+        self._steps, self._seconds = _interval(every)
+        self._folder = Folder(
+            Path(os.fsdecode(folder)),
+            keep=validation.integer(keep, "keep", low=1),
+            keep_every=None if keep_every is None else validation.integer(keep_every, "keep_every", low=1),
+        )
+        library()
+        self._transport = transport
+        self._name = name
+        # What follows is guarded by the condition.
+        self._changed = threading.Condition()
+        self._is_due = self._is_closed = False
+        self._thread: threading.Thread | None = None
+        # The step after which the last checkpoint was due, and when.
+        self._last_step: int | None = None
+        self._last_time = time.monotonic()
+        self._written: int | None = None
+
+    def valid(self) -> Iterator[Checkpoint]:
+        """Yields the checkpoints of this training, the newest first. A warning names each that is not used."""
+        for one in self._folder.valid():
+            if one.name == self._name:
+                yield one
+            else:
+                logger.warning(
+                    "%s: the checkpoint of step %d in %s is skipped, because it is of the training %s",
+                    self._name,
+                    one.step,
+                    self._folder.path,
+                    shown(one.name),
+                )
+
+    def note(self, step: int, *, last: bool = False) -> None:
+        """Notes that a step was published. Never waits: if a checkpoint is due, the thread writes it.
+
+        Args:
+            step: the step.
+            last: whether it is the last one of the training, which always gets a checkpoint.
+        """
+        now = time.monotonic()
+        before = self._last_step
+        if before is None:
+            # The loop began at the step before this one.
+            before = self._last_step = step - 1
+        if not last:
+            by_steps = self._steps is not None and step // self._steps > before // self._steps
+            by_time = now - self._last_time >= self._seconds
+            if not (by_steps or by_time):
+                return
+        self._last_step, self._last_time = step, now
+        with self._changed:
+            self._is_due = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="redisacc-checkpoints", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is due or being written. Closing twice does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._transport.waits.call(lambda: thread.join(CLOSING))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_due or self._is_closed):
+                    self._changed.wait()
+                if not self._is_due:
+                    return
+                self._is_due = False
+            try:
+                self._write()
+            except (RedisAccError, OSError) as error:
+                logger.warning(
+                    "%s: no checkpoint was written to %s: %s; trying again when the next one is due",
+                    self._name,
+                    self._folder.path,
+                    error,
+                    extra={"accumulator": self._name},
+                )
+
+    def _write(self) -> None:
+        found = read_published(self._transport.blocking, self._name)
+        if found is None or found.step == self._written:
+            return
+        path = self._folder.write(found)
+        self._written = found.step
+        logger.info(
+            "%s: wrote the checkpoint %s",
+            self._name,
+            path,
+            extra={"accumulator": self._name, "global_step": found.step},
+        )
+
+
+def _interval(every: object) -> tuple[int | None, float]:
+    """Returns after how many steps a checkpoint is due, and after how many seconds."""
+    if isinstance(every, datetime.timedelta):
+        seconds = every.total_seconds()
+        if seconds <= 0:
+            raise InvalidArgumentError(f"every must be a positive time, not {shown(every)}")
+        return None, seconds
+    try:
+        return validation.integer(every, "every", low=1), math.inf
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}; or a datetime.timedelta") from None

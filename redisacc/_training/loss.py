@@ -1,0 +1,215 @@
+"""A server that has lost a training: who still has its parameters, and how they come back.
+
+A loss is told from a deletion by the mark that a deletion leaves (``_protocol/parameters/marks.py``). Then:
+
+- A living chief restores everything from its memory (``Chief``).
+- Without one, workers that find their training gone write into Redis which step they have (``Claimant``). A chief that
+  starts where nothing is published reads these claims first (``newest_claim``), and asks the worker with the newest
+  step to publish its parameters (``wait_for_handover``). The chief's state, such as the optimiser's, is lost then.
+- A checkpoint may be newer than what workers have. ``Chief`` compares them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redisacc._format.claims import Claim
+from redisacc._format.keys import ParameterKeys
+from redisacc._handles.environment import is_first_start
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.leases import crew as leases
+from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.leases.renewals import interval_of
+from redisacc._protocol.parameters.claims import read_claims
+from redisacc._protocol.parameters.marks import deleted_incarnations
+from redisacc._protocol.scripts.parameters import Claimed, ParameterScripts
+from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._redis.data_age import may_have_lost_data
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import DataLossError, RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How often a worker that waits for its training claims what it has, and a chief looks for claims, in seconds.
+LOOK_EVERY = 0.5
+
+# How long a worker that a chief has asked may take until it has published what it has, in seconds. It may be computing
+# a gradient: it is waited for as long as it holds its lease, but not for longer than this.
+HANDOVER = 600.0
+
+
+def claims_after() -> float:
+    """Returns after how many seconds every living worker has claimed what it has, at the latest.
+
+    A worker that waits looks once a second. For one that computes, the thread that extends its lease claims.
+    """
+    return interval_of(leases.LEASE) + 1.0
+
+
+def newest_claim(transport: Transport, crew: Crew, name: str) -> Claim | None:
+    """Returns what living workers have of a training that the server may have lost; None: nothing.
+
+    If the server was started a moment ago, or has been flushed, this waits until every living worker has claimed what
+    it has; else a training under a new name begins at once.
+
+    Args:
+        transport: the way to the server.
+        crew: the crew of the training.
+        name: its name.
+    """
+    keys = ParameterKeys(name)
+    if not read_claims(transport, keys):
+        if is_first_start() or deleted_incarnations(transport, keys):
+            return None
+        if not may_have_lost_data(transport, keys.record):
+            return None
+        logger.info(
+            "%s: nothing is published under this name, and the server was started a moment ago, or was flushed; asking "
+            "for %.1f s whether a worker still has a training of this name",
+            name,
+            claims_after(),
+            extra={"accumulator": name},
+        )
+    # Also if there is a claim: another worker may have a later step.
+    transport.waits.sleep(claims_after())
+    return _newest(transport, crew, keys)
+
+
+def _newest(transport: Transport, crew: Crew, keys: ParameterKeys) -> Claim | None:
+    """Returns the newest claim of a worker that lives, as far as is known."""
+    deleted = deleted_incarnations(transport, keys)
+    living = crew.workers()
+    for one in read_claims(transport, keys):
+        # A worker takes its lease again when there is an accumulator again, and claims no more while it computes.
+        if one.incarnation not in deleted and (one.age < 2 * claims_after() or one.place in living):
+            return one
+    return None
+
+
+def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim, check: Callable[[], object]) -> None:
+    """Blocks until a worker has published the parameters that it has.
+
+    Args:
+        transport: the way to the server.
+        crew: the crew of the training.
+        name: the name of the training.
+        wanted: the newest claim. If its worker dies, the next one is asked.
+        check: raises an error if this process is no longer the chief.
+
+    Raises:
+        DataLossError: no worker hands over what it has.
+    """
+    keys, log = ParameterKeys(name), WaitLog(time.monotonic())
+    deadline = time.monotonic() + HANDOVER
+    found: Claim | None = wanted
+    while found is not None and time.monotonic() < deadline:
+        check()
+        reply = ParameterScripts(transport, keys).claim(
+            place=found.place, incarnation=found.incarnation, step=found.step, asks=True
+        )
+        if reply == "there":
+            transport.call("UNLINK", keys.claims)
+            return
+        now = time.monotonic()
+        if log.is_due(now):
+            logger.warning(
+                "%s: the server has lost this training; still waiting for %s, which has step %d, to publish it again",
+                name,
+                found.place,
+                found.step,
+                extra={"accumulator": name},
+            )
+        transport.waits.sleep(LOOK_EVERY)
+        found = _newest(transport, crew, keys)
+    raise DataLossError(
+        f"{shown(name)}: the server has lost this training, and {wanted.place} had step {wanted.step} of its "
+        "parameters, but has not published them: it has died, or its user may not publish. Start the chief again with "
+        "a checkpoint; or, to begin again at step 0, stop the workers first"
+    )
+
+
+class Claimant:
+    """Claims what a worker has of its training, when the server has lost it.
+
+    Args:
+        transport: the way to the server.
+        parameters: the worker's handle on the parameters.
+        place: "worker" and its number.
+    """
+
+    def __init__(self, transport: Transport, parameters: Parameters, place: str) -> None:
+        self._transport = transport
+        self._parameters = parameters
+        self._keys = ParameterKeys(parameters.shared_name)
+        self._place = place
+        self._latest: tuple[int, Any] | None = None
+        self._may_publish = True
+
+    def note(self, step: int, tree: Any) -> None:
+        """Notes the parameters that the worker has got last."""
+        self._latest = step, tree
+
+    def claim_quietly(self) -> None:
+        """Claims once what this worker has, and raises nothing. Any thread may call it."""
+        try:
+            self._claim(self._transport.blocking)
+        except RedisAccError as error:
+            logger.debug("%s: cannot claim what this worker has: %s", self._keys.name, error)
+
+    def look(self) -> bool:
+        """Claims what this worker has, and publishes it if a chief asks for it.
+
+        Returns:
+            Whether parameters are published.
+
+        Raises:
+            ParametersNotFoundError: they were deleted.
+        """
+        reply = self._claim(self._transport)
+        if reply == "there":
+            return True
+        if reply == "deleted":
+            # Raises the error that says so.
+            self._parameters.step()
+        latest = self._latest
+        if isinstance(reply, Claimed) and reply.asked == self._place and latest is not None and self._may_publish:
+            step, tree = latest
+            try:
+                self._parameters._restore(tree, step)
+            except RedisAccError as error:
+                self._may_publish = False
+                # The chief must not wait for it.
+                self._transport.call("HDEL", self._keys.claims, self._place)
+                logger.warning(
+                    "%s: cannot publish step %d, which this worker has and the server has lost: %s",
+                    self._keys.name,
+                    step,
+                    error,
+                    extra={"accumulator": self._keys.name},
+                )
+                return False
+            logger.warning(
+                "%s: the server had lost this training; published step %d, which this worker had",
+                self._keys.name,
+                step,
+                extra={"accumulator": self._keys.name},
+            )
+            return True
+        return False
+
+    def _claim(self, transport: Transport) -> object:
+        latest, incarnation = self._latest, self._parameters._reader.incarnation
+        if latest is None or not incarnation or not self._may_publish:
+            # It only looks whether they are there, or were deleted.
+            version, deleted = transport.pipeline(
+                [("HMGET", self._keys.record, "version"), ("GET", self._keys.deleted)]
+            )
+            if version != [None]:
+                return "there"
+            return "deleted" if incarnation and incarnation.encode() in (deleted or b"").split() else "lost"
+        scripts = ParameterScripts(transport, self._keys)
+        return scripts.claim(place=self._place, incarnation=incarnation, step=latest[0])

@@ -1,0 +1,98 @@
+"""Parameters that an optimiser updates, in the commands `show`, `ls`, `rm` and `gc`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = [pytest.mark.servers("valkey", "cluster")]
+
+# The bytes of the weights themselves, and of those in bfloat16.
+WIDE, NARROW = 80_000, 40_000
+
+
+@pytest.fixture(params=[None, 3])
+def trained(request, client, background):
+    """Opens a chief with an optimiser that has made two updates, and is closed again."""
+
+    def make(**options):
+        wire = options.pop("wire", None)
+
+        def work():
+            with redisacc.Worker("w", redis=client) as worker:
+                for _, parameters in worker.steps():
+                    worker.apply(parameters)
+
+        optimizer = redisacc.optim.AdamW(0.1, ema=0.5, **options)
+        weights = {"w": np.ones(20_000, np.float32)}
+        given = {"workers": 1, "partitions": request.param, "redis": client, "wire": wire}
+        with redisacc.Chief("w", weights, optimizer=optimizer, **given) as chief:
+            worker = background(work)
+            for _ in chief.updates(until=2):
+                pass
+            worker.result(30)
+
+    return make
+
+
+@pytest.mark.parametrize(("wire", "state", "version"), [
+    (None, 3 * WIDE, 4 * WIDE), ("bfloat16", 4 * WIDE, 4 * WIDE + NARROW),
+])  # fmt: skip
+def test_show_counts_state_and_earlier_versions(trained, cli, cli_json, wire, state, version):
+    trained(wire=wire)
+    found = cli_json("show", "w")["parameters"]
+    assert (found["optimizer"], found["updates"], found["step"], found["finished"]) == ("adamw", 2, 2, True)
+    assert found["nbytes"] == WIDE
+    assert found["state_bytes"] == state
+    # The version, and earlier ones for slow readers.
+    assert found["stored_bytes"] % version == 0
+    assert found["stored_bytes"] > version
+    assert cli_json("ls", "w")[1]["bytes"] == found["stored_bytes"]
+    text = cli("show", "w").stdout
+    assert "  optimizer    adamw, 2 updates\n" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_is_stored_is_what_the_server_has(trained, cli_json, client):
+    trained()
+    keys = [*client.scan_iter("redisacc:{w}:parameters:object:*"), *client.scan_iter("redisacc:{w/*}:parameters:*")]
+    # Parts that nobody has listed expire: a bet of an updater would be one.
+    assert sum(map(client.strlen, keys)) == cli_json("show", "w")["parameters"]["stored_bytes"]
+
+
+def test_rm_removes_weights_state_and_earlier_versions(trained, cli, client):
+    trained(clip_norm=1.0)
+    found = cli("rm", "w", "--yes")
+    assert (found.exit_code, found.stdout) == (0, "deleted w\n")
+    assert found.stderr.endswith("parameters of step 2, 1 leaf\n")
+    # What a version before the last one had is removed too, or expires.
+    assert [key for key in client.scan_iter("*") if client.pttl(key) == -1] == []
+
+
+def test_gc_touches_nothing_that_lives(trained, cli, client):
+    trained()
+    before = {key: client.type(key) for key in client.scan_iter("*")}
+    assert cli("gc", "--yes").stdout == "no garbage\n"
+    assert {key: client.type(key) for key in client.scan_iter("*")} == before
+
+
+def test_a_loop_over_rounds_continues_without_the_optimizer(trained, cli, cli_json, client, background):
+    """Its fields in the record mean nothing then."""
+    trained()
+    chief = redisacc.Chief("w", {"w": np.ones(20_000, np.float32)}, workers=1, redis=client)
+
+    def work():
+        with redisacc.Worker("w", redis=client) as worker:
+            for _, parameters in worker.steps():
+                worker.apply(parameters)
+
+    with chief:
+        worker = background(work)
+        for taken in chief.rounds(until=3):
+            chief.publish(taken.gradient)
+        worker.result(30)
+    found = cli_json("show", "w")["parameters"]
+    assert (found["optimizer"], found["updates"], found["state_bytes"], found["step"]) == (None, None, 0, 3)
+    assert "optimizer" not in cli("show", "w").stdout

@@ -1,0 +1,107 @@
+"""The calculator of docs/sizing.md for a training step, compared with what a server receives, sends and stores."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from pages import DOCS, blocks_of
+
+import redisacc
+
+WORKERS, STEPS, FIRST = 3, 14, 6
+# float32: 2 MB, which is enough for reducers.
+MODEL = {"a": np.zeros(300_000, np.float32), "b": np.zeros((400, 500), np.float32)}
+NBYTES = sum(leaf.nbytes for leaf in MODEL.values())
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    if not DOCS.is_dir():
+        pytest.skip("the documentation isn't part of an installation")
+    names: dict[str, Any] = {}
+    for block in blocks_of(DOCS / "sizing.md"):
+        if block.text.startswith(("import math", "def step_bytes")):
+            exec(block.text, names)
+    return names
+
+
+def work(client: redis.Redis, number: int) -> None:
+    gradient = {path: np.ones_like(leaf) for path, leaf in MODEL.items()}
+    with redisacc.Worker("step", number=number, redis=client) as worker:
+        for _ in worker.steps():
+            worker.apply(gradient)
+
+
+@contextlib.contextmanager
+def reducer(client: redis.Redis, wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    running = redisacc.Reducer("step", redis=client)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        running.close()
+        thread.join()
+
+
+def loop_of(chief: redisacc.Chief[Any] | Any, loop: str) -> Iterator[int]:
+    if loop == "updates":
+        yield from chief.updates(until=STEPS)
+        return
+    for taken in chief.rounds(until=STEPS):
+        gradient = taken.gradient
+        # The state of momentum: one slot.
+        state = {path: np.ones_like(leaf) for path, leaf in MODEL.items()}
+        chief.publish({path: chief.parameters[path] - gradient[path] for path in MODEL}, state=state)
+        yield chief.step
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("reducers", [False, True], ids=["chief adds", "reducer"])
+@pytest.mark.parametrize(
+    ("loop", "slots", "wire"),
+    [("updates", 0, "float32"), ("updates", 1, "float32"), ("updates", 1, "bfloat16"), ("rounds", 1, "float32")],
+)
+def test_a_step_moves_and_stores_what_the_page_says(
+    real_client: redis.Redis, page: dict[str, Any], loop: str, slots: int, wire: Any, reducers: bool
+) -> None:
+    step_bytes: Callable[..., dict[str, float]] = page["step_bytes"]
+    options: dict[str, Any] = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
+    threads = [threading.Thread(target=work, args=(real_client, number)) for number in range(WORKERS)]
+    moved: list[tuple[int, int]] = []
+    stored = 0
+    with (
+        reducer(real_client, reducers),
+        redisacc.Chief("step", MODEL, workers=WORKERS, redis=real_client, wire=wire, **options) as chief,
+    ):
+        for thread in threads:
+            thread.start()
+        for step in loop_of(chief, loop):
+            if step in (FIRST, STEPS - 1):
+                info: Any = real_client.info("stats")
+                moved.append((info["total_net_input_bytes"], info["total_net_output_bytes"]))
+            sizes = [real_client.memory_usage(key, samples=0) or 0 for key in real_client.scan_iter(count=1000)]
+            stored = max(stored, sum(sizes))
+        for thread in threads:
+            thread.join()
+        chief.delete()
+    ways = step_bytes(
+        NBYTES, WORKERS, loop=loop, reducers=reducers, parameters=0.5 if wire == "bfloat16" else 1.0, slots=slots
+    )
+    for place, (before, after) in enumerate(zip(*moved, strict=True)):
+        said = sum(nbytes for way, nbytes in ways.items() if way.endswith("to servers") == (place == 0))
+        assert (after - before) / (STEPS - 1 - FIRST) == pytest.approx(said, rel=0.15), (
+            ways,
+            "in" if not place else "out",
+        )
+    said = page["stored_bytes"](NBYTES, WORKERS, parameters=0.5 if wire == "bfloat16" else 1.0, slots=slots)
+    assert stored <= said

@@ -1,0 +1,72 @@
+"""What a chief with an optimiser refuses, and what it says when the server has lost what nobody has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = [pytest.mark.servers("valkey")]
+
+SGD = redisacc.optim.SGD(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adam"}, r"optimizer must be one of redisacc\.optim, such as .*, or None, not 'str'"),
+        ({"state": [np.zeros(2)]}, "state must be None with an optimizer, which keeps its own state"),
+        (
+            {"sparse": ["w"]},
+            "sparse leaves cannot be updated by an optimizer yet: leave sparse out, so that their gradients are dense, "
+            r"or update the parameters yourself in a loop over rounds\(\)",
+        ),
+        ({"sparse": True}, "sparse leaves cannot be updated by an optimizer yet"),
+        ({"missing": "skip"}, "missing must be 'zero' with an optimizer, not 'skip'"),
+        ({"optimizer": redisacc.optim.AdamW(0.1, no_decay=["*/bias"])}, "must match the path of a leaf"),
+    ],
+)
+def test_what_does_not_go_with_an_optimizer(training, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.chief({"w": np.zeros((3, 2), np.float32)}, **{"optimizer": SGD, **options})
+    assert not training.client.exists("redisacc:{train}:parameters")
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float16", "complex64"])
+def test_leaves_that_no_optimizer_updates(training, dtype):
+    message = f"an optimizer updates leaves of float32 and float64, not {dtype} at 'w'"
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.chief({"w": np.zeros(3, dtype)}, optimizer=SGD)
+
+
+def test_each_loop_needs_its_chief(training):
+    with (
+        training.chief({"w": np.zeros(3, np.float32)}, optimizer=SGD) as chief,
+        pytest.raises(redisacc.InvalidArgumentError, match="its loop is one over updates"),
+    ):
+        next(chief.rounds())
+    with (
+        training.chief({"w": np.zeros(3, np.float32)}) as chief,
+        pytest.raises(redisacc.InvalidArgumentError, match=r"updates\(\) needs a chief with an optimizer"),
+    ):
+        next(chief.updates())
+
+
+def test_a_loss_that_the_chief_cannot_make_good(training):
+    """A chief that was started again has computed none of the parts."""
+    weights = {"w": np.ones(3, np.float32)}
+    with training.chief(weights, optimizer=SGD, partitions=3) as chief:
+        worker = training.work(gradient=lambda _, step, parameters: parameters)
+        for _ in chief.updates(until=2):
+            pass
+        worker.result(20)
+    with training.chief(weights, optimizer=SGD) as chief:
+        (lost,) = training.client.scan_iter("redisacc:{train/*}:parameters:partition:*-3-flat:0")
+        training.client.delete(lost)
+        with pytest.raises(
+            redisacc.DataLossError,
+            match=r"the server has lost the parameters of step 2, and the chief has none, because reducers computed "
+            r"them\. Start it again with a checkpoint",
+        ):
+            next(chief.updates(until=3))
