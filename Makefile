@@ -96,6 +96,8 @@ C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
 	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50 --updates
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 30 --updates --cluster
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"

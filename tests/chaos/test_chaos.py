@@ -33,10 +33,13 @@ def test_nothing_is_lost_on_a_cluster(replicas, partitions):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cluster", thorough([False, True], usual=[False]))
-def test_a_training_gives_the_same_bits_as_undisturbed(cluster, everything):
+@pytest.mark.parametrize(
+    ("cluster", "updates"),
+    thorough([(False, False), (False, True), (True, False), (True, True)], usual=[(False, False), (False, True)]),
+)
+def test_a_training_gives_the_same_bits_as_undisturbed(cluster, updates, everything):
     """On a cluster, gradients and parameters are in partitions. Sums of two gradients would not show their order."""
-    with Training(seed=1, workers=3, legs=(2, 4), cluster=cluster) as training:
+    with Training(seed=1, workers=3, legs=(2, 4), cluster=cluster, updates=updates) as training:
         training.replace()
         training.disturb(20 if everything else 4)
         training.end()

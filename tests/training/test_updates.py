@@ -8,12 +8,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part, state_of
 from support.selection import thorough
 
 import redisacc
 from redisacc._format.keys import Keys
 from redisacc._protocol.parameters.ahead import PartsAhead
+from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.updates import committer, updater
 from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
@@ -180,7 +182,7 @@ def reducing(training, background, until):
 
     opened = []
 
-    def start(number=1):
+    def start(number=1, *, wait=True):
         # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
         training.client.hset(Keys("train").record, "wanted", CREW)
         for _ in range(number):
@@ -193,7 +195,8 @@ def reducing(training, background, until):
             training.client.publish("redisacc:{train}:calls", "required=1")
             return all(training.client.hget(key, "who") for key in keys.reducers)
 
-        until(there)
+        if wait:
+            until(there)
         return opened
 
     yield start
@@ -319,4 +322,65 @@ def test_an_updater_that_reads_the_record_after_the_order(
     one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
     reducing()
     one.run(1)
+    assert computed.by["chief"] == 0
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_two_reducers(updated, reducing, computed, patient, partitions):
+    one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]), partitions=partitions)
+    reducing(2)
+    one.run(4)
+    # If the lease changes hands in the middle of a round, the chief does without.
+    assert computed.by["updaters"] > computed.by["chief"]
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, monkeypatch, partitions):
+    """As if each of two reducers believed that it holds the lease."""
+    monkeypatch.setattr(ReducerScripts, "hold_reducer", lambda *_, **__: None)
+    one = updated(OPTIMIZERS["adam"], model_of(SIZES["several parts"]), partitions=partitions)
+    for _ in range(2):
+        reducing(wait=False)
+    one.run(4)
+    assert computed.by["updaters"] > 0
+
+
+@pytest.mark.parametrize("late", ["after the commit", "two steps later"])
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, until, partitions, late):
+    """They change nothing, and expire."""
+    monkeypatch.setattr(committer, "LEAST_PATIENCE", 0.05)
+    monkeypatch.setattr(committer, "LONGEST_PATIENCE", 0.05)
+    store = updater.PartUpdater._store
+    held = []
+    monkeypatch.setattr(updater.PartUpdater, "_store", lambda *args: held.append(args))
+    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions)
+    reducing()
+    one.work()
+    for step in one.chief.updates(until=5):
+        arriving = held[:] if late == "after the commit" or step == 3 else []
+        for args in arriving:
+            held.remove(args)
+            store(*args)
+    one.join()
+    until(lambda: held or late == "after the commit")
+    for args in held:
+        store(*args)
+    one.check(5)
+    assert computed.by["chief"] > 0
+    assert leftovers(one.training.client) == []
+
+
+def test_a_reducer_that_starts_late(updated, reducing, computed, patient):
+    one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]))
+    one.work()
+    steps = one.chief.updates(until=6)
+    assert [next(steps) for _ in range(3)] == [1, 2, 3]
+    assert computed.since("updaters") == 0
+    reducing()
+    assert next(steps) == 4
+    computed.since("chief")
+    assert list(steps) == [5, 6]
+    one.join()
+    one.check(6)
     assert computed.by["chief"] == 0

@@ -51,6 +51,7 @@ class _PartAhead:
         version: the id of the version.
         number: its number.
         place: where it goes.
+        memory: the memory in which that is.
     """
 
     key: str
@@ -58,6 +59,7 @@ class _PartAhead:
     version: str
     number: int
     place: Array
+    memory: Memory
 
 
 class PartsAhead:
@@ -221,7 +223,8 @@ class PartsAhead:
         if number in self._there or number in self._in_flight:
             return None
         place = self._memory.bytes[self._offsets[number] : self._offsets[number + 1]]
-        return _PartAhead(self._keys.part(f"{version}-{FLAT}", number), number % self.lanes, version, number, place)
+        key = self._keys.part(f"{version}-{FLAT}", number)
+        return _PartAhead(key, number % self.lanes, version, number, place, self._memory)
 
     def expected(self, part: _PartAhead) -> memoryview:
         """Returns where a part goes if it is as long as that part of the latest version."""
@@ -244,6 +247,7 @@ class PartsAhead:
     def _end(self, part: _PartAhead, *, arrived: bool) -> None:
         with self._lock:
             del self._in_flight[part.number]
-            if arrived and part.version == self._version:
+            # An earlier version's message may come again, after that version's memory was given up.
+            if arrived and part.version == self._version and part.memory is self._memory:
                 self._there.add(part.number)
             self._changed.set()

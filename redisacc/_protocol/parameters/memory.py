@@ -70,6 +70,11 @@ class MemoryPool:
                 return memory
         return Memory(nbytes)
 
+    def lend(self, memory: Memory) -> Memory:
+        """Returns memory that nobody else gets until it is kept again."""
+        self._kept = [kept for kept in self._kept if kept is not memory]
+        return memory
+
     def keep(self, memories: Iterable[Memory]) -> None:
         """Keeps memory for later, and drops the memory used longest ago, which its arrays keep alive."""
         fresh = list(memories)

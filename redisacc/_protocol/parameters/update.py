@@ -102,10 +102,15 @@ class Update:
     def use(self, memory: Memory) -> None:
         """Uses memory for the only blob, to which parts of it were fetched already."""
         self._given.append(memory)
+        # It shows this version from now on, so it must not be the spare memory of the next one.
+        self._busy.append(memory)
 
     def spare(self) -> Memory:
-        """Returns memory for the same blob of the next version, once this one is complete."""
-        return self._memory(self.blobs[0].nbytes)
+        """Returns memory for the same blob of the next version, once this one is complete.
+
+        Parts may still arrive there after it was given up, so nobody else gets it.
+        """
+        return self._pool.lend(self._memory(self.blobs[0].nbytes))
 
     def allocate(self) -> list[Array]:
         """Returns memory for each of the blobs."""
