@@ -540,6 +540,11 @@ class Chief(Participant):
             # The round is lost, and its workers apply their gradients again.
             self._patience.call(partial(self._restore, error), "to restore the training")
             return
+        except RoundRecoveredError as error:
+            raise LeaseLostError(
+                f"{self.shared_name}: another process has become the chief and has recovered the round of step "
+                f"{self.step}, because this one stood still. This process has to end"
+            ) from error
         if not is_published:
             raise self._lost(self.step + 1)
         self.step += 1
