@@ -13,8 +13,9 @@ PERMANENT = (2, 64, 78, 126, 127)
 # Seconds for which a death counts, unless the caller wants others. Counting only deaths in quick succession would
 # restart a process for ever that dies every few minutes and finishes nothing.
 WINDOW = 3600.0
-# After a process that lived for this many seconds, the first pause is long enough.
-STEADY = 60.0
+# After a process that lived for this many seconds, the first pause is long enough: longer ones are for processes that
+# die while they begin, and would cost a training on machines that fail now and then much of its time.
+STEADY = 10.0
 # Seconds before the first restart. Each further pause is twice as long as the one before.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0

@@ -40,6 +40,7 @@ from redisacc.errors import (
     DataLossError,
     InvalidArgumentError,
     LeaseLostError,
+    NotReplicatedError,
     ParametersNotFoundError,
     RedisAccError,
     RoundNotPublishedError,
@@ -536,6 +537,11 @@ class Chief(Participant):
             is_published = self._patience.call(
                 lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
             )
+        except NotReplicatedError:
+            # It is published, and another loop continues with the next step.
+            updating.refresh()
+            self.step = updating.step
+            raise
         except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
             # The round is lost, and its workers apply their gradients again.
             self._patience.call(partial(self._restore, error), "to restore the training")

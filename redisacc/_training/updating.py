@@ -158,8 +158,12 @@ class Updating:
         is_next = before.record.step == found.granted.global_step
         if is_next and not self._committer.commit(found, before, self._optimizer, finished=finished):
             return False
-        self._record = read_update_record(self._parameters._transport, self._keys, before)
+        self.refresh()
         return self._record is not None and self._record.record.step == found.granted.global_step + 1
+
+    def refresh(self) -> None:
+        """Reads the version that is published."""
+        self._record = read_update_record(self._parameters._transport, self._keys, self._record)
 
     def publish_again(self) -> None:
         """Publishes the version again that the server has lost, if this process has computed it.

@@ -16,6 +16,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from demo_text import small_text
+from support.leaks import remaining
 
 from redisacc._admin.training import delete_training
 from redisacc.cli.demo import demo
@@ -84,7 +85,7 @@ def of_the_run(err: str) -> str:
 
 
 def keys(client: redis.Redis) -> set[bytes]:
-    return set(client.keys("*")) - {b"redisacc:names"}
+    return {*remaining(client)} - {b"redisacc:names"}
 
 
 def training(client: redis.Redis, until: Any) -> tuple[str, list[int]]:

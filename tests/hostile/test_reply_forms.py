@@ -53,7 +53,7 @@ COMMANDS = {
     "ls": ["ls", "--private"],
     "recover": ["recover", "w", "--output", "out.npz"],
     "reduce": ["reduce"],
-    "restore": ["restore", "w", "saved.safetensors", "--force"],
+    "restore": ["restore", "r", "saved.safetensors", "--force"],
     "rm": ["rm", "w", "--yes"],
     "set": ["set", "w", "n=2"],
     "set-step": ["set-step", "w", "9", "--yes"],

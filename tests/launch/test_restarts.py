@@ -18,7 +18,7 @@ def test_none_is_allowed():
 
 def test_after_a_long_life_the_pause_is_short_again():
     restarts = Restarts(6)
-    lives = (1, 1, STEADY, STEADY, 59.9, 59.9)
+    lives = (1, 1, STEADY, STEADY, STEADY - 0.1, STEADY - 0.1)
     assert [restarts.pause_after(lived, now) for now, lived in enumerate(lives)] == [0.5, 1, 0.5, 0.5, 1, 2]
 
 

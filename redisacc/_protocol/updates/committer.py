@@ -31,6 +31,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
 from redisacc._format.update_order import Order
 from redisacc._protocol.applying.partition_writer import lease_of
+from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
@@ -171,6 +172,7 @@ class Committer:
             changed.
 
         Raises:
+            NotReplicatedError: the version is published, but too few replicas have it.
             DataLossError: a part of a gradient or of the version before is lost.
             RoundRecoveredError, AccumulatorNotFoundError: the round is no longer this process's.
             ParametersNotFoundError: the parameters were deleted.
@@ -193,6 +195,9 @@ class Committer:
             if reply == "published":
                 self._round = None
                 self._values.begin(order.version(number))
+                if self._acknowledging.min_replicas:
+                    # Before anything is removed that a replica may still count on.
+                    self._confirm(before, order.version(number))
                 self._clean_up(found.granted.token, of.contents.buffered, before)
                 return True
             if reply == "unknown":
@@ -441,6 +446,20 @@ class Committer:
             after=[("UNLINK", key) for blob in removed for key in blob.keys(keys)] if in_slot else (),
         )
 
+    def _confirm(self, before: UpdateRecord, version: str) -> None:
+        """Waits until replicas have a version."""
+        model = before.model
+        confirm_version(
+            self._transport,
+            model.keys,
+            incarnation=before.record.incarnation,
+            step=before.record.step + 1,
+            blobs=[
+                Blob(f"{version}-{sort}", sum(lengths), lengths, len(lengths)) for sort, lengths in model.sorts.items()
+            ],
+            min_replicas=self._acknowledging.min_replicas,
+        )
+
     def _clean_up(self, token: str, buffered: list[BufferedGradient], before: UpdateRecord) -> None:
         """Removes what the commit has left of the round, and of earlier versions."""
         attempts, parts = self._removed(buffered)
@@ -451,7 +470,7 @@ class Committer:
         elif parts:
             free_dropped(self._transport, self._gradients, buffered)
         if before.model.keys.partitions:
-            sweep_quietly(self._transport, before.model.keys)
+            sweep_quietly(self._transport, before.model.keys, min_replicas=self._acknowledging.min_replicas)
 
 
 def version_manifest(

@@ -16,6 +16,7 @@ from support.clients import ClientKind
 from support.selection import thorough
 
 import redisacc
+from redisacc._protocol.updates import committer
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import SocketConnection
 from redisacc._redis.transport import limited
@@ -481,3 +482,42 @@ def test_a_chief_waits_for_replicas_to_have_its_parameters(pair, monkeypatch):
             replica.go_on()
             chief.publish(taken.gradient)
         assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, monkeypatch, partitions):
+    master, replica = pair
+    options = {"workers": 1, "redis": master.url, "min_replicas": 1, "partitions": partitions}
+    parameters = {"w": np.zeros(40_000, np.float32)}
+    with (
+        redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **options) as chief,
+        redisacc.Worker("w", redis=master.url) as worker,
+    ):
+        steps = worker.steps()
+        for until in (1, 2):
+            next(steps)
+            worker.apply({"w": np.ones(40_000, np.float32)})
+            confirm = committer.confirm_version
+
+            def behind(*args, until=until, confirm=confirm, **kwargs):
+                if until == 2:
+                    replica.stall()
+                confirm(*args, **kwargs)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(committer, "confirm_version", behind)
+                if until == 1:
+                    assert list(chief.updates(until=1)) == [1]
+                    chief._parameters.finish(False)
+                    continue
+                patch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
+                with pytest.raises(redisacc.NotReplicatedError, match="step 2 is published"):
+                    list(chief.updates(until=2))
+        replica.go_on()
+        assert chief.step == 2
+        assert list(chief.updates(until=2)) == []
+        copy = replica.client()
+        parts = {key for key in copy.scan_iter() if b":object:" in key or b":partition:" in key}
+        assert len(parts) == len(
+            {key for key in master.client().scan_iter() if b":object:" in key or b":partition:" in key}
+        )
