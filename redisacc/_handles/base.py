@@ -33,9 +33,16 @@ from redisacc._protocol.scripts.take_requirement import TakeDemand
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
+
+# How many takes that wait are removed for a chief that begins. Usually there is one, its predecessor's.
+_MOST_TAKES = 16
+# No token is longer, in bytes.
+_LONGEST_TOKEN = 200
 
 
 @functools.lru_cache(maxsize=1)
@@ -557,6 +564,19 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             taken = take()
             _note_round(operation, taken)
         return taken
+
+    def _end_takes(self) -> None:
+        """Removes the takes that wait. One of a process that died would hold up the next for as long as its lease.
+
+        A take that is still alive puts itself into the queue again within a second. One that was granted a round in the
+        meantime keeps it.
+        """
+        tokens = self._transport.call("ZRANGE", self._keys.queue, 0, _MOST_TAKES - 1)
+        if not isinstance(tokens, list) or not all(isinstance(token, bytes) for token in tokens):
+            raise CorruptDataError(f"{self._keys.queue}: ZRANGE replied {shown(tokens)}, not tokens")
+        for token in tokens:
+            if len(token) <= _LONGEST_TOKEN:
+                self._scripts.leave(token=token.decode(errors="replace"))
 
     # Ending
 

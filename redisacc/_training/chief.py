@@ -374,6 +374,8 @@ class Chief(Participant):
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **self._gradient_options)
         )
         self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
+        # This process has the chief's lease, so they are of predecessors.
+        self._accumulator._end_takes()
 
     def _bring_back(self, published: int | None, claimed: Claim | None) -> bool:
         """Makes the server have the newest step that is known, if it has lost the training or has an older step.
