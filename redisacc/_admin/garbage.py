@@ -39,9 +39,10 @@ from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._protocol.scripts.attempts import listed_attempts
 from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, ParametersNotFoundError, SchemaMismatchError
 
 # The number of keys that one call of the script removes.
 KEYS_PER_CALL = 50
@@ -111,7 +112,7 @@ class Leftover:
         name: the name of the accumulator; a listed name that is not UTF-8, with escapes.
         why: the cause; WORDS has a text for each.
         incarnation: the incarnation of the existing accumulator; "" if there is none.
-        keys: key → its owner, in the form that ``lua/remove_orphans.lua`` expects.
+        keys: key → its owner, in the form that ``lua/remove_orphans.lua`` expects; for "blob", the id of its blob.
         token: for "acknowledged", the token of the round.
         nbytes: the memory of the keys in bytes.
         listed_as: for "name", what is in the set of names. It need not be UTF-8.
@@ -243,20 +244,27 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
     if incarnation.startswith(DELETING):
         # Finishing the deletion removes those that it knows; the next search finds the others.
         return []
-    held: set[str] = set()
-    if incarnation:
-        try:
-            # In this order: a blob that is published meanwhile moves from the list to the record.
-            listed_now = listed_attempts(transport, keys)
-            if read_partitions(transport, keys).partitions:
-                held = {attempt.id for attempt in listed_now}
-            # Otherwise, the list belongs to an earlier incarnation.
-            held |= {blob.id for blob in listed_blobs(transport, keys)}
-        except (CorruptDataError, SchemaMismatchError):
-            # It is unknown which parts are in use, so none of them is garbage.
-            return []
-    orphans = {key: "" for key, blob in endless if blob not in held}
+    try:
+        held = _held_blobs(transport, keys) if incarnation else set()
+    except (CorruptDataError, SchemaMismatchError):
+        # It is unknown which parts are in use, so none of them is garbage.
+        return []
+    orphans = {key: blob for key, blob in endless if blob not in held}
     return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
+
+
+def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str]:
+    """Returns the ids of all blobs that the record or an attempt lists.
+
+    Raises:
+        CorruptDataError: redisacc did not write one of them.
+        SchemaMismatchError: another version of redisacc wrote the record.
+    """
+    # In this order: a blob that is published meanwhile moves from the list to the record.
+    listed_now = listed_attempts(transport, keys)
+    # Without partitions, the list belongs to an earlier incarnation.
+    held = {attempt.id for attempt in listed_now} if read_partitions(transport, keys).partitions else set()
+    return held | {blob.id for blob in listed_blobs(transport, keys)}
 
 
 def _incarnation(transport: Transport, keys: ParameterKeys) -> str:
@@ -383,7 +391,7 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
         _unlink(transport, [key for key in leftover.keys if key != parameters.record])
         return 1
     if leftover.why in ("object", "partition", "blob"):
-        return _unlink(transport, list(leftover.keys))
+        return _unlink(transport, _unused(transport, leftover) if leftover.why == "blob" else list(leftover.keys))
     if leftover.why == "name":
         name = leftover.listed_as
         removed = int(transport.call("SREM", NAMES, name)) if not _is_used(transport, name) else 0
@@ -399,6 +407,28 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     for start in range(0, len(items), KEYS_PER_CALL):
         removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
     return removed
+
+
+def _unused(transport: Transport, leftover: Leftover) -> list[str]:
+    """Returns which parts of blobs in partitions nothing lists, and never will.
+
+    After a failover to a replica that lagged behind, the leader may have forgotten an update that its chief is about to
+    register again, under the same id. So the numbers of the blobs are used up before it is asked once more.
+    """
+    keys = ParameterKeys(leftover.name)
+    try:
+        if not use_up_numbers(transport, keys, max(map(_number_of, leftover.keys.values()))):
+            return []
+        held = _held_blobs(transport, keys)
+    except (CorruptDataError, SchemaMismatchError, ParametersNotFoundError):
+        return []
+    return [key for key, blob in leftover.keys.items() if blob not in held]
+
+
+def _number_of(blob: str) -> int:
+    """Returns the number of the attempt that a blob is of: its id is "VERSION-NUMBER-SORT"."""
+    number = blob.rpartition("-")[0].rpartition("-")[2]
+    return int(number) if number.isdecimal() and len(number) <= 15 else 0
 
 
 def _finish(transport: Transport, leftover: Leftover) -> int:

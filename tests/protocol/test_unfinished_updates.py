@@ -10,6 +10,7 @@ import pytest
 import redis
 
 import redisacc
+from redisacc._admin import garbage
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parts.sweep import sweep
@@ -146,6 +147,61 @@ def test_what_nobody_continues_goes_when_its_lease_ends(
         worker.result(30)
         chief.delete()
     assert left(real_client) == []
+
+
+def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
+    begin: Callable[..., redisacc.Chief],
+    work: Callable[[], Any],
+    real_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chief, worker = begin(2), work()
+    update(chief, 1)
+    worker.result(30)
+    worker = work()
+    record, attempts = "redisacc:{half}:parameters", "redisacc:{half}:parameters:attempts"
+    before = real_client.hmget(record, "attempts", "registered")
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "_make", die_after(Committer._make))
+        with pytest.raises(Died):
+            update(chief, 2)
+    chief.close()
+    # The leader forgets the registration, as a replica does that lagged behind.
+    new = [member for member in real_client.zrange(attempts, 0, -1) if member.split(b"-")[1] > before[0]]
+    assert len(new) == 3
+    real_client.zrem(attempts, *new)
+    real_client.hset(record, mapping=dict(zip(["attempts", "registered"], before, strict=True)))
+    (leftover,) = find_garbage(connect(real_client))
+    assert (leftover.why, len(leftover.keys)) == ("blob", 6)
+    remove, updated = garbage._unlink, []
+
+    def remove_late(*args: Any) -> int:
+        with begin(2) as successor:
+            updated.append(update(successor, 2))
+        worker.result(30)
+        return remove(*args)
+
+    monkeypatch.setattr(garbage, "_unlink", remove_late)
+    assert remove_garbage(connect(real_client), leftover) == 6
+    only_what_is_listed(real_client)
+    latest = redisacc.Parameters("half", redis=real_client).latest()
+    assert {path: values.tobytes() for path, values in latest[1].items()} == updated[0]
+    with begin(2) as successor:
+        successor.delete()
+    assert left(real_client) == []
+
+
+def test_gc_removes_a_part_whose_number_no_update_can_have(
+    begin: Callable[..., redisacc.Chief], real_client: redis.Redis
+) -> None:
+    with begin(2) as chief:
+        key = keys_of(real_client).part(f"{'0' * 16}-{10**15 - 1}-flat", 0)
+        real_client.set(key, b"foreign")
+        (leftover,) = find_garbage(connect(real_client))
+        assert remove_garbage(connect(real_client), leftover) == 1
+        # The numbers of updates are not used up by it.
+        assert int(real_client.hget("redisacc:{half}:parameters", "attempts")) < 10
+        chief.delete()
 
 
 def test_another_optimizer_makes_the_update_under_another_name(

@@ -15,16 +15,22 @@ ONE: dict[str, Any] = {}
 OPTIMIZERS = {"chiefs": 2, "optimizers": 2, "late": 0, "collects": False, "numbers": 1}
 REPLACED = {"chiefs": 2, "bets": 0, "collects": False, "numbers": 1, "replaces": True}
 FAILOVER = {"failover": True, "collects": False, "late": 0, "bets": 0}
+COLLECTED = {"failover": True, "late": 0, "bets": 0, "numbers": 1}
 # The bounds in which the search finds harm without a rule.
-WITHOUT = {"follows": REPLACED, "optimizer_in_name": OPTIMIZERS, "confirms_fences": FAILOVER}
+WITHOUT = {
+    "follows": REPLACED,
+    "optimizer_in_name": OPTIMIZERS,
+    "confirms_fences": FAILOVER,
+    "takes_numbers": COLLECTED,
+}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("bounds", "states"),
     thorough(
-        [(ONE, 40_000), (OPTIMIZERS, 7_000), (REPLACED, 10_000), (FAILOVER, 7_000)],
-        usual=[(OPTIMIZERS, 7_000), (FAILOVER, 7_000)],
+        [(ONE, 40_000), (OPTIMIZERS, 7_000), (REPLACED, 10_000), (FAILOVER, 7_000), (COLLECTED, 700)],
+        usual=[(OPTIMIZERS, 7_000), (FAILOVER, 7_000), (COLLECTED, 700)],
     ),
 )
 def test_a_visible_version_is_that_of_its_order_and_no_round_is_used_twice_or_lost(bounds, states):
@@ -32,7 +38,9 @@ def test_a_visible_version_is_that_of_its_order_and_no_round_is_used_twice_or_lo
     assert UpdateModel(**bounds).run() > states
 
 
-@pytest.mark.parametrize("rule", thorough(RULES, usual=["writes_only_new", "number_in_name", "optimizer_in_name"]))
+@pytest.mark.parametrize(
+    "rule", thorough(RULES, usual=["writes_only_new", "number_in_name", "optimizer_in_name", "takes_numbers"])
+)
 def test_each_rule_is_necessary(rule):
     with pytest.raises(Harm) as caught:
         UpdateModel(**WITHOUT.get(rule, ONE), rules=replace(UpdateRules(), **{rule: False})).run()

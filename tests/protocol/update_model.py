@@ -47,6 +47,7 @@ class UpdateRules:
         optimizer_in_name: the name of a version has the optimiser.
         lease_at_commit: a version is published only if the attempt was not given up.
         confirms_fences: the sweeper removes parts only after the replica has confirmed that the attempt is over.
+        takes_numbers: gc removes a part only after its number was used up, so that no attempt can get it.
     """
 
     writes_only_new: bool = True
@@ -60,6 +61,7 @@ class UpdateRules:
     optimizer_in_name: bool = True
     lease_at_commit: bool = True
     confirms_fences: bool = True
+    takes_numbers: bool = True
 
 
 class Leader(NamedTuple):
@@ -136,7 +138,8 @@ class State(NamedTuple):
         bets: how many bets the updater makes yet.
         sweeping: the blob whose part the sweeper is about to remove.
         collecting: the blob that gc has found, because its part has no expiry.
-        condemned: whether the leader has said that it does not list it.
+        condemned: what gc has done about it: "" nothing; "numbered": no attempt can get its number; "unlisted": the
+            leader has said then that it does not list it.
         harm: what went wrong.
     """
 
@@ -150,7 +153,7 @@ class State(NamedTuple):
     bets: int = 1
     sweeping: Name | None = None
     collecting: Name | None = None
-    condemned: bool = False
+    condemned: str = ""
     harm: str = ""
 
 
@@ -427,14 +430,17 @@ class UpdateModel:
                 if lasts and name not in listed:
                     yield f"gc finds {name}", state._replace(collecting=name)
             return
-        done = state._replace(collecting=None, condemned=False)
-        if state.condemned:
+        done = state._replace(collecting=None, condemned="")
+        if state.condemned == "unlisted":
             parts = frozenset(part for part in state.parts if part[0] != blob)
             yield f"gc removes the part of {blob}", done._replace(parts=parts)
+        elif not state.condemned and self.rules.takes_numbers:
+            used = leader._replace(number=max(leader.number, blob[2] if blob else 0))
+            yield f"gc uses up the number of {blob}", state._replace(leader=used, condemned="numbered")
         elif blob in listed:
             yield f"gc leaves {blob} alone", done
         else:
-            yield f"the leader does not list {blob}", state._replace(condemned=True)
+            yield f"the leader does not list {blob}", state._replace(condemned="unlisted")
 
 
 def _length(name: Name) -> int:
@@ -451,7 +457,8 @@ def _replaced(state: State) -> State:
 
 def _is_under_way(leader: Leader) -> bool:
     """Returns whether an attempt is registered that follows the version, or follows one that was replaced."""
-    return leader.registered not in (FIRST, leader.version)
+    registered = leader.registered
+    return registered not in (FIRST, leader.version) and registered[2] == leader.number
 
 
 def _with_chief(state: State, which: int, chief: Chief) -> State:

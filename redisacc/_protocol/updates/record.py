@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
-from redisacc._protocol.scripts.parameters import gone
+from redisacc._format.partitions import partitions_text
+from redisacc._protocol.scripts.parameters import Follows, ParameterScripts, gone
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars
+
+# The most numbers of attempts that are used up at once. An update gets the next one, so it cannot have a number that is
+# higher by more than this while a few parts are removed.
+MOST_USED_UP = 100
 
 _FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired")
 
@@ -118,6 +124,40 @@ def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Sca
     except ValueError:
         pass
     raise CorruptDataError(f"{keys.record}: scalars holds {shown(text)}, which redisacc did not write")
+
+
+def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> bool:
+    """Uses numbers of attempts up, so that no update can be registered with one up to ``highest``.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        highest: the number. If it is far too high, nothing has to be used up.
+
+    Returns:
+        Whether none can be registered; False if others publish all the time.
+
+    Raises:
+        CorruptDataError: the record holds what redisacc never writes.
+        SchemaMismatchError: another version of redisacc wrote it.
+        ParametersNotFoundError: the parameters were deleted.
+    """
+    for _ in range(MOST_USED_UP):
+        *reply, optimizer, attempts = transport.call(*ParameterRecord.command(keys), "optimizer", "attempts")
+        record = ParameterRecord.parse(keys, reply)
+        missing = highest - parse_count(keys, "attempts", attempts or b"0")
+        # The ids of other versions are random, and never come twice.
+        if record is None or not optimizer or not 0 < missing <= MOST_USED_UP:
+            return True
+        # An attempt without blobs: only its number is left of it.
+        ParameterScripts(transport, record.keys).register_version(
+            Follows(record.incarnation, record.version, record.step + 1),
+            version=secrets.token_hex(8),
+            partitions=partitions_text(record.keys.partitions),
+            lease_ms=0,
+            blobs=(),
+        )
+    return False
 
 
 def update_fields(model: UpdateModel, updates: int, scalars: tuple[Scalars, ...] | None) -> Sequence[str]:
