@@ -23,8 +23,9 @@ _COUNT = re.compile(r"[1-9][0-9]{0,14}")
 
 _UPDATED = re.compile(r"([0-9a-f]{1,64}-[0-9]{1,15}) ([0-9]{1,6})")
 
-# What the events of parameters begin with that tell updaters of an order.
+# What the events of parameters begin with that tell updaters of an order, and that ask them for a version.
 _EVENT = "order "
+_WANTED = "wanted "
 
 # The longest order, in characters: numbers for as many groups as there may be patterns.
 LONGEST = 2**20
@@ -91,6 +92,17 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
                 numbers = unpack_scalars(scalars, optimizer)
                 return Order(previous, digest_of_optimizer, digest, by, unpack_scale(clip), numbers), int(number)
     raise ValueError(f"an order is not {shown(event)}")
+
+
+def wanted(version: str) -> str:
+    """Returns the event that asks updaters to write the parts of a version again, which the server has lost."""
+    return _WANTED + version
+
+
+def parse_wanted(event: str) -> str | None:
+    """Returns the id of the version that an event asks for; None if it asks for none."""
+    version = event.removeprefix(_WANTED)
+    return version if version != event and _VERSION.fullmatch(version) else None
 
 
 def updated(version: str, number: int) -> str:

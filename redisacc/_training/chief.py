@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +24,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parameters.marks import is_lost
+from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._training.checkpointer import Checkpointer
@@ -545,8 +546,16 @@ class Chief(Participant):
             self.step = updating.step
             raise
         except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
-            # The round is lost, and its workers apply their gradients again.
+            step = self.step
             self._patience.call(partial(self._restore, error), "to restore the training")
+            if self.step == step:
+                # The round is lost, and its workers apply their gradients again.
+                return
+            # It had been published.
+            self.step, is_published = step, True
+        except DataLossError as error:
+            self._warn("%s. Beginning step %d anew: its workers apply their gradients again", error, self.step)
+            self._patience.call(self._begin_step_anew, "to begin the step anew")
             return
         except RoundRecoveredError as error:
             raise LeaseLostError(
@@ -703,19 +712,24 @@ class Chief(Participant):
                 that says that another one was published meanwhile.
         """
         keys = ParameterKeys(self.shared_name)
-        held = (self._tree, self._state) if self._updating is None else self._updating.held()
-        # With an optimizer, reducers may have the arrays. A chief that is started again asks workers and checkpoints.
-        if held is None or not is_lost(self._transport, keys, self._parameters._reader.incarnation):
+        if not is_lost(self._transport, keys, self._parameters._reader.incarnation):
             self._parameters.step()
             raise found_gone
         # The lease is lost as well, and another chief may have taken it since.
         self._lease.take_again()
         self._check_lease()
+        source = "the chief" if self._updating is None else "the chief and of reducers"
         self._warn(
             "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d from "
-            "the memory of the chief; workers apply their gradients of this step again",
-            self.step,
+            "the memory of %s; workers apply their gradients of this step again",
+            self.step if self._updating is None else self._updating.step,
+            source,
         )
+        if self._updating is None:
+            held = self._tree, self._state
+        else:
+            held = self._updating.gathered(self._check_lease)
+            self.step = self._updating.step
         self._accumulator.close()
         self._open_gradients(held[0])
         # Workers that find the parameters apply gradients at once.
@@ -728,10 +742,25 @@ class Chief(Participant):
         self._quorum.store()
         self._may_be_left = True
 
+    def _begin_step_anew(self) -> None:
+        """Publishes the parameters again, and replaces an accumulator that has lost a part of a gradient."""
+        assert self._updating is not None
+        self._check_lease()
+        # First: if nobody has what is lost of them, the round stays.
+        self._send_parameters()
+        with suppress(AccumulatorNotFoundError):
+            self._accumulator.delete()
+        self._accumulator.close()
+        self._open_gradients(self._updating.like)
+        self._set_step(self.step)
+        self._updating = self._updating.reopened(self._accumulator)
+        self._quorum.store()
+        self._may_be_left = True
+
     def _send_parameters(self) -> None:
         """Publishes the parameters and the state that this process has, whole."""
         if self._updating is not None:
-            self._updating.publish_again()
+            self._updating.publish_again(self._check_lease)
         else:
             self._publish_whole(self._tree, self._state)
 
@@ -799,6 +828,10 @@ class Chief(Participant):
         """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
         self._agree()
         self._clear_away()
+        keys = self._accumulator._keys
+        if keys.partitions:
+            # A predecessor may have died before it removed what its last round had there.
+            sweep_quietly(self._transport, keys, min_replicas=self._accumulator._scripts.min_replicas)
         # Usually the last publication has declared it. But a loop that was to continue may have published that step, or
         # the server may have lost the declaration.
         self._declare_finished()

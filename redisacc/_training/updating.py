@@ -18,10 +18,12 @@ from redisacc._handles.parameters import Parameters
 from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
+from redisacc._protocol.scripts.parameters import gone
+from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
-from redisacc.errors import DataLossError, InvalidArgumentError
+from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -72,12 +74,14 @@ class Updating:
         self._keys = ParameterKeys(gradients.name, gradients.partitions)
         self._committer = self._rounds.committer(self._publisher)
         self._record: UpdateRecord | None = None
+        # The version that was published last, as far as this process knows.
+        self._known: KnownVersion | None = None
 
     @property
     def step(self) -> int:
         """The step of the version that the next update begins with."""
-        assert self._record is not None
-        return self._record.record.step
+        assert self._known is not None
+        return self._known.step
 
     def begin(self, parameters: Any, step: int, whole: Callable[[], tuple[Any, Any]]) -> None:
         """Makes sure that the published version can be updated.
@@ -101,6 +105,7 @@ class Updating:
             schema=schema,
             whole=lambda: self._whole(schema, *whole()),
         )
+        self._known = KnownVersion.of(self._record)
 
     def _whole(self, schema: Schema, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
@@ -120,17 +125,35 @@ class Updating:
 
     def reopened(self, accumulator: ConditionalAccumulatorBase[Any]) -> Updating:
         """Returns the same for another accumulator, in place of one that the server has lost."""
-        return Updating(self._parameters, accumulator, self._optimizer)
+        other = Updating(self._parameters, accumulator, self._optimizer)
+        other._record, other._known = self._record, self._known
+        other._committer.continue_from(self._committer)
+        return other
 
-    def held(self) -> tuple[Any, Any] | None:
-        """Returns the parameters and the state of the version, if this process has computed all of it; else None."""
-        record = self._record
-        leaves = None if record is None else self._committer.held(record)
-        if record is None or leaves is None:
-            return None
-        build = record.model.schema.structure.build
-        weights = build(leaves.pop(record.model.base))
-        return weights, {UPDATES: np.array(record.updates), **{slot: build(of) for slot, of in leaves.items()}}
+    @property
+    def like(self) -> Any:
+        """A tree with the shapes and dtypes of the parameters, which takes no memory."""
+        assert self._known is not None
+        schema = self._known.model.schema
+        return schema.structure.build([np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in schema.leaves])
+
+    def gathered(self, check: Callable[[], object]) -> tuple[Any, Any]:
+        """Returns the parameters and the state of the version that the server has lost.
+
+        Blocks until they are there: from this process, from the nodes, and from reducers.
+
+        Args:
+            check: raises an error if this process is no longer the chief.
+
+        Raises:
+            DataLossError: nobody has some of the parts.
+        """
+        known = self._known
+        assert known is not None
+        leaves = self._committer.gather(known, check)
+        build = known.model.schema.structure.build
+        weights = build(leaves.pop(known.model.base))
+        return weights, {UPDATES: np.array(known.updates), **{slot: build(of) for slot, of in leaves.items()}}
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
@@ -155,36 +178,45 @@ class Updating:
         """
         before = self._record
         assert before is not None
-        is_next = before.record.step == found.granted.global_step
-        if is_next and not self._committer.commit(found, before, self._optimizer, finished=finished):
-            return False
+        assert self._known is not None
+        if before.record.step == found.granted.global_step == self._known.step:
+            if not self._committer.commit(found, before, self._optimizer, finished=finished):
+                return False
+            # From now on, this is what a server loses that loses its data.
+            self._known = self._known.following(self._committer.version)
         self.refresh()
-        return self._record is not None and self._record.record.step == found.granted.global_step + 1
+        return self.step == found.granted.global_step + 1
 
     def refresh(self) -> None:
-        """Reads the version that is published."""
-        self._record = read_update_record(self._parameters._transport, self._keys, self._record)
-
-    def publish_again(self) -> None:
-        """Publishes the version again that the server has lost, if this process has computed it.
+        """Reads the version that is published.
 
         Raises:
-            DataLossError: it has not.
+            ParametersNotFoundError: there is none.
         """
-        record = self._record
-        assert record is not None
-        held = self._committer.held(record)
-        if held is None:
-            raise DataLossError(
-                f"{self._keys.name}: the server has lost the parameters of step {record.record.step}, and the chief "
-                "has none, because reducers computed them. Start it again with a checkpoint"
-            )
-        weights = held.pop(record.model.base)
+        found = read_update_record(self._parameters._transport, self._keys, self._record)
+        if found is None:
+            raise gone(self._keys.name)
+        self._record, self._known = found, KnownVersion.of(found)
+
+    def publish_again(self, check: Callable[[], object]) -> None:
+        """Publishes the version again whose parts the server has lost. Blocks until they are gathered.
+
+        Args:
+            check: raises an error if this process is no longer the chief.
+
+        Raises:
+            DataLossError: nobody has some of the parts.
+        """
+        known = self._known
+        assert known is not None
+        leaves = self._committer.gather(known, check)
+        weights = leaves.pop(known.model.base)
         self._record = publish_whole(
             self._parameters._transport,
             self._parameters._reader,
-            record.model,
-            step=record.record.step,
-            whole=Whole(weights, held, record.updates),
+            known.model,
+            step=known.step,
+            whole=Whole(weights, leaves, known.updates),
             publisher=self._publisher,
         )
+        self._known = KnownVersion.of(self._record)

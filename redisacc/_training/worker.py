@@ -51,6 +51,9 @@ ASK_EVERY = 0.2
 # How often a worker asks whether a finished training is continued, in seconds.
 ASK_FINISHED_EVERY = 0.1
 
+# A chief that begins a step anew has replaced the accumulator after this many seconds.
+REPLACED_WITHIN = 2.0
+
 # A chief that is started together with this worker may continue a finished training. If the worker cannot tell which
 # chief that is, it waits for this many seconds.
 CONTINUED_WITHIN = 5.0
@@ -270,8 +273,13 @@ class Worker(Participant):
             return False
         if is_lost(self._transport, keys, incarnation):
             return True
-        # The parameters are there. If the accumulator is not, it was deleted alone.
-        return bool(self._transport.call("EXISTS", Keys(self.shared_name).record))
+        # The parameters are there. If the accumulator is not, it was deleted alone, or a chief is replacing it.
+        give_up = time.monotonic() + REPLACED_WITHIN
+        while not self._transport.call("HEXISTS", Keys(self.shared_name).record, "kind"):
+            if time.monotonic() >= give_up:
+                return False
+            self._transport.waits.sleep(ASK_EVERY)
+        return True
 
     def _reopen_if_replaced(self) -> None:
         try:

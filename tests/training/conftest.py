@@ -10,6 +10,7 @@ import pytest
 import redis
 
 import redisacc
+from redisacc._format.keys import Keys
 from redisacc._handles.environment import VARIABLES
 
 # Leases and looks that a test can wait for, in seconds.
@@ -114,3 +115,31 @@ def training(real_client: redis.Redis, background: Callable[..., Any]) -> Iterat
     made = Training(real_client, background)
     yield made
     made.close()
+
+
+@pytest.fixture
+def reducing(training: Training, background: Callable[..., Any], until: Callable[..., Any]) -> Iterator[Any]:
+    """Runs reducers in threads, and waits until they work on the training."""
+
+    opened: list[redisacc.Reducer] = []
+
+    def start(number: int = 1, *, wait: bool = True, wanted: int = 3) -> list[redisacc.Reducer]:
+        # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
+        training.client.hset(Keys("train").record, "wanted", wanted)
+        for _ in range(number):
+            opened.append(redisacc.Reducer(redis=training.client))
+            background(opened[-1].run)
+        text = training.client.hget(Keys("train").record, "partitions") or b""
+        keys = Keys("train", tuple(map(int, text.split(b","))) if text else ())
+
+        def there() -> bool:
+            training.client.publish("redisacc:{train}:calls", "required=1")
+            return all(training.client.hget(key, "who") for key in keys.reducers)
+
+        if wait:
+            until(there)
+        return opened
+
+    yield start
+    for one in opened:
+        one.close()

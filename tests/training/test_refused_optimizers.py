@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import redisacc
+from redisacc._protocol.updates import gathering
 
 pytestmark = [pytest.mark.servers("valkey")]
 
@@ -53,8 +54,9 @@ def test_each_loop_needs_its_chief(training):
         next(chief.updates())
 
 
-def test_a_loss_that_the_chief_cannot_make_good(training):
-    """A chief that was started again has computed none of the parts."""
+def test_a_loss_that_nobody_can_make_good(training, monkeypatch):
+    """A chief that was started again has computed none of the parts, and there is no reducer."""
+    monkeypatch.setattr(gathering, "GATHERING", 0.2)
     weights = {"w": np.ones(3, np.float32)}
     with training.chief(weights, optimizer=SGD, partitions=3) as chief:
         worker = training.work(gradient=lambda _, step, parameters: parameters)
@@ -66,7 +68,7 @@ def test_a_loss_that_the_chief_cannot_make_good(training):
         training.client.delete(lost)
         with pytest.raises(
             redisacc.DataLossError,
-            match=r"the server has lost the parameters of step 2, and the chief has none, because reducers computed "
-            r"them\. Start it again with a checkpoint",
+            match=r"the server has lost step 2, and no living process has part 0 of 1 of its weights and state, "
+            r"such as .*-flat:0\. Start the chief again: it continues from the newest checkpoint",
         ):
             next(chief.updates(until=3))

@@ -13,7 +13,6 @@ from support.local_updates import LocalTraining, differences, gradient_of, squar
 from support.selection import thorough
 
 import redisacc
-from redisacc._format.keys import Keys
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.updates import committer, updater
@@ -174,34 +173,6 @@ def updated(training, background):
     for one in made:
         with contextlib.suppress(redisacc.AccumulatorNotFoundError):
             one.chief.delete()
-
-
-@pytest.fixture
-def reducing(training, background, until):
-    """Runs reducers in threads, and waits until they work on the training."""
-
-    opened = []
-
-    def start(number=1, *, wait=True):
-        # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
-        training.client.hset(Keys("train").record, "wanted", CREW)
-        for _ in range(number):
-            opened.append(redisacc.Reducer(redis=training.client))
-            background(opened[-1].run)
-        text = training.client.hget(Keys("train").record, "partitions") or b""
-        keys = Keys("train", tuple(map(int, text.split(b","))) if text else ())
-
-        def there():
-            training.client.publish("redisacc:{train}:calls", "required=1")
-            return all(training.client.hget(key, "who") for key in keys.reducers)
-
-        if wait:
-            until(there)
-        return opened
-
-    yield start
-    for one in opened:
-        one.close()
 
 
 @pytest.mark.parametrize("size", thorough(SIZES, usual=["inline", "several parts"]))

@@ -13,7 +13,14 @@ from redisacc._protocol.scripts.base import ForgottenError
 from redisacc._protocol.scripts.requests import Counted, Fate, Request, RequestScripts
 from redisacc._protocol.scripts.sessions import SessionPool
 from redisacc._redis.transport import Transport
-from redisacc.errors import DataLossError, OutcomeUnknownError, RedisAccError, ServerError, ServerUnavailableError
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    DataLossError,
+    OutcomeUnknownError,
+    RedisAccError,
+    ServerError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -166,6 +173,9 @@ class Requests:
                 # be on its way and be executed once the reason for the refusal is gone.
                 try:
                     resolved = self._scripts.resolve(request)
+                except AccumulatorNotFoundError:
+                    # Its incarnation never comes back, so the outcome would stay unknown forever, and matters no more.
+                    raise
                 except RedisAccError as failure:
                     raise self._unknown(request, send, finish, what, failure) from error
                 if resolved is None:

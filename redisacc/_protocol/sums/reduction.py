@@ -50,6 +50,8 @@ IDLE = 10.0
 LONGEST_IDLE = 600.0
 # How often to look for stalled uploads, in seconds.
 LOOK = 0.25
+# How long parameters are kept whose accumulator is gone, in seconds: a chief that is started again may ask for them.
+KEPT = 60.0
 # How long an accumulator is left alone after a temporary error and after a permanent one, in seconds.
 SHORT_PAUSE = 1.0
 LONG_PAUSE = 30.0
@@ -65,6 +67,17 @@ class Updates(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a chief asks for what may be here."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether parameters are here that the server may have lost."""
+
+    def answer(self) -> None:
+        """Writes what a chief asks for."""
 
     def hear(self, event: str | None) -> bool:
         """Notes an event; None: events were missed. Returns whether there is work."""
@@ -122,6 +135,8 @@ class Reduction:
         self._logged = ""
         # How long it was left alone after the last attempt to reach the server, in seconds.
         self._outage = 0.0
+        # When it was found that there is no accumulator any more.
+        self._gone_at: float | None = None
         self.due = 0.0
         self.is_over = False
 
@@ -152,7 +167,8 @@ class Reduction:
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
-        return (bool(self._heard) or self._updates.has_work) and (self._holds or time.monotonic() >= self.due)
+        may_work = self._holds or time.monotonic() >= self.due
+        return self._updates.is_asked or (may_work and (bool(self._heard) or self._updates.has_work))
 
     def is_idle(self, seconds: float) -> bool:
         """Returns whether nothing was heard for this many seconds."""
@@ -182,7 +198,7 @@ class Reduction:
             self.due = self._renew_at = time.monotonic() + self._outage
             raise
         except AccumulatorNotFoundError:
-            self.is_over = True
+            self._wait_for_chief()
         except PartMissingError as error:
             # The round was taken and acknowledged meanwhile, or gradients were compacted.
             logger.debug("%s: %s", self._keys.name, error)
@@ -195,11 +211,25 @@ class Reduction:
             self._log(f"the reducer leaves it alone: {error}")
             self._pause(LONG_PAUSE)
 
+    def _wait_for_chief(self) -> None:
+        """Keeps parameters for a while, because a server that lost the accumulator has lost these, too."""
+        now = time.monotonic()
+        if self._gone_at is None:
+            self._gone_at = now
+        self.is_over = not self._updates.has_parts or now - self._gone_at >= KEPT
+        self._forget()
+        self._holds = False
+        self._incarnation = ""
+        self.due = self._renew_at = now + RENEWAL
+
     def _work(self, interrupted: Callable[[], bool]) -> None:
+        if self._updates.is_asked:
+            self._updates.answer()
         now = time.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + RENEWAL
             self._read_record()
+            self._gone_at = None
             self._hold()
         if not self._holds or self._growing is None:
             self._forget()

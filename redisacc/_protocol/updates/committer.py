@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
 from redisacc._protocol.sums.expected_gradients import counted
+from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
@@ -217,9 +218,18 @@ class Committer:
         contents, _ = self._taker.contents(found)
         acknowledge(self._transport, self._gradients, self._acknowledging, found.granted.token, contents.buffered)
 
-    def held(self, of: UpdateRecord) -> dict[str, list[Array]] | None:
-        """Returns the leaves of a version for each sort of blob, if this process has computed all of it."""
-        return self._values.whole(of.model) if self._values.version == of.record.version else None
+    @property
+    def version(self) -> str:
+        """The id of the version that was published last."""
+        return self._values.version
+
+    def continue_from(self, other: Committer) -> None:
+        """Takes over what another one knows of the version."""
+        self._values = other._values
+
+    def gather(self, of: KnownVersion, check: Callable[[], object]) -> dict[str, list[Array]]:
+        """Returns the leaves of a version for each sort of blob: see ``gathering``."""
+        return gather(self._transport, self._values, of, check)
 
     def _attempt(
         self, update: _Update, order: Order, number: int

@@ -4,6 +4,8 @@ It saves time, and decides nothing. What it writes has the name of its order, an
 As soon as a part of the sum of the expected gradients is complete, it computes that part of the update, with the
 numbers that the record has for the next step. It bets that the round will hold these gradients; if it does not, nobody
 looks for what was written. With a clipping, it stores the sum of the squares of its part, and waits for the order.
+
+If the server loses parts of the version that is published, a chief asks for them, and it writes those that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from redisacc._data.validation import Array
 from redisacc._format.buffered import STAGING_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.update_order import Order, parse_order, updated
+from redisacc._format.update_order import Order, parse_order, parse_wanted, updated
 from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
@@ -49,6 +51,8 @@ class PartUpdater:
         # Whether the record may have changed since it was read.
         self._is_outdated = True
         self._orders: deque[str] = deque(maxlen=MOST_ORDERS)
+        # The id of the version whose parts a chief asks for; "": none.
+        self._wanted = ""
         # Number of a part → the digest of the gradients whose sum it is, and the sum, for an order.
         self._sums: dict[int, tuple[str, Sequence[Array]]] = {}
         # The last order of the version that follows the record, with the number of its attempt: parts of the sum may be
@@ -65,21 +69,50 @@ class PartUpdater:
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used."""
-        return bool(self._orders) or (self._is_outdated and bool(self._numbers))
+        return bool(self._orders) or self.is_asked or (self._is_outdated and bool(self._numbers))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a chief asks for what may be here."""
+        return bool(self._wanted)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of a version are here, which a server that lost them could need."""
+        return bool(self._numbers) and bool(self._values.version)
 
     def hear(self, event: str | None) -> bool:
         """Notes an event of the parameters; None: events were missed. Returns whether there is work.
 
         Called by the thread that listens.
         """
-        if event is not None and event.startswith("order "):
+        if event is not None and (version := parse_wanted(event)) is not None:
+            self._wanted = version
+        elif event is not None and event.startswith("order "):
             self._orders.append(event)
         else:
             self._is_outdated = True
         return self.has_work
 
+    def answer(self) -> None:
+        """Writes the parts that a chief asks for, as far as they are here.
+
+        Raises:
+            RedisAccError: a node cannot be reached, or refuses something.
+        """
+        version, self._wanted = self._wanted, ""
+        for number, values in self._values.of(version).items() if version else ():
+            # NX: what is there stays. The chief publishes what it has gathered under another name.
+            self._transport.pipeline(
+                [
+                    ("SET", self._keys.part(f"{version}-{sort}", number), data.data, "NX", "PX", STAGING_MS)
+                    for sort, data in values.items()
+                ]
+            )
+
     def forget(self) -> None:
         """Drops everything that was read and computed."""
+        self._numbers.clear()
         self._record, self._is_outdated = None, True
         self._values = VersionValues(self._transport)
         self._sums.clear()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from redisacc._data.validation import Array
-from redisacc._protocol.parts.fetch import WholeParts, check_parts
+from redisacc._format.buffered import PartMissingError
+from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
 from redisacc._redis.transport import Transport
@@ -44,6 +46,12 @@ class VersionValues:
         found = self._next.get(number)
         return found[1] if found is not None and found[0] == version else None
 
+    def of(self, version: str) -> dict[int, PartValues]:
+        """Returns the parts of a version that are known, by number: of this one, or of a later one."""
+        if version == self.version:
+            return dict(self._parts)
+        return {number: values for number, (of, values) in self._next.items() if of == version}
+
     def keep(self, number: int, version: str, values: PartValues) -> None:
         """Keeps a part of a version that follows."""
         self._next[number] = version, values
@@ -62,9 +70,13 @@ class VersionValues:
         self.fetch(of, (number,))
         return self._parts[number]
 
+    def missing(self, model: UpdateModel) -> list[int]:
+        """Returns the numbers of the parts of the version that are not known."""
+        return [number for number in range(len(model.parts)) if number not in self._parts]
+
     def whole(self, model: UpdateModel) -> dict[str, list[Array]] | None:
         """Returns the leaves of the version for each sort of blob, or None if a part is not known."""
-        if any(number not in self._parts for number in range(len(model.parts))):
+        if self.missing(model):
             return None
         every = [self._parts[number] for number in range(len(model.parts))]
         return {sort: model.unflatten([values[sort] for values in every]) for sort in full_sorts(model)}
@@ -84,19 +96,41 @@ class VersionValues:
         missing = [number for number in numbers if number not in self._parts]
         if not missing:
             return
-        model, blobs = of.model, of.blobs
-        keys = of.record.keys
-        wanted = [(sort, number) for number in missing for sort in full_sorts(model)]
+        keys, blobs = of.record.keys, of.blobs
+        wanted = {(sort, number): keys.part(blobs[sort], number) for number in missing for sort in full_sorts(of.model)}
         check_parts(
             self._transport,
-            [(keys.part(blobs[sort], number), model.lengths[number]) for sort, number in wanted],
+            [(key, of.model.lengths[number]) for (_, number), key in wanted.items()],
             _STATED_BY,
         )
-        found: dict[int, dict[str, Array]] = {number: {} for number in missing}
-        arrivals = WholeParts(keys.homes, _STATED_BY, lanes=1)
-        for sort, number in wanted:
+        self._fetch(of.model, wanted)
+
+    def fetch_there(self, model: UpdateModel) -> None:
+        """Fetches the parts that are not known, as far as they are there. No record need name the version.
+
+        Args:
+            model: the leaves and the optimiser.
+        """
+        keys, sorts = model.keys, full_sorts(model)
+        parts = {
+            number: [(keys.part(f"{self.version}-{sort}", number), model.lengths[number]) for sort in sorts]
+            for number in self.missing(model)
+        }
+        gone = differing(self._transport, [part for of_number in parts.values() for part in of_number])
+        there = [number for number, of_number in parts.items() if not any(key in gone for key, _ in of_number)]
+        # One that expires now is looked for again.
+        with contextlib.suppress(PartMissingError):
+            self._fetch(model, {(sort, n): parts[n][at][0] for n in there for at, sort in enumerate(sorts)})
+
+    def _fetch(self, model: UpdateModel, wanted: Mapping[tuple[str, int], str]) -> None:
+        """Fetches parts: sort of the blob and number of the part → the key."""
+        if not wanted:
+            return
+        found: dict[int, dict[str, Array]] = {number: {} for _, number in wanted}
+        arrivals = WholeParts(model.keys.homes, _STATED_BY, lanes=1)
+        for (sort, number), key in wanted.items():
             memory = np.empty(model.lengths[number], np.uint8)
             found[number][sort] = memory
-            arrivals.expect(keys.part(blobs[sort], number), number, memory)
+            arrivals.expect(key, number, memory)
         self._transport.fetch(arrivals)
         self._parts.update(found)

@@ -1,0 +1,111 @@
+"""Gathers a version that a server has lost in part or whole: from this process, from the nodes, and from reducers.
+
+A reducer has the parts that it updates in memory. If it hears that a version is wanted, it writes those again, under
+their names, with an expiry (``PartUpdater``). They are read from the nodes then, like those that were never lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from redisacc._data.validation import Array
+from redisacc._format.update_order import wanted
+from redisacc._protocol.updates.model import UpdateModel
+from redisacc._protocol.updates.record import UpdateRecord
+from redisacc._protocol.updates.values import VersionValues
+from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._redis.transport import Hint, Transport
+from redisacc._text import shown
+from redisacc.errors import DataLossError
+
+logger = logging.getLogger("redisacc")
+
+# How long reducers have, in seconds. After a long outage, they may connect again after half a minute only.
+GATHERING = 40.0
+# How often they are asked, in seconds.
+ASK_EVERY = 0.5
+# How often the nodes are asked what is there, in seconds.
+PAUSE = 0.05
+# How many numbers of lost parts a message names.
+MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class KnownVersion:
+    """A version that an optimiser has made, as a chief knows it without the server.
+
+    Attributes:
+        id: its id.
+        step: its step.
+        updates: how many updates its state has seen.
+        model: the leaves and the optimiser.
+    """
+
+    id: str
+    step: int
+    updates: int
+    model: UpdateModel
+
+    @classmethod
+    def of(cls, record: UpdateRecord) -> KnownVersion:
+        """Returns the version that a record names."""
+        return cls(record.record.version, record.record.step, record.updates, record.model)
+
+    def following(self, version: str) -> KnownVersion:
+        """Returns the version that an update has made of this one."""
+        return KnownVersion(version, self.step + 1, self.updates + 1, self.model)
+
+
+def gather(
+    transport: Transport, values: VersionValues, of: KnownVersion, check: Callable[[], object]
+) -> dict[str, list[Array]]:
+    """Returns the leaves of a version for each sort of blob. Blocks until all parts of it are there.
+
+    Args:
+        transport: the way to the nodes.
+        values: the parts that this process has.
+        of: the version.
+        check: raises an error if this process is no longer the chief.
+
+    Raises:
+        DataLossError: some parts are on no node, and no process has written them again in time.
+    """
+    model, log, asked_at = of.model, WaitLog(time.monotonic()), 0.0
+    values.begin(of.id)
+    deadline = time.monotonic() + GATHERING
+    while True:
+        values.fetch_there(model)
+        leaves = values.whole(model)
+        if leaves is not None:
+            return leaves
+        now = time.monotonic()
+        if now >= deadline:
+            raise _lost(of, values.missing(model))
+        check()
+        if log.is_due(now):
+            logger.warning(
+                "%s: still waiting for reducers to write %d lost parts of step %d again",
+                model.keys.name,
+                len(values.missing(model)),
+                of.step,
+                extra={"accumulator": model.keys.name},
+            )
+        if now >= asked_at + ASK_EVERY:
+            asked_at = now
+            transport.pipeline([Hint(("PUBLISH", model.keys.events, wanted(of.id)))])
+        transport.waits.sleep(PAUSE)
+
+
+def _lost(of: KnownVersion, numbers: Sequence[int]) -> DataLossError:
+    keys = of.model.keys
+    part = keys.part(f"{of.id}-{of.model.base}", numbers[0])
+    named = ", ".join(map(str, numbers[:MOST_NAMED])) + (", …" if len(numbers) > MOST_NAMED else "")
+    return DataLossError(
+        f"parameters {shown(keys.name)}: the server has lost step {of.step}, and no living process has part {named} of "
+        f"{len(of.model.parts)} of its weights and state, such as {part}. Start the chief again: it continues from the "
+        "newest checkpoint, or with the weights of a living worker and a new state",
+        part=part,
+    )

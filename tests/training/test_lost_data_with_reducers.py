@@ -1,0 +1,223 @@
+"""A server that loses data of a training whose arrays only reducers have: they write again what was lost."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from support.local_updates import LocalTraining, differences, gradient_of, state_of
+from support.selection import thorough
+
+import redisacc
+from redisacc._protocol.sums import reduction
+from redisacc._protocol.updates import committer, gathering
+from redisacc._protocol.updates.record import read_update_record
+from redisacc._protocol.updates.values import VersionValues
+from redisacc._training import updating
+
+pytestmark = pytest.mark.servers("valkey")
+
+CREW = 2
+OPTIMIZER = redisacc.optim.AdamW(0.01)
+LAST = 6
+
+
+class Disturbed:
+    """A training with reducers, and what happens to it after a step."""
+
+    def __init__(self, training, background, reducing, until):
+        self.training, self.background, self.reducing, self.until = training, background, reducing, until
+        self.parameters = {"w": np.linspace(-1, 1, 30_000).astype(np.float32), "b": np.ones(3)}
+        self.options = {}
+
+    def begin(self, **options):
+        self.options = options
+        chief = self.chief()
+        self.reducers = self.reducing(wanted=CREW)
+        self.crew = [self.background(self.work, number) for number in range(CREW)]
+        return chief
+
+    def chief(self):
+        options = {"workers": CREW, "optimizer": OPTIMIZER, "reduction_type": "MEAN", **self.options}
+        return self.training.chief(self.parameters, **options)
+
+    def work(self, number):
+        with self.training.worker(number) as worker:
+            for step, parameters in worker.steps():
+                worker.apply(gradient_of(number, step, parameters))
+
+    def lead(self, chief, disturb, *, after=3, until=LAST):
+        """Returns the steps that the loop has yielded."""
+        steps = []
+        for step in chief.updates(until=until):
+            steps.append(step)
+            if step == after:
+                self.leave_it_to_reducers(chief)
+                disturb()
+        return steps
+
+    def leave_it_to_reducers(self, chief):
+        """Lets reducers have the version, and the chief not: as if they had computed it, which depends on time."""
+        known = chief._updating._known
+        chief._updating._committer._values = VersionValues(chief._transport)
+        running = [one.reduction for reducer in self.reducers for one in reducer._reductions.values()]
+        for one in running:
+            one._updates._numbers.update(range(len(known.model.parts)))
+            one._updates.hear(None)
+        for reducer in self.reducers:
+            reducer._alarm.set()
+        values = [one._updates._values for one in running]
+        self.until(lambda: all(of.version == known.id and not of.missing(known.model) for of in values))
+
+    def finish(self, chief, step=LAST):
+        """Compares with a training without Redis."""
+        for one in self.crew:
+            one.result(60)
+        local = LocalTraining(OPTIMIZER, self.parameters, weights=(1.0,) * CREW).train(step)
+        assert differences(local, chief.latest()[1], state_of(chief)) == []
+        chief.delete()
+
+
+@pytest.fixture
+def disturbed(training, background, reducing, until, monkeypatch):
+    # Otherwise, it grows with each small round that ends before a reducer has looked at it.
+    monkeypatch.setattr(committer, "LONGEST_PATIENCE", committer.LEAST_PATIENCE)
+    return Disturbed(training, background, reducing, until)
+
+
+def parts(client, pattern="partition"):
+    return sorted(
+        key for key in client.scan_iter(f"redisacc:{{train*:parameters:{pattern}:*") if client.pttl(key) == -1
+    )
+
+
+def said(caplog, text):
+    return any(text in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("options", [{}, {"partitions": 3}, {"wire": "bfloat16"}], ids=["slot", "partitions", "bf16"])
+def test_everything_is_lost(disturbed, client, caplog, options):
+    chief = disturbed.begin(**options)
+    steps = disturbed.lead(chief, client.flushall)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert said(caplog, "Restoring step 3 from the memory of the chief and of reducers")
+    if options == {"wire": "bfloat16"}:
+        assert chief.latest()[0] == LAST
+        chief.delete()
+    else:
+        disturbed.finish(chief)
+
+
+def test_parts_of_the_version_are_lost(disturbed, client, caplog):
+    """As if one node of a cluster came back without data while workers compute."""
+    chief = disturbed.begin(partitions=3)
+
+    def lose():
+        lost = [key for key in parts(client) if key.endswith(b":1")]
+        assert len(lost) >= 3
+        client.delete(*lost)
+
+    assert disturbed.lead(chief, lose) == [1, 2, 3, 4, 5, 6]
+    disturbed.finish(chief)
+
+
+def test_a_successor_finds_parts_of_the_version_lost(disturbed, client):
+    chief = disturbed.begin(partitions=3)
+    disturbed.lead(chief, lambda: None, until=3)
+    chief.close()
+    for one in disturbed.crew:
+        one.result(60)
+    client.delete(*[key for key in parts(client) if key.endswith(b":0")])
+    successor = disturbed.chief()
+    disturbed.crew = [disturbed.background(disturbed.work, number) for number in range(CREW)]
+    assert [*successor.updates(until=LAST)] == [4, 5, 6]
+    disturbed.finish(successor)
+
+
+def test_a_part_of_a_gradient_is_lost(disturbed, client, monkeypatch, caplog):
+    """Its worker applies it again, and so do the others of the step."""
+    chief = disturbed.begin(partitions=3)
+    commit, lost = committer.Committer._known, []
+
+    def lose(of, found, before):
+        if found.granted.global_step == 3 and not lost:
+            lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))
+            client.delete(*lost, *client.scan_iter("redisacc:{train/*}:parameters:partition:*:1"))
+        return commit(of, found, before)
+
+    monkeypatch.setattr(committer.Committer, "_known", lose)
+    assert disturbed.lead(chief, lambda: None) == [1, 2, 3, 4, 5, 6]
+    assert lost
+    assert said(caplog, "Beginning step 3 anew: its workers apply their gradients again")
+    disturbed.finish(chief)
+
+
+def test_everything_is_lost_right_after_a_commit(disturbed, client, monkeypatch):
+    chief = disturbed.begin()
+    losses = []
+
+    def read(transport, keys, known=None, **options):
+        if known is not None and chief._updating._known.step == 3 and not losses:
+            losses.append(known.record.step)
+            disturbed.leave_it_to_reducers(chief)
+            client.flushall()
+        return read_update_record(transport, keys, known, **options)
+
+    monkeypatch.setattr(updating, "read_update_record", read)
+    assert disturbed.lead(chief, lambda: None, after=0) == [1, 2, 3, 4, 5, 6]
+    assert losses == [2]
+    disturbed.finish(chief)
+
+
+@pytest.mark.loses_data
+@pytest.mark.parametrize("kept", thorough([0.0, 60.0], usual=[0.0]))
+def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, monkeypatch, kept):
+    monkeypatch.setattr(reduction, "KEPT", kept)
+    monkeypatch.setattr(gathering, "GATHERING", 2.0 if kept else 0.2)
+    chief = disturbed.begin()
+    (reducer,) = disturbed.reducers
+    (running,) = reducer._reductions.values()
+    where = running.reduction
+
+    def lose():
+        client.flushall()
+        until(lambda: where._gone_at is not None)
+        until(lambda: bool(reducer._reductions) == bool(kept))
+
+    if kept:
+        assert disturbed.lead(chief, lose)[-1] == LAST
+        disturbed.finish(chief)
+        return
+    with pytest.raises(redisacc.DataLossError, match="has lost step 3, and no living process has part 0 of 1"):
+        disturbed.lead(chief, lose)
+    chief.close()
+    # It continues with what a worker has, and says that the state is lost.
+    successor = disturbed.chief()
+    assert successor.step == 3
+    assert [*successor.updates(until=4)] == [4]
+    assert int(successor.latest_state()[1]["updates"]) == 1
+    for one in disturbed.crew:
+        one.result(60)
+
+
+@pytest.mark.loses_data
+def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, client, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("safetensors")
+    monkeypatch.setattr(reduction, "KEPT", 0.0)
+    monkeypatch.setattr(gathering, "GATHERING", 0.2)
+    chief = disturbed.begin(checkpoint=tmp_path, every=1)
+
+    def lose():
+        chief._checkpointer.close()
+        disturbed.reducers[0].close()
+        client.flushall()
+
+    with pytest.raises(redisacc.DataLossError, match="continues from the newest checkpoint"):
+        disturbed.lead(chief, lose)
+    chief.close()
+    with caplog.at_level(logging.WARNING, "redisacc"):
+        successor = disturbed.chief()
+    assert said(caplog, "continuing from the checkpoint of step 3")
+    assert [*successor.updates(until=LAST)] == [4, 5, 6]
+    disturbed.finish(successor)
