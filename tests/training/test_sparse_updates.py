@@ -126,6 +126,9 @@ def test_versions_bring_rows_for_many_steps(updated, until, partitions, wire):
             (of_tables,) = record.manifest.full[1:]
             full[of_tables.id] += 1
             longest = max(longest, len(record.manifest.rows))
+            if of_tables.step == record.record.step:
+                # State of rows is only kept since then.
+                assert not any("kept_rows" in blob.id for blob in record.manifest.slots)
             if step % 6 == 1:
                 readers.append(late.latest())
         one.join()
