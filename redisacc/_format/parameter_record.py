@@ -348,8 +348,6 @@ class ParameterRecord:
         """
         full = tuple([self._full_blob(text, schema) for text in self._entries("full", self._full)])
         rows = tuple([self._rows_blob(text, schema) for text in self._entries("rows", self._rows)])
-        if any(blob.part_bytes for blob in full[1:]):
-            raise self._foreign(self._keys, "full", self._full)
         if any(earlier.step >= later.step for earlier, later in pairwise(rows)):
             raise self._foreign(self._keys, "rows", self._rows)
         state = [self._blob("state", text) for text in self._entries("state", self._state)]

@@ -81,6 +81,7 @@ def changed(text, how):
 )
 def test_forged_blobs_of_leaves(trained, how):
     trained.hset(RECORD, "full", changed(trained.hget(RECORD, "full"), how))
+    refused(trained, read_state)
     refused(trained, update_once)
 
 

@@ -212,9 +212,10 @@ def test_rows_of_nobody_change_nothing(training):
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_from_updates_to_rounds_and_back(updated, partitions):
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
+def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
     """A program that publishes rows of a table and of a dense leaf; the optimiser continues with all of it."""
-    one = updated(Adam(0.01), model_of(400, rows=100), sparse=SPARSE, partitions=partitions)
+    one = updated(optimizer, model_of(400, rows=100), sparse=SPARSE, partitions=partitions)
     one.run(2)
     one.chief.close()
     one.open(None)
@@ -235,6 +236,51 @@ def test_from_updates_to_rounds_and_back(updated, partitions):
     }
     one.open(one.local.optimizer)
     one.run(6)
+    assert leftovers(one.training.client) == []
+
+
+def test_rows_of_a_table_that_was_brought_whole_since(training):
+    """Rows blobs have rows of several tables. Those of before are not written over it."""
+    begin = {"often": np.ones((50, 2), np.float32), "rarely": np.ones((900, 4), np.float32), "w": np.ones(2)}
+    rows = {"often": [[1, 2], range(50), [3]], "rarely": [[5], [6], [7]]}
+
+    def compute(number, step, parameters):
+        found = {"w": parameters["w"] * 0.5}
+        for path, every in rows.items():
+            at = np.array(every[step % 3], np.int64)
+            found[path] = redisacc.IndexedSlices((parameters[path][at] + step + 0.1).astype(np.float32), at)
+        return found
+
+    optimizer = Adam(0.1)
+    options = {"optimizer": optimizer, "sparse": ["often", "rarely"], "reduction_type": "MEAN"}
+    worker = training.work(gradient=compute)
+    for until in (2, 3):
+        # A new chief reads the tables.
+        with training.chief(begin, **options) as chief:
+            for step in chief.updates():
+                if step == until:
+                    break
+            local = LocalTraining(optimizer, begin, gradient=compute).train(until)
+            assert differences(local, chief.latest()[1], state_of(chief)) == []
+            assert [blob.leaves for blob in chief._updating._record.manifest.full] == ["2", "0-1", "0"]
+            if until == 3:
+                chief.finish()
+    worker.result(20)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
+    """After the gradients were deleted, a chief may begin with others. Weights and state stay."""
+    one = updated(AdamW(0.01, ema=0.9), model_of(400), sparse=SPARSE, partitions=partitions)
+    one.run(2)
+    for last, sparse in ((4, ()), (6, SPARSE[:1]), (8, SPARSE)):
+        one.chief._accumulator.delete()
+        one.chief.close()
+        one.gradient = one.local._gradient = functools.partial(gradient_of, sparse=sparse)
+        one.open(one.local.optimizer, sparse=sparse)
+        one.chief._set_step(one.chief.step)
+        one.run(last)
+        assert one.chief._updating._record.model.tables == tuple(sorted([0, 2][: len(sparse)]))
     assert leftovers(one.training.client) == []
 
 
