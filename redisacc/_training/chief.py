@@ -107,9 +107,10 @@ class Chief(Participant):
             ``Worker.apply``). None: any sum will do.
         optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
             the sums are, by reducers if there are any, and the chief handles no arrays. All leaves have to be float32
-            or float64, and no leaf ``sparse``. The optimiser's state is kept with the parameters. One with other
-            numbers, or one whose state has the same slots, continues with the state that is there. None: the loop is
-            one over ``rounds()``, and the program updates the parameters.
+            or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that are in
+            its gradients (see ``redisacc.optim.Optimizer``). The optimiser's state is kept with the parameters. One
+            with other numbers, or one whose state has the same slots, continues with the state that is there. None: the
+            loop is one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it. None with an ``optimizer``.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
@@ -200,7 +201,7 @@ class Chief(Participant):
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
-        check_optimizer(optimizer, state=state, sparse=sparse, missing=missing)
+        check_optimizer(optimizer, state=state, missing=missing)
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
@@ -466,8 +467,8 @@ class Chief(Participant):
 
         Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
         round become visible in the same instant. If the process dies before, its successor makes the same update of
-        the same round. No arrays pass through this process as long as there are reducers; without one, or if it is
-        late, the chief computes parts by itself, with the same result bit for bit.
+        the same round. No arrays but the rows of ``sparse`` leaves pass through this process as long as there are
+        reducers; without one, or if it is late, the chief computes parts by itself, with the same result bit for bit.
 
         Example:
             >>> import threading

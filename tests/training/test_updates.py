@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import Counter
 from itertools import product
@@ -108,6 +109,7 @@ class Updated:
         self.weights = weights
         self.options = {"workers": len(weights), "reduction_type": "MEAN", **options}
         self.parameters = parameters
+        self.gradient = functools.partial(gradient_of, sparse=self.options.get("sparse", ()))
         self.local = LocalTraining(
             optimizer,
             parameters,
@@ -115,6 +117,8 @@ class Updated:
             wire=self.options.get("wire"),
             wires=wires,
             reduction_type=self.options["reduction_type"],
+            gradient=self.gradient,
+            sparse_mean=self.options.get("sparse_mean", "round"),
         )
         self.chief = self.open(optimizer)
         self.crew = []
@@ -130,7 +134,7 @@ class Updated:
             with self.training.worker(number, wire=self.wires[number]) as worker:
                 for step, found in worker.steps():
                     before(number, step)
-                    worker.apply(gradient_of(number, step, found), weight=self.weights[number])
+                    worker.apply(self.gradient(number, step, found), weight=self.weights[number])
                     after(number, step)
 
         self.crew = [self.background(one, number) for number in range(len(self.weights))]
@@ -248,12 +252,12 @@ def test_workers_fetch_parts_before_they_are_published(
         taken.append(0 if result is None else len(result[1]))
         return result
 
-    def late(found, update, version):
+    def late(found, update, *args):
         # From the second step on, all workers listen.
         if update.follows.step > 2:
             number = len(update.model.parts)
             until(lambda: all(len(one._there) == number for one in every))
-        return commit(found, update, version)
+        return commit(found, update, *args)
 
     monkeypatch.setattr(PartsAhead, "expect", noted)
     monkeypatch.setattr(PartsAhead, "take", counted)
