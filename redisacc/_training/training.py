@@ -92,6 +92,7 @@ class Training(Closing):
 
     def __init__(
         self,
+        /,
         shared_name: str,
         parameters: Any,
         *,
