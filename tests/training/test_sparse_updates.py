@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -48,8 +49,10 @@ def test_every_optimizer_without_a_reducer(updated, name, size):
     updated(OPTIMIZERS[name], model_of(SIZES[size]), sparse=SPARSE).run(4)
 
 
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("name", thorough(OPTIMIZERS, usual=["sgd nesterov", "adamw ema"]))
+@pytest.mark.parametrize(
+    ("name", "partitions"),
+    thorough(list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None)]),
+)
 def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, monkeypatch, name, partitions):
     """Reducers update what is dense, and workers fetch that ahead."""
     ahead, take = Counter(), PartsAhead.take
@@ -86,10 +89,9 @@ def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, m
     assert fetched == []
 
 
-ARRANGEMENTS = [(None, False), (None, True), (3, False), (3, True)]
-
-
-@pytest.mark.parametrize(("partitions", "reduced"), thorough(ARRANGEMENTS, usual=[(None, False), (3, True)]))
+@pytest.mark.parametrize(
+    ("partitions", "reduced"), thorough(list(product([None, 3], [False, True])), usual=[(3, True)])
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -111,8 +113,10 @@ def test_wires_weights_and_means(updated, reducing, computed, patient, options, 
         assert computed.by["chief"] == 0
 
 
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
-@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    ("wire", "partitions"),
+    thorough(list(product([None, "bfloat16"], [None, 3])), usual=[(None, None), ("bfloat16", 3)]),
+)
 def test_versions_bring_rows_for_many_steps(updated, until, partitions, wire):
     """Full blobs stay until the rows since then are half as large. Chiefs that change and late readers read both."""
     one = updated(AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, wire=wire)
