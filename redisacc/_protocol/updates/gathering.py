@@ -61,8 +61,8 @@ class KnownVersion:
 
 def gather(
     transport: Transport, values: VersionValues, of: KnownVersion, check: Callable[[], object]
-) -> dict[str, list[Array]]:
-    """Returns the leaves of a version for each sort of blob. Blocks until all parts of it are there.
+) -> dict[str, dict[int, Array]]:
+    """Returns the dense leaves of a version for each sort of blob. Blocks until all parts of it are there.
 
     Args:
         transport: the way to the nodes.

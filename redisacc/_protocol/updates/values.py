@@ -9,12 +9,10 @@ import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
-from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing
+from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts, differing
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
 from redisacc._redis.transport import Transport
-
-_STATED_BY = "the record"
 
 
 class VersionValues:
@@ -74,8 +72,8 @@ class VersionValues:
         """Returns the numbers of the parts of the version that are not known."""
         return [number for number in range(len(model.parts)) if number not in self._parts]
 
-    def whole(self, model: UpdateModel) -> dict[str, list[Array]] | None:
-        """Returns the leaves of the version for each sort of blob, or None if a part is not known."""
+    def whole(self, model: UpdateModel) -> dict[str, dict[int, Array]] | None:
+        """Returns the dense leaves of the version for each sort of blob, or None if a part is not known."""
         if self.missing(model):
             return None
         every = [self._parts[number] for number in range(len(model.parts))]
@@ -101,7 +99,7 @@ class VersionValues:
         check_parts(
             self._transport,
             [(key, of.model.lengths[number]) for (_, number), key in wanted.items()],
-            _STATED_BY,
+            STATED_BY,
         )
         self._fetch(of.model, wanted)
 
@@ -127,7 +125,7 @@ class VersionValues:
         if not wanted:
             return
         found: dict[int, dict[str, Array]] = {number: {} for _, number in wanted}
-        arrivals = WholeParts(model.keys.homes, _STATED_BY, lanes=1)
+        arrivals = WholeParts(model.keys.homes, STATED_BY, lanes=1)
         for (sort, number), key in wanted.items():
             memory = np.empty(model.lengths[number], np.uint8)
             found[number][sort] = memory
