@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import redis
 
 import redisacc
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
+from redisacc.optim.scalars import pack_scalars
 
 # Each of these, printed as it is, changes a terminal, a line or what stands beside it. "pwn" ends every one.
 PIECES = [
@@ -172,6 +174,18 @@ class Planted:
         for step, tree in enumerate(trees()):
             parameters.publish(tree, step, changed={"table": [0, 2]}, state={"momentum": np.zeros(3)})
         parameters.finish()
+        # As an earlier chief with an optimiser leaves them; what is published now is no version that one can update.
+        optimizer = redisacc.optim.SGD(0.5, momentum=0.9)
+        client.hset(
+            self.parameter_keys.record,
+            mapping={
+                "optimizer": json.dumps(optimizer.to_config()),
+                "updates": "3",
+                "scalars": pack_scalars(optimizer.scalars(3, 4)),
+                "attempts": "4",
+                "registered": f"{'0' * 16}-4",
+            },
+        )
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
         client.set(self.parameter_keys.deleted, "0" * 32, px=600_000)
