@@ -39,17 +39,12 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
     Raises:
         RedisAccError: any error of ``Parameters.latest``.
     """
-    reader = ParameterReader(transport, ParameterKeys(name))
-    while True:
-        latest = reader.latest()
-        found = None if latest is None else reader.latest_state()
-        if latest is None or found is None:
-            return None
-        record, tree = latest
-        # Otherwise, another version was published between the two.
-        if found[0] == record.step:
-            exact, state = unpack_state(found[1])
-            return Checkpoint(name, record.step, tree if exact is None else with_exact(tree, exact, name), state)
+    found = ParameterReader(transport, ParameterKeys(name)).latest_with_state()
+    if found is None:
+        return None
+    record, tree, published = found
+    exact, state = unpack_state(published)
+    return Checkpoint(name, record.step, tree if exact is None else with_exact(tree, exact, name), state)
 
 
 class Checkpointer:

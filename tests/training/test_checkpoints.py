@@ -16,6 +16,9 @@ import pytest
 import redisacc
 from redisacc._checkpoints.file import Checkpoint, read_file, write_file
 from redisacc._checkpoints.folder import Folder
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._redis.connect import connect
+from redisacc._training.checkpointer import read_published
 
 TREE = {
     "a/b": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -136,6 +139,9 @@ import os, signal, sys
 import numpy as np
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._checkpoints.folder import Folder
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._redis.connect import connect
+from redisacc._training.checkpointer import read_published
 from pathlib import Path
 
 where, number, when = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -319,6 +325,28 @@ def test_checkpoints_after_some_time(training, tmp_path, until):
     next(rounds)
     chief.publish(chief.parameters, finished=True)
     one.join()
+
+
+@pytest.mark.parametrize("partitions", [None, 2])
+def test_a_step_that_follows_while_a_checkpoint_is_read(training, monkeypatch, partitions):
+    """However fast the steps follow, the checkpoint is of the step with which reading began."""
+    parameters = redisacc.Parameters("train", redis=training.client, partitions=partitions)
+    parameters.publish({"w": np.zeros(9)}, 0, state=np.zeros(9))
+    values, published = ParameterReader.values, [0]
+
+    def publish_first(reader, record, fetched=None):
+        if len(published) > 5:
+            pytest.fail("it reads again and again")
+        step = published[-1] + 1
+        parameters.publish({"w": np.full(9, float(step))}, step, state=np.full(9, float(step)))
+        published.append(step)
+        return values(reader, record, fetched)
+
+    monkeypatch.setattr(ParameterReader, "values", publish_first)
+    found = read_published(connect(training.client), "train")
+    assert (found.step, published) == (0, [0, 1])
+    assert (found.parameters["w"].tolist(), found.state.tolist()) == ([0] * 9, [0] * 9)
+    parameters.delete()
 
 
 @pytest.mark.parametrize(

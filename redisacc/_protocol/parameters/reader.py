@@ -170,6 +170,18 @@ class ParameterReader:
         found = self._latest(self.state)
         return None if found is None else (found[0].step, found[1])
 
+    def latest_with_state(self) -> tuple[ParameterRecord, Any, Any] | None:
+        """Returns the record of the latest version, its tree and its state; None if nothing has been published.
+
+        One version may be published while they are read: its parts are kept until there is another one.
+
+        Raises:
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+        """
+        # In this order, because what the record says of the state is read with it.
+        found = self._latest(lambda record: (self.state(record), self.values(record)))
+        return None if found is None else (found[0], found[1][1], found[1][0])
+
     def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
         deadline = running_time() + READ_TIMEOUT
         record = self.poll()
