@@ -221,3 +221,14 @@ def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, cli
     assert said(caplog, "continuing from the checkpoint of step 3")
     assert [*successor.updates(until=LAST)] == [4, 5, 6]
     disturbed.finish(successor)
+
+
+def test_tables_that_nobody_has(training, client):
+    """The chief was started again, so it has computed none of them, and reducers have none."""
+    parameters = {"w": np.ones(3, np.float32), "table": np.ones((4, 2), np.float32)}
+    chief = training.chief(parameters, optimizer=OPTIMIZER, sparse=["table"])
+    client.flushall()
+    with pytest.raises(
+        redisacc.DataLossError, match=r"this process lacks the tables of its sparse leaves\. Start the chief again"
+    ):
+        next(chief.updates(until=1))

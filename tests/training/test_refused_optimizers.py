@@ -63,6 +63,6 @@ def test_a_loss_that_nobody_can_make_good(training, monkeypatch):
         with pytest.raises(
             redisacc.DataLossError,
             match=r"the server has lost step 2, and no living process has part 0 of 1 of its weights and state, "
-            r"such as .*-flat:0\. Start the chief again: it continues from the newest checkpoint",
+            r"such as .*-flat:0\. Start the chief again: it continues from the newest checkpoint, or with",
         ):
             next(chief.updates(until=3))

@@ -257,8 +257,7 @@ class Committer:
         if tables is None:
             raise DataLossError(
                 f"parameters {shown(of.model.keys.name)}: the server has lost step {of.step}, and this process lacks "
-                "the tables of its sparse leaves. Start the chief again: it continues from the newest checkpoint, or "
-                "with the weights of a living worker and a new state"
+                "the tables of its sparse leaves. Start the chief again: a checkpoint or a living worker may have them"
             )
         dense = gather(self._transport, self._values, of, check)
         for place, leaves in enumerate(dense.values()):
