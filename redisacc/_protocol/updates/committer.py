@@ -1,6 +1,6 @@
 """Commits updates: orders one for each round, makes sure that all its parts are there, and publishes it.
 
-The chief needs no arrays for it. Updaters compute the parts, usually before the round is granted, and the chief only
+The chief needs no dense arrays for it, and updates tables itself (``tables.py``). Updaters compute the parts, usually before the round is granted, and the chief only
 looks whether they are there. What is missing after a while, the chief computes with the same kernel from what the
 nodes store.
 
