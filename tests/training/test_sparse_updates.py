@@ -11,7 +11,7 @@ import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.selection import thorough
-from test_updates import OPTIMIZERS, WEIGHTS, computed, patient, reducing, updated
+from test_updates import OPTIMIZERS, WEIGHTS, computed, patient, updated
 
 import redisacc
 from redisacc._format.keys import ParameterKeys
@@ -19,7 +19,7 @@ from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.sums.dense_parts import DenseParts
 from redisacc.optim import SGD, Adam, AdamW
 
-__all__ = ["computed", "patient", "reducing", "updated"]
+__all__ = ["computed", "patient", "updated"]
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -310,5 +310,5 @@ def test_a_part_of_a_table_that_a_node_has_lost(updated):
     lose(full().id)
     one.chief.close()
     one.open(one.local.optimizer)
-    with pytest.raises(redisacc.DataLossError, match="the server has lost the parameters of step 6"):
+    with pytest.raises(redisacc.DataLossError, match="the server has lost step 6, and this process lacks the tables"):
         one.lead(7)
