@@ -417,7 +417,7 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
                     *(short(used[name] / 1e6) if used else "" for name in ("bytes_in", "bytes_out")),
                 ]
             )
-        ours = [figure(part["ratios"][key]) for key in ("direct", "loop") if key in part["ratios"]]
+        ours = [figure(part["ratios"][key]) for key in ("direct", "loop", "updates") if key in part["ratios"]]
         wanted = [
             f"{name} {part[name]:g}x" + (", **missed**" if name == "bar" and ours and min(ours) < part[name] else "")
             for name in ("bar", "goal")

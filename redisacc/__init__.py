@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from redisacc._protocol.lifecycle.events import Event, Events
     from redisacc._protocol.lifecycle.info import AccumulatorInfo
     from redisacc._training.chief import Chief
+    from redisacc._training.training import Training
     from redisacc._training.worker import Worker
 
 __all__ = [
@@ -104,6 +105,7 @@ __all__ = [
     "StepTimeoutError",
     "TakeTimeoutError",
     "Tally",
+    "Training",
     "TreeAccumulator",
     "UnacknowledgedRound",
     "WaitingTaker",
@@ -135,6 +137,7 @@ _MODULES = {
     "Sparse": "redisacc._data.tree.spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Tally": "redisacc._data.results",
+    "Training": "redisacc._training.training",
     "TreeAccumulator": "redisacc._handles.tree",
     "UnacknowledgedRound": "redisacc._format.entries",
     "WaitingTaker": "redisacc._format.entries",

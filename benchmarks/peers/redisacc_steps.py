@@ -159,6 +159,7 @@ class UpdatingChief(Peer):
             self.model["name"],
             self.initial,
             workers=settings["workers"],
+            sparse=self.sparse,
             optimizer=redisacc.optim.SGD(self.rate),
             redis=settings["url"],
             **settings.get("chief_options", {}),

@@ -33,6 +33,12 @@ PERSISTENT = {"bar": 2.0}
 # The most that an apply of a tree of small arrays may take, as a multiple of the same bytes in one array.
 SMALL_BAR = 2.0
 
+METHODS = {
+    "direct": "TreeAccumulator and Parameters",
+    "loop": "Chief and Worker",
+    "updates": "Chief with an optimiser, and Worker",
+}
+
 # How many steps a timed block has.
 BLOCK = 5
 # The bytes of the model whose number of arrays grows.
@@ -53,7 +59,7 @@ def steps(run: Run) -> dict[str, Any]:
             peers = [_tensorflow(run, stack, folder, model)] if run.tensorflow else []
             peers += [
                 _redisacc(run, stack, folder, model, method, persistent=persistent, durable=durable)
-                for method in ("direct", "loop")
+                for method in ("direct", "loop", "updates")
             ]
             if not persistent:
                 peers.append(_bare(run, stack, folder, model))
@@ -90,7 +96,14 @@ def _redisacc(
     persistent: bool,
     durable: bool = False,
 ) -> Peer:
-    """Starts redisacc on a server of its own: by Chief and Worker ("loop"), or by their parts ("direct")."""
+    """Starts redisacc on a server of its own.
+
+    Args:
+        run, stack, folder, model: as for the other peers.
+        method: by Chief and Worker, "loop"; by the same with an optimiser, "updates"; or by their parts, "direct".
+        persistent: whether the server writes to its disk.
+        durable: whether it writes every change.
+    """
     disk = "durable" if durable else "as embedded" if persistent else "nothing on disk"
     server, client = stack.enter_context(
         run.start_server(f"steps, {method}, {disk}", persistent=persistent, durable=durable)
@@ -98,7 +111,7 @@ def _redisacc(
     crew = _crew(
         run,
         stack,
-        "Chief and Worker" if method == "loop" else "TreeAccumulator and Parameters",
+        METHODS[method],
         sys.executable,
         "redisacc_steps",
         arrays=str(folder),

@@ -227,7 +227,24 @@ class SparseSum:
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it than the round has.
         """
-        indices, total, counts = self._add_up()
+        indices, total, counts = self._checked(*self._add_up(), divisor)
+        if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+            with _ieee():
+                by_round = sparse_mean == "round"
+                total = _mean(total, divisor, self._dtype) if by_round else self._mean_of_rows(total, counts)
+        return indices, _returned(total, self._dtype)
+
+    def total(self, divisor: float) -> tuple[Array, Array, Array]:
+        """Returns the sorted unique indices, the sum of each row, and what the mean of each by its index divides by.
+
+        They are the memory of the sum. The argument and the errors are those of ``result``.
+        """
+        found = self.sum()
+        assert found.indices is not None
+        assert found.counts is not None
+        return self._checked(found.indices, found.values, found.counts, divisor)
+
+    def _checked(self, indices: Array, total: Array, counts: Array, divisor: float) -> tuple[Array, Array, Array]:
         if len(indices) and self._bound is not None and indices[-1] >= self._bound:
             raise CorruptDataError(
                 f"{self._where}: index {indices[-1]} is not below {self._bound}, which is dimension 0"
@@ -237,11 +254,7 @@ class SparseSum:
         if most > divisor and is_above(most, divisor):
             what = "gradients" if isinstance(divisor, int) else "weights in total"
             raise CorruptDataError(f"{self._where}: an index occurs in {most} {what}, but the round has only {divisor}")
-        if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
-            with _ieee():
-                by_round = sparse_mean == "round"
-                total = _mean(total, divisor, self._dtype) if by_round else self._mean_of_rows(total, counts)
-        return indices, _returned(total, self._dtype)
+        return indices, total, counts
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:
         if total.nbytes <= DIVIDE_ALL_BYTES:

@@ -268,11 +268,21 @@ def _parts(gradient: Gradient, partitions: int = 1) -> list[memoryview | Pieces]
         # They are padded, so that the dense sections are aligned.
         pieces = _aligned([*sparse, ()] if dense else sparse)
         nbytes = sum(map(len, pieces))
-        # Parts in partitions have equal lengths already.
-        parts += cut(pieces, part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 1))
+        parts += cut(pieces, _sparse_lengths(nbytes, partitions))
     if dense:
         parts += cut(_aligned(dense), _dense_lengths(gradient, partitions))
     return parts
+
+
+def _sparse_lengths(nbytes: int, partitions: int) -> list[int]:
+    """Returns the length of each part of the sparse sections: as many in each partition, so that dense parts follow."""
+    size = part_size(nbytes, partitions)
+    if partitions == 1:
+        return part_lengths(nbytes, size)
+    # Sparse sections are put together before they are used, so a part may end anywhere.
+    number = partitions * -(-nbytes // (size * partitions))
+    least, rest = divmod(nbytes, number)
+    return [least + (place < rest) for place in range(number) if least or place < rest]
 
 
 def _dense_lengths(gradient: Gradient, partitions: int) -> list[int]:

@@ -144,14 +144,15 @@ class Layout:
         return dict(zip(self.leaves, self.offsets, strict=True))
 
 
-@dataclass(frozen=True)
+# Compared by identity, because it is the key of a cache.
+@dataclass(frozen=True, eq=False)
 class Flat:
-    """All leaves one after the other, the leaves of a dtype together, as a gradient has them.
+    """Some leaves one after the other, the leaves of a dtype together, as a gradient has its dense leaves.
 
     Attributes:
         sections: the leaves of each dtype, as one section, in the order in which the dtypes occur.
         offsets: where each section begins, in bytes.
-        places: the number of the section of each leaf, and the place of its first element there.
+        places: for each of these leaves, the number of its section, and the place of its first element there.
         layout: the places of the leaves in a blob.
     """
 
@@ -180,6 +181,7 @@ class Schema:
         self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
         self._encoded: Schema | None = None
         self._layouts: dict[str, Layout] = {}
+        self._flats: dict[str, Flat] = {}
         self._shares: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     @classmethod
@@ -242,11 +244,14 @@ class Schema:
         """
         found = self._layouts.get(leaves_text)
         if found is None:
-            found = self._lay_out(parse_ranges(leaves_text, len(self.leaves)))
+            found = self._lay_out(self._numbers(leaves_text))
             if len(self._layouts) >= 64:
                 self._layouts.clear()
             self._layouts[leaves_text] = found
         return found
+
+    def _numbers(self, leaves_text: str) -> list[int]:
+        return parse_ranges(leaves_text, len(self.leaves)) if leaves_text else []
 
     def shares(self, leaves_texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns for each of some blobs the leaves that count there: those that no later one of them has.
@@ -272,23 +277,35 @@ class Schema:
             self._shares[leaves_texts] = found
         return found
 
-    @cached_property
-    def flat(self) -> Flat:
-        """All leaves one after the other."""
+    def flat(self, leaves_text: str) -> Flat:
+        """Returns some leaves one after the other. The argument is that of ``layout``.
+
+        Raises:
+            ValueError: redisacc did not write this text.
+        """
+        found = self._flats.get(leaves_text)
+        if found is None:
+            found = self._flatten(self._numbers(leaves_text))
+            if len(self._flats) >= 64:
+                self._flats.clear()
+            self._flats[leaves_text] = found
+        return found
+
+    def _flatten(self, numbers: Sequence[int]) -> Flat:
         sizes: dict[np.dtype[Any], int] = {}
         places = []
-        numbers = {dtype: number for number, dtype in enumerate(dict.fromkeys(leaf.stored for leaf in self.leaves))}
-        for leaf in self.leaves:
-            places.append((numbers[leaf.stored], sizes.get(leaf.stored, 0)))
+        every = [self.leaves[number] for number in numbers]
+        order = {dtype: place for place, dtype in enumerate(dict.fromkeys(leaf.stored for leaf in every))}
+        for leaf in every:
+            places.append((order[leaf.stored], sizes.get(leaf.stored, 0)))
             sizes[leaf.stored] = places[-1][1] + math.prod(leaf.shape)
         sections = tuple([Dense(dtype, size) for dtype, size in sizes.items()])
         offsets, end = [], 0
         for section in sections:
             offsets.append(-(-end // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT)
             end = offsets[-1] + section.size * section.dtype.itemsize
-        leaves = [offsets[section] + start * sections[section].dtype.itemsize for section, start in places]
-        layout = Layout(tuple(range(len(leaves))), tuple(leaves), max(end, 1))
-        return Flat(sections, tuple(offsets), tuple(places), layout)
+        starts = [offsets[section] + start * sections[section].dtype.itemsize for section, start in places]
+        return Flat(sections, tuple(offsets), tuple(places), Layout(tuple(numbers), tuple(starts), max(end, 1)))
 
     def _lay_out(self, numbers: Sequence[int]) -> Layout:
         offsets, end = [], 0
@@ -297,6 +314,14 @@ class Schema:
             offsets.append(start)
             end = start + self.leaves[number].nbytes
         return Layout(tuple(numbers), tuple(offsets), max(end, 1))
+
+
+def arrays_in(schema: Schema, layout: Layout, data: Array) -> dict[int, Array]:
+    """Returns the leaves in a blob, by their numbers, as views of its bytes."""
+    return {
+        number: np.ndarray(schema.leaves[number].shape, schema.leaves[number].given, data, offset)
+        for number, offset in zip(layout.leaves, layout.offsets, strict=True)
+    }
 
 
 def ranges_text(numbers: Sequence[int]) -> str:

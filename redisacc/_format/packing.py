@@ -12,14 +12,14 @@ from redisacc._format.leaves import Layout, Schema
 from redisacc._redis.sockets.fast_socket import GATHER_BYTES
 
 
-def packed(schema: Schema, arrays: Sequence[Array], layout: Layout) -> list[memoryview]:
+def packed(schema: Schema, arrays: Sequence[Array] | Mapping[int, Array], layout: Layout) -> list[memoryview]:
     """Returns the bytes of a blob of whole leaves, in pieces.
 
     Large leaves are not copied, so they must not be written to until the pieces have been sent.
 
     Args:
         schema: the schema of the leaves.
-        arrays: all leaves.
+        arrays: the leaves, by their numbers.
         layout: which of them the blob has, and where.
     """
     pieces: list[memoryview] = []

@@ -4,8 +4,8 @@ The values of a version are in blobs. Each blob is stored in parts, as strings t
 sorts of blobs:
 
 - a *full* blob holds some leaves, whole, one after the other;
-- a *flat* blob does so with all leaves, in the order and the parts in which gradients have them, so that a reducer can
-  update a part of them with a part of the gradient;
+- a *flat* blob does so with all leaves whose gradients are dense, in the order and the parts in which gradients have
+  them, so that a reducer can update a part of them with a part of the gradient;
 - a *rows* blob holds the rows that changed from the version before, of leaves with few such rows;
 - a *state* blob holds the leaves of the publisher's state.
 
@@ -26,7 +26,7 @@ from redisacc._data.validation import INT64_MAX
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.element_cut import ElementCut
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Layout, Schema, ranges_text
+from redisacc._format.leaves import Flat, Layout, Schema, ranges_text
 from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
@@ -98,22 +98,21 @@ def blob_lengths(nbytes: int, partitions: int = 0) -> list[int]:
     return part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 0)
 
 
-def flat_cut(schema: Schema, part_bytes: int, partitions: int) -> ElementCut:
+def flat_cut(flat: Flat, part_bytes: int, partitions: int) -> ElementCut:
     """Returns how a flat blob is cut into parts.
 
     Args:
-        schema: the schema of the leaves.
+        flat: its leaves.
         part_bytes: the bytes of float32 in each part but the last.
         partitions: among how many partitions the parts are spread; 0 or 1: all are in one slot.
     """
-    return ElementCut(schema.flat.sections, part_bytes, runts=partitions > 1)
+    return ElementCut(flat.sections, part_bytes, runts=partitions > 1)
 
 
 @lru_cache(maxsize=16)
-def flat_lengths(schema: Schema, part_bytes: int, partitions: int) -> tuple[int, ...]:
+def flat_lengths(flat: Flat, part_bytes: int, partitions: int) -> tuple[int, ...]:
     """Returns the length of each part of a flat blob. The arguments are those of ``flat_cut``."""
-    flat = schema.flat
-    lengths = flat_cut(schema, part_bytes, partitions).lengths(flat.offsets, [part.dtype for part in flat.sections])
+    lengths = flat_cut(flat, part_bytes, partitions).lengths(flat.offsets, [part.dtype for part in flat.sections])
     return tuple(lengths) or (1,)
 
 
@@ -187,7 +186,7 @@ class FullBlob:
         Args:
             schema: the schema of the leaves, as they are stored.
         """
-        return schema.flat.layout if self.part_bytes else schema.layout(self.leaves)
+        return schema.flat(self.leaves).layout if self.part_bytes else schema.layout(self.leaves)
 
     @property
     def text(self) -> str:
@@ -230,7 +229,8 @@ class Manifest:
         rows_since: versions with lower steps than this may have had rows blobs that are no longer listed.
         state: the blob of the publisher's state, if it has one.
         slots: the blobs of an optimiser's state, each laid out and cut like the flat blob; and "exact", the leaves
-            themselves, if those in the flat blob are rounded.
+            themselves, if those in the flat blob are rounded. For each other full or rows blob, one with the same of
+            its leaves or rows (``kept_sort``).
         retired: blobs of earlier versions, which slow readers may still be reading; the oldest first.
     """
 
@@ -365,15 +365,20 @@ class ParameterRecord:
         return manifest
 
     def _slot_blobs(self, full: tuple[FullBlob, ...], schema: Schema) -> tuple[Blob, ...]:
-        """Returns the blobs of the optimiser's state, which are laid out and cut like the flat blob."""
+        """Returns the blobs of the optimiser's state."""
         found = [self._blob("slots", text) for text in self._entries("slots", self._slots)]
-        if len(full) != 1 or not full[0].part_bytes:
+        if not full or not full[0].part_bytes:
             raise self._foreign(self._keys, "slots", self._slots)
-        cut = flat_lengths(schema, full[0].part_bytes, len(self.keys.partitions))
-        for blob in found:
-            if blob.nbytes != schema.flat.layout.nbytes or blob.number != len(cut):
+        flat = schema.flat(full[0].leaves)
+        cut = flat_lengths(flat, full[0].part_bytes, len(self.keys.partitions))
+        for place, blob in enumerate(found):
+            if blob.number:
+                if blob.nbytes != flat.layout.nbytes or blob.number != len(cut):
+                    raise self._foreign(self._keys, "slots", self._slots)
+                found[place] = replace(blob, cut=cut)
+            elif "-kept_" not in blob.id:
                 raise self._foreign(self._keys, "slots", self._slots)
-        return tuple([replace(blob, cut=cut) for blob in found])
+        return tuple(found)
 
     def retired(self, text: object) -> tuple[Blob, ...]:
         """Returns the blobs in the field ``retired``.
@@ -394,21 +399,27 @@ class ParameterRecord:
     def _full_blob(self, text: str, schema: Schema) -> FullBlob:
         match text.split(":"):
             case [blob, step, since, leaves, *size] if _BLOB.fullmatch(blob) and len(size) < 2:
-                part_bytes = self._part_bytes(size[0], leaves, schema) if size else 0
+                part_bytes = self._part_bytes(size[0], schema) if size else 0
                 partitions = len(self.keys.partitions)
-                cut = flat_lengths(schema.stored(self.wire), part_bytes, partitions) if part_bytes else ()
-                found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves, part_bytes, cut)
                 try:
-                    layout = found.layout(schema) if part_bytes else schema.layout(leaves)
+                    stored = schema.stored(self.wire)
+                    cut = flat_lengths(stored.flat(leaves), part_bytes, partitions) if part_bytes else ()
+                    found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves, part_bytes, cut)
+                    layout = found.layout(schema)
                 except ValueError:
                     raise self._foreign(self._keys, "full", text) from None
-                if layout.nbytes <= MAX_BLOB_BYTES and found.since <= found.step <= self.step:
+                # Only a flat blob may have no leaves, if no gradient is dense.
+                if (
+                    (leaves or part_bytes)
+                    and layout.nbytes <= MAX_BLOB_BYTES
+                    and found.since <= found.step <= self.step
+                ):
                     return found
         raise self._foreign(self._keys, "full", text)
 
-    def _part_bytes(self, text: str, leaves: str, schema: Schema) -> int:
-        """Returns the bytes of float32 in each part of a flat blob, which has all leaves."""
-        if text.isascii() and text.isdigit() and len(text) <= 12 and leaves == ranges_text(range(len(schema.leaves))):
+    def _part_bytes(self, text: str, schema: Schema) -> int:
+        """Returns the bytes of float32 in each part of a flat blob."""
+        if text.isascii() and text.isdigit() and len(text) <= 12:
             size = int(text)
             if size and schema.nbytes // size <= MOST_FLAT_PARTS:
                 return size

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._protocol.rounds.taker import GrantedRound
@@ -28,6 +29,14 @@ class Rounds:
     def keys(self) -> Keys:
         """The keys of the accumulator."""
         return self._accumulator._keys
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """The numbers of the leaves whose gradients are rows."""
+        spec = self._accumulator._spec
+        if isinstance(spec, TreeSpec):
+            return tuple([number for number, leaf in enumerate(spec.leaves) if leaf.is_sparse])
+        return (0,) if spec.kind == "sparse" else ()
 
     def committer(self, publisher: str) -> Committer:
         """Returns what commits updates. ``publisher``: the name of this process in the record."""

@@ -7,10 +7,14 @@ that a call may need is made here, or found here in a client, and is released in
 In the child, the data that a lock guards may be half-changed. Code that uses ``lock`` therefore starts from scratch in
 a child, or guards only changes that are complete at every moment. The pools of redis-py and valkey-py forget their
 connections.
+
+Locks inside OpenSSL and the name resolution of the C library cannot be released. So a fork waits for threads that are
+opening connections, which is when these locks are taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import queue
@@ -19,7 +23,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
@@ -27,6 +31,9 @@ _LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _OF_THREADING = (threading.Condition, threading.Event, threading.Semaphore, queue.Queue)
 _LIBRARIES = ("redis", "valkey")
+# How long a fork waits for connections that are being opened, in seconds. A host that does not answer takes longer, but
+# whoever waits for one holds none of these locks.
+_PATIENCE = 1.0
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 # By id, because some versions compare clients by their settings.
@@ -99,7 +106,52 @@ def _globals() -> list[object]:
     ]
 
 
+class _Openings:
+    """The threads that are opening connections, and the forks that wait for them.
+
+    A thread that forks while it opens a connection itself, in a signal handler, does not wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: set[int] = set()
+        self._forks = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forks, _PATIENCE)
+            self._threads.add(me)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._threads.discard(me)
+                self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        # Nothing begins until the fork is over.
+        self._changed.acquire()
+        self._forks += 1
+        self._changed.wait_for(lambda: self._threads <= {threading.get_ident()}, _PATIENCE)
+
+    def after_fork_in_parent(self) -> None:
+        self._forks -= 1
+        self._changed.notify_all()
+        self._changed.release()
+
+    def after_fork_in_child(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+_openings = _Openings()
+opening = _openings.one
+"""Makes forks wait while its block opens a connection."""
+
+
 def _after_fork_in_child() -> None:
+    _openings.after_fork_in_child()
     for made in list(_locks):
         made._at_fork_reinit()
     for found in locks_of([*_clients.values(), *_globals()]):
@@ -108,4 +160,8 @@ def _after_fork_in_child() -> None:
             found._at_fork_reinit()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_openings.before_fork,
+    after_in_parent=_openings.after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -383,7 +383,8 @@ def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
     arguments = ("EVALSHA",) if required else ()
 
     def make() -> Any:
-        return pool.get_connection(*arguments)
+        with forks.opening():
+            return pool.get_connection(*arguments)
 
     def discard(pooled: Any) -> None:
         with contextlib.suppress(*FAULTS), translated():

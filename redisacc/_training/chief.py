@@ -107,9 +107,10 @@ class Chief(Participant):
             ``Worker.apply``). None: any sum will do.
         optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
             the sums are, by reducers if there are any, and the chief handles no arrays. All leaves have to be float32
-            or float64, and no leaf ``sparse``. The optimiser's state is kept with the parameters. One with other
-            numbers, or one whose state has the same slots, continues with the state that is there. None: the loop is
-            one over ``rounds()``, and the program updates the parameters.
+            or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that are in
+            its gradients (see ``redisacc.optim.Optimizer``). The optimiser's state is kept with the parameters. One
+            with other numbers, or one whose state has the same slots, continues with the state that is there. None: the
+            loop is one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it. None with an ``optimizer``.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
@@ -144,6 +145,10 @@ class Chief(Participant):
             published meanwhile, the checkpoint may be of a later step.
         keep: how many of the latest checkpoints are kept, 1 or more.
         keep_every: also keeps the first checkpoint of each range of so many steps, such as 10000. None: no others.
+        standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
+            over: within a second if it said goodbye, or died on this machine, else when its lease has run out, after 10
+            seconds at most. So any number of processes may be started as chiefs, of which one leads. The constructor
+            blocks for that time; a log message names the chief.
         min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
             for ``ConditionalAccumulator`` and ``Parameters``.
 
@@ -159,10 +164,14 @@ class Chief(Participant):
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
         SchemaMismatchError: another model is trained under this name, or with other ``partitions`` or another
             ``order``. The message names the first leaf that differs.
-        LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
-            that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
+        LeaseHeldError: another process is the chief, and this one does not stand by. Its predecessor may still be: if
+            that is a process on this machine that is dead, its lease is taken at once; else it is waited for, for up to
+            10 seconds.
         ServerUnavailableError: no server answers.
     """
+
+    # Whether a process that is a worker may be the chief as well.
+    _is_beside_worker = False
 
     def __init__(
         self,
@@ -192,15 +201,16 @@ class Chief(Participant):
         every: int | datetime.timedelta = 100,
         keep: int = 3,
         keep_every: int | None = None,
+        standby: bool = False,
     ) -> None:
         here = place()
-        if here.role == "worker":
+        if here.role == "worker" and not self._is_beside_worker:
             raise InvalidArgumentError(f"the environment says that this process is {here}, so it cannot be the chief")
         if workers is None:
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
-        check_optimizer(optimizer, state=state, sparse=sparse, missing=missing)
+        check_optimizer(optimizer, state=state, missing=missing)
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
@@ -235,7 +245,7 @@ class Chief(Participant):
         self._is_finished = False
         self._run_id = here.run_id
         with self._closed_on_failure():
-            self._crew.wait_for("chief")
+            self._follows = self._take_lease(validation.flag(standby, "standby"))
             self._keep("chief")
             self._begin(
                 parameters,
@@ -267,7 +277,9 @@ class Chief(Participant):
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         self._parameters.check(parameters, state=state)
         published = self._parameters.step()
-        claimed = newest_claim(self._transport, self._crew, self.shared_name) if published is None else None
+        claimed = None
+        if published is None:
+            claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=self._follows)
         if order is None and has_no_gradients(self._transport, self.shared_name):
             order = "worker"
         self._asked_for, self._gradient_options = quorum, {**options, "order": order}
@@ -466,8 +478,8 @@ class Chief(Participant):
 
         Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
         round become visible in the same instant. If the process dies before, its successor makes the same update of
-        the same round. No arrays pass through this process as long as there are reducers; without one, or if it is
-        late, the chief computes parts by itself, with the same result bit for bit.
+        the same round. No arrays but the rows of ``sparse`` leaves pass through this process as long as there are
+        reducers; without one, or if it is late, the chief computes parts by itself, with the same result bit for bit.
 
         Example:
             >>> import threading
@@ -640,6 +652,20 @@ class Chief(Participant):
                 raise
         return None
 
+    def _take_lease(self, standby: bool) -> bool:
+        """Takes the lease of the chief. Returns whether another process had it."""
+        if not standby:
+            return self._crew.wait_for("chief")
+        # Raises if there is no server at the very beginning. Later, it is waited for.
+        self._crew.members()
+        return self._patience.call(
+            lambda: self._crew.wait_for("chief", standby=True, cancel=self._is_given_up), "to stand by as the chief"
+        )
+
+    def _is_given_up(self) -> bool:
+        """Returns whether this process is to be the chief no longer."""
+        return False
+
     def _is_over(self) -> bool:
         """Looks, once a second, whether waiting for the round still makes sense, and for how many gradients."""
         self._quorum.follow()
@@ -647,6 +673,10 @@ class Chief(Participant):
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_EVERY
+        if self._parameters.finished():
+            # Another process has said so. The loop ends.
+            self._is_finished = self._has_to_agree = True
+            return True
         # The step is another one if the server was restarted from older data, or if a chief that had stalled for
         # longer than its lease has taken this round.
         self._has_to_agree = (

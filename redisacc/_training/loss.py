@@ -50,7 +50,7 @@ def claims_after() -> float:
     return interval_of(leases.LEASE) + 1.0
 
 
-def newest_claim(transport: Transport, crew: Crew, name: str) -> Claim | None:
+def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool = False) -> Claim | None:
     """Returns what living workers have of a training that the server may have lost; None: nothing.
 
     If the server was started a moment ago, or has been flushed, this waits until every living worker has claimed what
@@ -60,10 +60,11 @@ def newest_claim(transport: Transport, crew: Crew, name: str) -> Claim | None:
         transport: the way to the server.
         crew: the crew of the training.
         name: its name.
+        follows: whether another chief is known to have been there.
     """
     keys = ParameterKeys(name)
     if not read_claims(transport, keys):
-        if is_first_start() or deleted_incarnations(transport, keys):
+        if (is_first_start() and not follows) or deleted_incarnations(transport, keys):
             return None
         if not may_have_lost_data(transport, keys.record):
             return None

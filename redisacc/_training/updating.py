@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from redisacc.optim import Optimizer
 logger = logging.getLogger("redisacc")
 
 
-def check_optimizer(optimizer: object, *, state: object, sparse: Collection[str] | bool, missing: object) -> None:
+def check_optimizer(optimizer: object, *, state: object, missing: object) -> None:
     """Checks what a chief with an optimiser cannot have.
 
     Raises:
@@ -42,11 +42,6 @@ def check_optimizer(optimizer: object, *, state: object, sparse: Collection[str]
         )
     if state is not None:
         raise InvalidArgumentError("state must be None with an optimizer, which keeps its own state")
-    if sparse:
-        raise InvalidArgumentError(
-            "sparse leaves cannot be updated by an optimizer yet: leave sparse out, so that their gradients are dense, "
-            "or update the parameters yourself in a loop over rounds()"
-        )
     if missing != "zero":
         raise InvalidArgumentError(f"missing must be 'zero' with an optimizer, not {shown(missing)}")
 
@@ -99,6 +94,7 @@ class Updating:
             publisher=self._publisher,
             step=step,
             schema=schema,
+            tables=self._rounds.tables,
             whole=lambda: self._whole(schema, *whole()),
         )
 

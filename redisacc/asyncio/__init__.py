@@ -26,7 +26,7 @@ from redisacc.asyncio._accumulators import (
 )
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._parameters import Parameters
-from redisacc.asyncio._training import Chief, Worker
+from redisacc.asyncio._training import Chief, Training, Worker
 
 __all__ = [
     "Chief",
@@ -36,6 +36,7 @@ __all__ = [
     "OutcomeUnknownError",
     "Parameters",
     "SparseConditionalAccumulator",
+    "Training",
     "TreeAccumulator",
     "Worker",
 ]

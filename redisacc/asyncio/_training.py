@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redisacc._training import chief, worker
+from redisacc._training import chief, training, worker
 from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
 
 
@@ -85,3 +85,41 @@ class Worker(Handle[worker.Worker]):
     steps = iterated(worker.Worker.steps)
     apply = awaited(worker.Worker.apply)
     as_sent = awaited(worker.Worker.as_sent)
+
+
+class Training(Handle[training.Training]):
+    """A training whose processes are all the same, as ``redisacc.Training``, whose arguments it has, for asyncio.
+
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread leads, so a step that keeps the
+    event loop for itself delays no other process.
+    """
+
+    @with_arguments_of(training.Training.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(training.Training, *args, **kwargs)
+
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self.blocking.shared_name
+
+    @property
+    def number(self) -> int | None:
+        """The number of this worker. None in a process that only leads."""
+        return self.blocking.number
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads at the moment."""
+        return self.blocking.leads
+
+    async def workers(self) -> int:
+        """Returns how many gradients a step needs, as ``redisacc.Training.workers`` says."""
+        return await self.waits.run(lambda: self.blocking.workers)
+
+    steps = iterated(training.Training.steps)
+    apply = awaited(training.Training.apply)
+    latest = awaited(training.Training.latest)
+    latest_state = awaited(training.Training.latest_state)
+    finish = awaited(training.Training.finish)
+    delete = awaited(training.Training.delete)

@@ -13,12 +13,12 @@ Work proceeds in blocks that stay in the cache of a processor core, in scratch m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.sums import put_rows
 from redisacc._data.validation import Array
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -100,7 +100,7 @@ def update_part(
     _update(optimizer, arrays, scalars, divisor, clip)
 
 
-def update_rows(
+def updated_rows(
     optimizer: Optimizer,
     weights: Array,
     indices: Array,
@@ -110,60 +110,54 @@ def update_rows(
     scalars: Scalars,
     divisor: float | Array = 1,
     clip: float = 1.0,
-    out_weights: Array,
-    out_state: Sequence[Array],
-) -> None:
-    """Updates some rows of weights that lie in one group, and their state, as ``update_part`` would.
-
-    Only these rows of the outputs are written. If an output is not the input itself, copy the input to it first.
+) -> list[Array]:
+    """Returns some rows of weights that lie in one group, and of their state, updated as ``update_part`` would.
 
     Args:
         optimizer: the optimiser.
-        weights: the weights ``[rows, *row]``, C-contiguous.
+        weights: the weights ``[rows, *row]``.
         indices: strictly increasing row numbers, int64 ``[n]``.
         values: the sum of gradients ``[n, *row]``.
-        state: an array of the shape of the weights for each of ``optimizer.slots``, C-contiguous.
+        state: an array of the shape of the weights for each of ``optimizer.slots``.
         scalars: the numbers of this step for the group.
         divisor: what the mean divides the sum by; or, for each row, the number of gradients that had it ``[n]``.
         clip: what the mean is multiplied by then.
-        out_weights: where the new weights go, C-contiguous.
-        out_state: where the new state goes, C-contiguous.
+
+    Returns:
+        The rows ``[n, *row]`` of the weights, and those of each slot, in new memory. Nothing else changes.
 
     Raises:
         InvalidArgumentError: an array has another dtype or shape, or an index is out of bounds or not above the one
             before it.
     """
-    _check(optimizer, _Arrays(weights, values, state, out_weights, out_state))
+    _check(optimizer, _Arrays(weights, values, state, weights, state))
     if not weights.ndim or values.shape != (*indices.shape, *weights.shape[1:]) or indices.ndim != 1:
         raise InvalidArgumentError(
             f"rows of shape {values.shape} with indices of shape {indices.shape} do not fit weights of shape "
             f"{weights.shape}"
         )
-    if not len(indices):
-        return
-    if indices.dtype.kind not in "iu" or not 0 <= indices[0] <= indices[-1] < len(weights):
+    if len(indices) and (indices.dtype.kind not in "iu" or not 0 <= indices[0] <= indices[-1] < len(weights)):
         raise InvalidArgumentError(f"indices must be integers in [0, {len(weights) - 1}], not {shown(indices)}")
     if not np.logical_and.reduce(indices[1:] > indices[:-1]):
         raise InvalidArgumentError(f"indices must be strictly increasing, unlike {shown(indices)}")
     if isinstance(divisor, np.ndarray) and divisor.shape != indices.shape:
         raise InvalidArgumentError(f"divisor must have shape {indices.shape}, like the indices: {divisor.shape}")
-    width = values.size // len(indices)
-    at_once = max(1, BLOCK_BYTES // (weights.itemsize * max(width, 1)))
+    found = [np.empty(values.shape, weights.dtype) for _ in (weights, *state)]
+    at_once = max(1, BLOCK_BYTES // (weights.itemsize * max(math.prod(weights.shape[1:]), 1)))
     for start in range(0, len(indices), at_once):
-        stop = min(start + at_once, len(indices))
-        at = indices[start:stop]
-        rows = values[start:stop]
+        block = slice(start, start + at_once)
+        rows = values[block]
         whole: float = 1
         if isinstance(divisor, np.ndarray):
-            rows = _mean_of_rows(rows, divisor[start:stop])
+            rows = _mean_of_rows(rows, divisor[block])
         else:
             whole = divisor
-        kept, *moved = [array.take(at, axis=0) for array in (weights, *state)]
-        flat = [array.reshape(-1) for array in moved]
-        of_rows = kept.reshape(-1)
+        # "clip": the indices are checked, and numpy would use further memory otherwise.
+        for array, new in zip((weights, *state), found, strict=True):
+            array.take(indices[block], axis=0, out=new[block], mode="clip")
+        of_rows, *flat = [new[block].reshape(-1) for new in found]
         _update(optimizer, _Arrays(of_rows, rows.reshape(-1), flat, of_rows, flat), scalars, whole, clip)
-        for out, new in zip((out_weights, *out_state), (kept, *moved), strict=True):
-            put_rows(out, at, new)
+    return found
 
 
 def sum_of_squares(gradient: Array, divisor: float | Array = 1) -> float:

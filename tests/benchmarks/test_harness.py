@@ -90,8 +90,8 @@ def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "steps")
     assert done.returncode == 0, done.stderr
     steps = json.loads((tmp_path / "results.json").read_text())["steps"]
-    assert set(steps["in memory"]["peers"]) == {"direct", "loop", "bare"}
-    assert set(steps["as embedded"]["peers"]) == set(steps["durable"]["peers"]) == {"direct", "loop"}
+    assert set(steps["in memory"]["peers"]) == {"direct", "loop", "updates", "bare"}
+    assert set(steps["as embedded"]["peers"]) == set(steps["durable"]["peers"]) == {"direct", "loop", "updates"}
     assert [point["arrays"] for point in steps["growth"]] == [1, 4]
     assert "## A training step of four workers" in (tmp_path / "README.md").read_text()
 
@@ -108,7 +108,7 @@ def test_the_smallest_run_on_a_cluster(tmp_path: Path) -> None:
     assert "## Redis Cluster" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("program", thorough(["direct", "loop", "bare"], usual=["loop"]))
+@pytest.mark.parametrize("program", thorough(["direct", "loop", "updates", "bare"], usual=["loop", "updates"]))
 def test_correct_steps_pass_and_wrong_weights_end_the_run(program: str, server: Server, tmp_path: Path) -> None:
     model = replace(models.tiny(), name=f"steps-{program}")
     models.write(tmp_path / "models", [model], 2)

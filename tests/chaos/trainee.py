@@ -104,22 +104,31 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop": optim.RMSprop(0.01, centered=True, momentum=0.5),
     "lion": optim.Lion(0.01),
 }
-# Two dtypes, in several parts.
-FLAT = {"a": np.linspace(-1, 1, 40, dtype=np.float32), "b": np.linspace(-2, 1, 9), "c": np.ones((3, 5), np.float32)}
+# Two dtypes, in several parts, and a table, whose gradients are rows.
+FLAT = {
+    "a": np.linspace(-1, 1, 40, dtype=np.float32),
+    "b": np.linspace(-2, 1, 9),
+    "c": np.ones((3, 5), np.float32),
+    "table": np.linspace(-1, 2, 300, dtype=np.float32).reshape(100, 3),
+}
+TABLES = ("table",)
 
 
 def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
     """Returns the gradient of a worker for a training with an optimiser."""
-    return {
+    found: dict[str, Any] = {
         path: ((values * (31 + number) + 0.7 * step) % 1.0 * 3.0**number - 2).astype(values.dtype)
         for path, values in parameters.items()
     }
+    for path in TABLES:
+        rows = np.unique([(3 * step + number) % 100, (step + 5 * number) % 100, (step * step) % 7, 7])
+        found[path] = redisacc.IndexedSlices(found[path][rows], rows)
+    return found
 
 
 def lead_updates(url: str, workers: int, until: int, partitions: int | None, optimizer: str) -> None:
-    with redisacc.Chief(
-        NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], redis=url, partitions=partitions
-    ) as training:
+    options: dict[str, Any] = {"sparse": TABLES, "redis": url, "partitions": partitions}
+    with redisacc.Chief(NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], **options) as training:
         for _ in training.updates(until=until):
             time.sleep(random.choice([0, 0, 0.003]))
 
@@ -127,7 +136,9 @@ def lead_updates(url: str, workers: int, until: int, partitions: int | None, opt
 def undisturbed_updates(workers: int, steps: int, optimizer: str, partitions: Sequence[int]) -> LocalTraining:
     """Returns the training with an optimiser after so many steps, without Redis."""
     schema, _ = schema_of(FLAT, "parameters")
-    cut = model.UpdateModel.new(schema, OPTIMIZERS[optimizer], ParameterKeys(NAME, tuple(partitions)), "float32")
+    tables = tuple([schema.structure.numbers[path] for path in TABLES])
+    keys = ParameterKeys(NAME, tuple(partitions))
+    cut = model.UpdateModel.new(schema, OPTIMIZERS[optimizer], keys, "float32", tables)
     weights = list(map(weight_of, range(workers)))
     local = LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of)
     return local.train(steps, squares_by_part(cut))

@@ -40,6 +40,7 @@ from chaos.trainee import (
     LEASE,
     NAME,
     OPTIMIZERS,
+    TABLES,
     beginning,
     undisturbed,
     undisturbed_updates,
@@ -329,7 +330,7 @@ class Training:
             self.done["steps"] = step = latest[0]
             if step != self._until:
                 self.problems.append(f"step {step} instead of {self._until}")
-            like, sparse = (FLAT, []) if self._optimizer else (beginning()[0], ["table"])
+            like, sparse = (FLAT, [*TABLES]) if self._optimizer else (beginning()[0], ["table"])
             with redisacc.TreeAccumulator.like(
                 like, NAME, sparse=sparse, redis=client, once_per_worker=True
             ) as gradients:

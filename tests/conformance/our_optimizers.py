@@ -62,7 +62,7 @@ def run_sparse(name: str, dtype: str) -> list[Array]:
     weights = table(dtype)
     state = [optimizer.initial(slot, weights) for slot in optimizer.slots]
     for step, (indices, values) in enumerate(rows(dtype)):
-        kernel.update_rows(
+        new = kernel.updated_rows(
             optimizer,
             weights,
             indices,
@@ -70,9 +70,9 @@ def run_sparse(name: str, dtype: str) -> list[Array]:
             state,
             scalars=optimizer.scalars(step, step + 1)[0],
             divisor=DIVISOR,
-            out_weights=weights,
-            out_state=state,
         )
+        for array, of_rows in zip((weights, *state), new, strict=True):
+            array[indices] = of_rows
     return [weights, *state]
 
 

@@ -110,7 +110,15 @@ def _base_names(cls: ast.ClassDef) -> list[str]:
     return [base.id for base in bases if isinstance(base, ast.Name)]
 
 
-NODES = [(module, node) for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text()))]
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Like ast.walk, without looking into expressions, which takes seconds."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
+
+
+NODES = [(module, node) for module, path in MODULES.items() for node in _statements(ast.parse(path.read_text()))]
 CLASSES = {node.name: (module, node) for module, node in NODES if isinstance(node, ast.ClassDef)}
 FUNCTIONS = [(module, node) for module, node in NODES if isinstance(node, Function)]
 

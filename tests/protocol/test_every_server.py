@@ -169,16 +169,18 @@ def update(client: redis.Redis, background: Callable[..., Any], partitions: int 
     def work() -> None:
         with redisacc.Worker("every", redis=client) as worker:
             for _, parameters in worker.steps():
-                worker.apply(parameters)
+                worker.apply({"w": parameters["w"], "table": ([3, 7], parameters["table"][[3, 7]])})
 
-    weights = {"w": np.ones(40, np.float32)}
+    weights = {"w": np.ones(40, np.float32), "table": np.ones((50, 2))}
     optimizer = redisacc.optim.SGD(0.5, momentum=0.5, clip_norm=3.0)
-    options: dict[str, Any] = {"workers": 1, "partitions": partitions, "redis": client}
+    options: dict[str, Any] = {"workers": 1, "sparse": ["table"], "partitions": partitions, "redis": client}
     with redisacc.Chief("every", weights, optimizer=optimizer, **options) as chief:
         worker = background(work)
         assert list(chief.updates(until=2)) == [1, 2]
         worker.result(30)
-        assert np.unique(chief.latest()[1]["w"]).size == 1
+        found = chief.latest()[1]
+        assert np.unique(found["w"]).size == 1
+        assert {*(found["table"] != 1).nonzero()[0]} == {3, 7}
         chief.delete()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -593,8 +594,14 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     run.result(20)
 
 
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("options", [{"wire": "bfloat16"}, {"clip_norm": 1.0}], ids=["rounded", "clipped"])
+@pytest.mark.parametrize(
+    ("options", "partitions"),
+    thorough(
+        list(itertools.product([{"wire": "bfloat16"}, {"clip_norm": 1.0}], [None, 3])),
+        usual=[({"wire": "bfloat16"}, None), ({"clip_norm": 1.0}, 3)],
+    ),
+    ids=str,
+)
 def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, monkeypatch, partitions, options):
     """Its rules suffice for every part, in one slot and in partitions; and those of a taker for what it leaves."""
     computed = []

@@ -69,18 +69,21 @@ def publish_next(parameters: redisacc.Parameters, size: int) -> int:
 # The optimiser of a training whose chief is a child, and how many updates it makes.
 OPTIMIZER = AdamW(0.01, ema=0.9)
 UPDATED = 2
+# Its leaves whose gradients are rows.
+TABLES = ("a",)
 
 
 def model_of(size: int) -> dict[str, Any]:
     """Returns the weights to begin with: of two dtypes."""
-    return {"w": np.linspace(-1, 1, size, dtype=np.float32), "b": np.linspace(-1, 1, size // 2), "c": np.ones(3)}
+    table = np.linspace(-1, 1, 200, dtype=np.float32).reshape(100, 2)
+    dense = {"w": np.linspace(-1, 1, size, dtype=np.float32), "b": np.linspace(-1, 1, size // 2), "c": np.ones(3)}
+    return {"a": table, **dense}
 
 
 def open_chief(redis: Any, size: int, partitions: int | None, *, workers: int = 2) -> redisacc.Chief:
     """Opens the chief of a training with an optimiser."""
-    return redisacc.Chief(
-        NAME, model_of(size), workers=workers, optimizer=OPTIMIZER, redis=redis, partitions=partitions
-    )
+    options: dict[str, Any] = {"workers": workers, "optimizer": OPTIMIZER, "sparse": TABLES, "partitions": partitions}
+    return redisacc.Chief(NAME, model_of(size), redis=redis, **options)
 
 
 def gradient_of(kind: str, size: int, value: float) -> Any:

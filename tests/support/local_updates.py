@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from redisacc import IndexedSlices
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc.optim import Optimizer
 from redisacc.optim.kernel import sum_of_squares, update_part
@@ -23,16 +24,24 @@ def rounded(values: Any) -> Any:
         return values.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def gradient_of(number: int, step: int, parameters: Mapping[str, Any]) -> Tree:
-    """Returns the gradient of a worker. Any other order of addition gives other bits; some elements are -0.0."""
-    found = {}
+def gradient_of(number: int, step: int, parameters: Mapping[str, Any], sparse: Collection[str] = ()) -> Tree:
+    """Returns the gradient of a worker. Any other order of addition gives other bits; some elements are -0.0.
+
+    Of sparse leaves, it has some rows, more often the first ones; in the second step of worker 1, none.
+    """
+    found: Tree = {}
     for place, (path, values) in enumerate(sorted(parameters.items())):
         random = np.random.default_rng((number, step, place))
         scales = np.array([1e-3, 1.0, 1e3])[random.integers(0, 3, values.shape)]
         noise = random.standard_normal(values.shape, np.float32) * scales
         gradient = (values * 0.5 + noise).astype(values.dtype)
         gradient.reshape(-1)[:: number + 2] = -0.0
-        found[path] = gradient
+        if path in sparse:
+            often = random.random(len(gradient)) < 1 / (1 + np.arange(len(gradient)) / 4)
+            (rows,) = (often & ((number, step) != (1, 1))).nonzero()
+            found[path] = IndexedSlices(gradient[rows], rows)
+        else:
+            found[path] = gradient
     return found
 
 
@@ -47,6 +56,7 @@ class LocalTraining:
         wires: how the gradients of each worker travel; None: all as they are.
         reduction_type: "MEAN" or "SUM".
         gradient: returns the gradient of a worker, given its number, the step and the parameters.
+        sparse_mean: what the mean of a row divides by: "round" or "index".
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class LocalTraining:
         wires: Sequence[str | None] | None = None,
         reduction_type: str = "MEAN",
         gradient: Callable[[int, int, Mapping[str, Any]], Tree] = gradient_of,
+        sparse_mean: str = "round",
     ) -> None:
         self.optimizer = optimizer
         # Leaves of a tree are in the order of their paths.
@@ -73,6 +84,7 @@ class LocalTraining:
         self._wires = wires or (None,) * len(weights)
         self._is_mean = reduction_type == "MEAN"
         self._gradient = gradient
+        self._by_index = self._is_mean and sparse_mean == "index"
 
     @property
     def sent(self) -> Tree:
@@ -97,6 +109,9 @@ class LocalTraining:
         for number, (weight, wire) in enumerate(zip(self._weights, self._wires, strict=True)):
             whole += weight
             for path, values in self._gradient(number, self.step, self.sent).items():
+                if isinstance(values, IndexedSlices):
+                    sums.setdefault(path, RowSums()).add(values, weight, wire)
+                    continue
                 gradient = rounded(values) if wire == "bfloat16" else values
                 if weight != 1:
                     gradient = gradient * gradient.dtype.type(weight)
@@ -107,45 +122,96 @@ class LocalTraining:
             divisor = whole if is_weighted else len(self._weights)
         scalars = self.optimizer.scalars(self.step, self.updates + 1)
         groups, _ = self.optimizer.groups(list(self.parameters))
+        if self._by_index:
+            sums = {path: of.mean() if isinstance(of, RowSums) else of for path, of in sums.items()}
         clip = 1.0
         if self.optimizer.clip_norm is not None:
             clip = self.optimizer.clip_scale(squares(sums, divisor))
         for (path, values), group in zip(self.parameters.items(), groups, strict=True):
-            state = [self.state[slot][path].reshape(-1) for slot in self.optimizer.slots]
-            flat = values.reshape(-1)
-            update_part(
-                self.optimizer,
-                flat,
-                sums[path].reshape(-1),
-                state,
-                scalars=scalars[group],
-                divisor=divisor,
-                clip=clip,
-                out_weights=flat,
-                out_state=state,
-            )
+            state = [self.state[slot][path] for slot in self.optimizer.slots]
+            of = sums[path]
+            if not isinstance(of, RowSums):
+                self._update(values, of, state, scalars[group], divisor, clip)
+                continue
+            for index, row in sorted(of.rows.items()):
+                by = 1 if of.is_mean else divisor
+                places = slice(index, index + 1)
+                self._update(values[places], row, [slot[places] for slot in state], scalars[group], by, clip)
         self.step += 1
         self.updates += 1
+
+    def _update(self, weights: Any, gradient: Any, state: list[Any], scalars: Any, divisor: float, clip: float) -> None:
+        flat = [each.reshape(-1) for each in (weights, *state)]
+        update_part(
+            self.optimizer,
+            flat[0],
+            gradient.reshape(-1),
+            flat[1:],
+            scalars=scalars,
+            divisor=divisor,
+            clip=clip,
+            out_weights=flat[0],
+            out_state=flat[1:],
+        )
+
+
+class RowSums:
+    """The sums of rows, by index."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Any] = {}
+        self.counts: dict[int, float] = {}
+        self.is_mean = False
+
+    def add(self, given: Any, weight: float, wire: str | None) -> None:
+        """Adds the rows of a gradient, one by one."""
+        for index, values in zip(given.indices.tolist(), given.values, strict=True):
+            row = rounded(values) if wire == "bfloat16" else values
+            if weight != 1:
+                row = row * row.dtype.type(weight)
+            self.rows[index] = self.rows[index] + row if index in self.rows else row
+            self.counts[index] = self.counts.get(index, 0) + weight
+
+    def mean(self) -> RowSums:
+        """Returns the rows divided by the weights of the gradients that held them."""
+        found = RowSums()
+        found.is_mean = True
+        found.rows = {index: row / row.dtype.type(self.counts[index]) for index, row in self.rows.items()}
+        return found
+
+    def squares(self, divisor: float) -> float:
+        """Returns the sum of squares of the mean."""
+        if not self.rows:
+            return 0.0
+        every = np.stack([row for _, row in sorted(self.rows.items())])
+        return sum_of_squares(every, 1 if self.is_mean else divisor)
 
 
 def _squares(sums: Tree, divisor: float) -> float:
     total = 0.0
     for values in sums.values():
-        total += sum_of_squares(values.reshape(-1), divisor)
+        is_rows = isinstance(values, RowSums)
+        total += values.squares(divisor) if is_rows else sum_of_squares(values.reshape(-1), divisor)
     return total
 
 
 def squares_by_part(model: UpdateModel) -> Callable[[Tree, float], float]:
-    """Returns a function that returns the sum of squares as updates form it: of each part, added in their order."""
+    """Returns a function that returns the sum of squares as updates form it: of each part, added in their order.
+
+    Then come the tables.
+    """
 
     def squares(sums: Tree, divisor: float) -> float:
         flat: dict[int, list[Any]] = {}
-        for path, (section, _) in zip(model.schema.structure.paths, model.schema.flat.places, strict=True):
-            flat.setdefault(section, []).append(sums[path].reshape(-1))
+        paths = model.schema.structure.paths
+        for leaf, (section, _) in zip(model.flat.layout.leaves, model.flat.places, strict=True):
+            flat.setdefault(section, []).append(sums[paths[leaf]].reshape(-1))
         whole = {section: np.concatenate(leaves) for section, leaves in flat.items()}
         total = 0.0
         for runs in model.parts:
             total += model.squares([whole[section][first : first + size] for section, first, size in runs], divisor)
+        for leaf in model.tables:
+            total += sums[paths[leaf]].squares(divisor)
         return total
 
     return squares

@@ -159,7 +159,7 @@ def parametrize_client(metafunc: pytest.Metafunc) -> None:
         if "behaviour" in metafunc.module.__file__ and not _is_fixed(metafunc.definition, "client"):
             marks = () if ASYNCIO in _usual(metafunc.definition, "client") else (pytest.mark.thorough,)
             cases = [pytest.param(None, id="blocking"), pytest.param(ASYNCIO, marks=marks, id=ASYNCIO)]
-            metafunc.parametrize("accumulator_client", cases, indirect=True)
+            _parametrize(metafunc, "accumulator_client", cases, indirect=True)
         return
     if metafunc.config.getoption("--clients").startswith("turn:"):
         names = [names[next(_turns) % len(names)]]
@@ -174,7 +174,7 @@ def parametrize_partitions(metafunc: pytest.Metafunc) -> None:
         cases: list[Any] = [pytest.param(None, id="slot")]
         if not _is_fixed(metafunc.definition, "partitions"):
             cases.append(pytest.param(3, marks=pytest.mark.thorough, id="partitions"))
-        metafunc.parametrize("parameter_partitions", cases, indirect=True)
+        _parametrize(metafunc, "parameter_partitions", cases, indirect=True)
 
 
 def parametrize_server(metafunc: pytest.Metafunc) -> None:
@@ -201,7 +201,7 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     if not names:
         names, marks = ["none"], {"none": (getattr(pytest.mark, _NOWHERE),)}
     if "storage" not in metafunc.fixturenames:
-        metafunc.parametrize("server_name", [pytest.param(name, marks=marks[name]) for name in names])
+        _parametrize(metafunc, "server_name", [pytest.param(name, marks=marks[name]) for name in names])
         return
     # The fake server can't add in place: both limits come to the same there, which a test of its own shows.
     pairs = [
@@ -214,11 +214,19 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     ]
     storages = _usual(definition, "storage") or [name for name in STORAGES if name not in UNUSUAL_STORAGES]
     more = {storage: () if storage in storages else (pytest.mark.thorough,) for storage in STORAGES}
-    metafunc.parametrize(
+    _parametrize(
+        metafunc,
         ("server_name", "storage"),
         [pytest.param(*pair, marks=marks[pair[0]] + more[pair[1]], id="-".join(pair)) for pair in pairs],
         indirect=["storage"],
     )
+
+
+def _parametrize(metafunc: pytest.Metafunc, names: Any, cases: list[Any], **options: Any) -> None:
+    """Parametrizes a test with the cases of this run: collecting the others would take longer than most tests."""
+    if not everything(metafunc.config):
+        cases = [case for case in cases if pytest.mark.thorough not in case.marks] or cases
+    metafunc.parametrize(names, cases, **options)
 
 
 def _usual(definition: pytest.Item, what: str) -> Collection[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from support.selection import thorough
 from test_updates import SIZES, model_of, updated
 
 import redisacc
@@ -12,6 +15,12 @@ from redisacc.optim import SGD, Adam, AdamW
 __all__ = ["updated"]
 
 pytestmark = pytest.mark.servers("valkey")
+
+WIRES = (None, "bfloat16")
+STORED = thorough(
+    list(product(["inline", "several parts"], [None, 3], WIRES)),
+    usual=[("inline", None, None), ("several parts", None, "bfloat16"), ("several parts", 3, None)],
+)
 
 
 def lead(one, optimizer, until, **options):
@@ -24,9 +33,7 @@ def lead(one, optimizer, until, **options):
     one.join()
 
 
-@pytest.mark.parametrize("size", ["inline", "several parts"])
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
 def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size, partitions, wire):
     one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
     one.run(2)
@@ -35,9 +42,7 @@ def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size
         one.check(until)
 
 
-@pytest.mark.parametrize("size", ["inline", "several parts"])
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
 def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitions, wire):
     one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
     one.run(2)
@@ -51,9 +56,18 @@ def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitio
         one.check(until)
 
 
-@pytest.mark.parametrize("size", ["inline", "several parts"])
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("wires", [(None, None), ("bfloat16", "bfloat16"), (None, "bfloat16"), ("bfloat16", None)])
+@pytest.mark.parametrize(
+    ("size", "partitions", "wires"),
+    thorough(
+        list(product(["inline", "several parts"], [None, 3], product(WIRES, WIRES))),
+        usual=[
+            ("inline", None, (None, "bfloat16")),
+            ("several parts", None, ("bfloat16", None)),
+            ("several parts", 3, (None, None)),
+            ("several parts", 3, ("bfloat16", "bfloat16")),
+        ],
+    ),
+)
 def test_from_updates_to_rounds_and_back(updated, size, partitions, wires):
     """The weights are kept exactly."""
     first, second = wires

@@ -11,16 +11,23 @@ import redisacc
 
 pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
 
-BEGIN = {"w": np.linspace(-1, 1, 12).astype(np.float32), "b": np.ones(3, np.float32)}
+BEGIN = {
+    "w": np.linspace(-1, 1, 12).astype(np.float32),
+    "b": np.ones(3, np.float32),
+    "table": np.linspace(-1, 1, 120).astype(np.float32).reshape(40, 3),
+}
+OPTIONS = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9), "reduction_type": "MEAN", "sparse": ["table"]}
 
 
 def gradient(number, step, parameters):
-    return {path: np.float32(step + 1) * np.sin(leaf) for path, leaf in parameters.items()}
+    found = {path: np.float32(step + 1) * np.sin(leaf) for path, leaf in parameters.items()}
+    rows = np.unique([step % 40, 3 * step % 40, 5])
+    return {**found, "table": redisacc.IndexedSlices(found["table"][rows], rows)}
 
 
 def run(training, until, **options):
     """Trains, and returns the step, the parameters and the state, as bytes."""
-    chief = training.chief(BEGIN, optimizer=redisacc.optim.SGD(0.1, momentum=0.9), reduction_type="MEAN", **options)
+    chief = training.chief(BEGIN, **OPTIONS, **options)
     for _ in chief.updates(until=until):
         pass
     return found(chief)
@@ -45,7 +52,7 @@ def undisturbed(training, client):
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_living_chief_restores_weights_and_state(training, client, caplog, wire):
     training.work(gradient=gradient)
-    chief = training.chief(BEGIN, optimizer=redisacc.optim.SGD(0.1, momentum=0.9), reduction_type="MEAN", wire=wire)
+    chief = training.chief(BEGIN, **OPTIONS, wire=wire)
     for step in chief.updates(until=12):
         if step == 5:
             before = found(chief)

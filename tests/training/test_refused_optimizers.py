@@ -17,12 +17,6 @@ SGD = redisacc.optim.SGD(0.5)
     [
         ({"optimizer": "adam"}, r"optimizer must be one of redisacc\.optim, such as .*, or None, not 'str'"),
         ({"state": [np.zeros(2)]}, "state must be None with an optimizer, which keeps its own state"),
-        (
-            {"sparse": ["w"]},
-            "sparse leaves cannot be updated by an optimizer yet: leave sparse out, so that their gradients are dense, "
-            r"or update the parameters yourself in a loop over rounds\(\)",
-        ),
-        ({"sparse": True}, "sparse leaves cannot be updated by an optimizer yet"),
         ({"missing": "skip"}, "missing must be 'zero' with an optimizer, not 'skip'"),
         ({"optimizer": redisacc.optim.AdamW(0.1, no_decay=["*/bias"])}, "must match the path of a leaf"),
     ],

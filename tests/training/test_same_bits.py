@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 import redisacc
 from redisacc._format.keys import Keys
@@ -87,8 +88,12 @@ def run(training, background):
     return run_it
 
 
-@pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    ("size", "partitions"),
+    thorough(
+        list(itertools.product(SHAPES, [None, 3])), usual=[("inline", None), ("a part", 3), ("several parts", None)]
+    ),
+)
 @pytest.mark.parametrize("weights", [(1.0,) * CREW, WEIGHTS], ids=["unweighted", "weighted"])
 def test_the_order_of_arrival_changes_no_bit(run, size, partitions, weights):
     options = {"partitions": partitions, "weights": weights}
@@ -117,8 +122,14 @@ def test_a_reducer_changes_no_bit(run, training, background):
         assert run(PERMUTATIONS[7::4], SHAPES["several parts"]) == first
 
 
-@pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize("reducer", [False, True], ids=["alone", "with a reducer"])
+@pytest.mark.parametrize(
+    ("size", "reducer"),
+    thorough(
+        list(itertools.product(SHAPES, [False, True])),
+        usual=[("inline", False), ("a part", True), ("several parts", True)],
+    ),
+    ids=str,
+)
 def test_with_an_optimizer(run, training, background, size, reducer):
     options = {"weights": WEIGHTS, "optimizer": redisacc.optim.AdamW(0.01, clip_norm=1.0)}
     first = run([(0, 1, 2, 3)], SHAPES[size], **options)

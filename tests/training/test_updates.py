@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -107,6 +109,7 @@ class Updated:
         self.weights = weights
         self.options = {"workers": len(weights), "reduction_type": "MEAN", **options}
         self.parameters = parameters
+        self.gradient = functools.partial(gradient_of, sparse=self.options.get("sparse", ()))
         self.local = LocalTraining(
             optimizer,
             parameters,
@@ -114,6 +117,8 @@ class Updated:
             wire=self.options.get("wire"),
             wires=wires,
             reduction_type=self.options["reduction_type"],
+            gradient=self.gradient,
+            sparse_mean=self.options.get("sparse_mean", "round"),
         )
         self.chief = self.open(optimizer)
         self.crew = []
@@ -129,7 +134,7 @@ class Updated:
             with self.training.worker(number, wire=self.wires[number]) as worker:
                 for step, found in worker.steps():
                     before(number, step)
-                    worker.apply(gradient_of(number, step, found), weight=self.weights[number])
+                    worker.apply(self.gradient(number, step, found), weight=self.weights[number])
                     after(number, step)
 
         self.crew = [self.background(one, number) for number in range(len(self.weights))]
@@ -204,14 +209,24 @@ def reducing(training, background, until):
         one.close()
 
 
-@pytest.mark.parametrize("size", thorough(SIZES, usual=["inline", "several parts"]))
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    thorough(
+        list(product(OPTIMIZERS, SIZES)),
+        # In one part, except for some.
+        usual=[(name, "several parts" if "ema" in name else "inline") for name in OPTIMIZERS],
+    ),
+)
 def test_every_optimizer_without_a_reducer(updated, name, size):
     updated(OPTIMIZERS[name], model_of(SIZES[size])).run(4)
 
 
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("name", thorough(OPTIMIZERS, usual=["sgd nesterov", "adamw", "adamw ema", "rmsprop centered"]))
+@pytest.mark.parametrize(
+    ("name", "partitions"),
+    thorough(
+        list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None), ("rmsprop centered", 3)]
+    ),
+)
 def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, name, partitions):
     one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
     reducing()
@@ -237,12 +252,12 @@ def test_workers_fetch_parts_before_they_are_published(
         taken.append(0 if result is None else len(result[1]))
         return result
 
-    def late(found, update, version):
+    def late(found, update, *args):
         # From the second step on, all workers listen.
         if update.follows.step > 2:
             number = len(update.model.parts)
             until(lambda: all(len(one._there) == number for one in every))
-        return commit(found, update, version)
+        return commit(found, update, *args)
 
     monkeypatch.setattr(PartsAhead, "expect", noted)
     monkeypatch.setattr(PartsAhead, "take", counted)
@@ -256,8 +271,10 @@ def test_workers_fetch_parts_before_they_are_published(
     assert max(taken) == len(one.chief._updating._record.model.parts)
 
 
-@pytest.mark.parametrize("reduced", [False, True], ids=["alone", "reducer"])
-@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    ("reduced", "partitions"),
+    thorough(list(product([False, True], [None, 3])), usual=[(False, None), (True, 3)]),
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redisacc._data.gradient import Gradient, Section
-from redisacc._format.buffered import PART_SIZES, cut, pack
+from redisacc._format.buffered import PART_SIZES, cut, pack, pack_for_partitions
+from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import blob_lengths
 from redisacc._format.part_cut import part_lengths
 
@@ -46,3 +47,17 @@ def test_a_million_floats_are_four_parts():
     size = 2**20 - 1024
     assert [*lengths] == [size] * 3 + [size + 4096]
     assert size <= PART_SIZES[2] < size + 1024
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 8, 64, 999])
+@pytest.mark.parametrize("rows", [1001, 1200, 9_000, 60_000, 300_000])
+def test_rows_have_as_many_parts_in_each_partition(partitions, rows):
+    """Otherwise, the dense parts would lie in other partitions than those of gradients with fewer rows."""
+    values = np.zeros((rows, 8), np.float32)
+    gradient = Gradient([Section(values, np.arange(rows)), Section(np.zeros(50_000, np.float32))])
+    packed = pack_for_partitions(Keys("x", tuple(range(partitions))), gradient)
+    rows_only = pack_for_partitions(Keys("x", tuple(range(partitions))), Gradient([gradient.sections[0]]))
+    assert len(rows_only.parts) % partitions == 0
+    assert max(rows_only.lengths) - min(rows_only.lengths) <= 1
+    assert [*packed.lengths[: len(rows_only.lengths)]] == [*rows_only.lengths]
+    assert sum(packed.lengths) == rows * 40 + 200_000

@@ -17,12 +17,17 @@ from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, LeaseHeldError, LeaseLostError, RedisAccError
+from redisacc.errors import AccumulatorNotFoundError, CancelledError, LeaseHeldError, LeaseLostError, RedisAccError
 
 logger = logging.getLogger("redisacc")
 
 # How long a lease lasts unless it is extended, in seconds.
 LEASE = 10.0
+
+# How often a process that stands by asks for the lease; and how often it looks whether the holder lives, if that is a
+# process on the same machine. In seconds.
+STANDBY_ASKS_EVERY = 1.0
+STANDBY_LOOKS_EVERY = 0.1
 
 
 class Crew:
@@ -96,25 +101,49 @@ class Crew:
             taken = self.hold(place, dead=taken.process)
         return taken
 
-    def wait_for(self, place: str) -> None:
+    def wait_for(self, place: str, *, standby: bool = False, cancel: Callable[[], bool] = lambda: False) -> bool:
         """Takes a lease. Waits for a lease that is not extended to expire, because its holder may have died.
 
-        Blocks for ``LEASE`` seconds at most, and not at all if the holder was a process on this machine that is dead.
+        Does not block if the holder was a process on this machine that is dead; else for ``LEASE`` seconds at most, or
+        with ``standby`` until the holder has given it back or died.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            standby: whether to wait for as long as another process extends it.
+            cancel: asked several times a second. True ends the wait.
+
+        Returns:
+            Whether another process had it.
 
         Raises:
-            LeaseHeldError: its holder extends it.
+            LeaseHeldError: its holder extends it, and this process does not stand by.
+            CancelledError: ``cancel`` has returned True.
         """
-        deadline = time.monotonic() + LEASE + 1.0
-        logged = False
+        began = time.monotonic()
+        deadline = began + LEASE + 1.0
+        logged = None
         while (taken := self._take(place)) is not None:
+            now = time.monotonic()
+            if standby:
+                if taken.who != logged:
+                    logged = taken.who
+                    logger.info(
+                        "%s: %s is the %s; standing by to follow it",
+                        self._name,
+                        taken.who,
+                        place,
+                        extra={"accumulator": self._name},
+                    )
+                self._watch(taken, cancel)
+                continue
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
-            if time.monotonic() + taken.left > deadline:
+            if now + taken.left > deadline:
                 raise LeaseHeldError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
                     "be it. Stop that process first, or leave this one out"
                 )
             if not logged:
-                logged = True
+                logged = taken.who
                 logger.warning(
                     "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
                     self._name,
@@ -124,6 +153,15 @@ class Crew:
                     extra={"accumulator": self._name},
                 )
             self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
+        return logged is not None
+
+    def _watch(self, taken: HeldByOther, cancel: Callable[[], bool]) -> None:
+        """Blocks for a moment: until the holder of a lease is known to be dead, or it is time to ask the server."""
+        until = time.monotonic() + min(taken.left + 0.01, STANDBY_ASKS_EVERY)
+        while time.monotonic() < until and fate_of(taken.process) != "dead":
+            if cancel():
+                raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
+            self.transport.waits.sleep(min(STANDBY_LOOKS_EVERY, max(until - time.monotonic(), 0.0)))
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
-from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.leaves import Schema, arrays_in, ranges_text
 from redisacc._format.parameter_record import (
     EXACT,
     UPDATES,
-    Blob,
     Manifest,
     ParameterRecord,
     parse_schema,
@@ -25,8 +22,9 @@ from redisacc._format.parameter_record import (
 )
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
+from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
-from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing, wrong_length
+from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
 from redisacc._protocol.scripts.parameters import gone, replaced
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import Command
@@ -39,9 +37,6 @@ READ_TIMEOUT = 30.0
 
 # A version of at most this many bytes is fetched together with the record, if an event has said where it is.
 TOGETHER_BYTES = 64 * 1024
-
-# The source of the stated lengths of parts, for messages.
-STATED_BY = "the record"
 
 
 class ParameterReader:
@@ -233,10 +228,12 @@ class ParameterReader:
             if known is None or known.version != record.version:
                 update = Update(record, schema, known, self._pool)
                 there = self._take_ahead(update)
-                self._fetch(update.blobs, update.allocate, fetched or {}, there)
+                fetch_blobs(
+                    self._transport, self._keys, update.blobs, update.allocate, fetched=fetched or {}, in_place=there
+                )
                 self._read = known = update.snapshot()
-                if self._ahead is not None and update.is_flat:
-                    self._ahead.expect(self._keys, update.blobs[0], update.spare())
+                if self._ahead is not None and update.flat is not None:
+                    self._ahead.expect(self._keys, update.flat, update.spare())
             return schema.structure.build(
                 [
                     place.memory.array(place.offset, leaf.shape, leaf.given)
@@ -246,7 +243,7 @@ class ParameterReader:
 
     def _take_ahead(self, update: Update) -> Collection[str]:
         """Uses the parts of a version that were fetched ahead, and returns their keys."""
-        taken = self._ahead.take(update.blobs[0]) if self._ahead is not None and update.is_flat else None
+        taken = self._ahead.take(update.flat) if self._ahead is not None and update.flat is not None else None
         if taken is None:
             return ()
         memory, there = taken
@@ -263,7 +260,7 @@ class ParameterReader:
         manifest = record.manifest(self.schema())
         blob = manifest.state
         if blob is None:
-            return self._state_of_optimizer(record, manifest.slots) if manifest.full[0].part_bytes else None
+            return self._state_of_optimizer(record, manifest) if manifest.full[0].part_bytes else None
         version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
         if version is None or version.decode(errors="replace") != record.version:
             raise PartMissingError(self._keys.record)
@@ -273,23 +270,17 @@ class ParameterReader:
             raise CorruptDataError(
                 f"{self._keys.record}: state has {blob.nbytes} bytes, and its structure {layout.nbytes}"
             )
-        data: list[Array] = []
-
-        def allocate() -> list[Array]:
-            data.append(np.empty(blob.nbytes, np.uint8))
-            return data
-
-        self._fetch([blob], allocate)
-        check_booleans(schema, range(len(schema.leaves)), layout.offset_of, data[0], self._keys.part(blob.id, 0))
+        (data,) = fetched_blobs(self._transport, self._keys, [blob])
+        check_booleans(schema, range(len(schema.leaves)), layout.offset_of, data, self._keys.part(blob.id, 0))
         # The caller's own, so it may write to it.
         return schema.structure.build(
             [
-                np.ndarray(leaf.shape, leaf.given, data[0], offset)
+                np.ndarray(leaf.shape, leaf.given, data, offset)
                 for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
             ]
         )
 
-    def _state_of_optimizer(self, record: ParameterRecord, blobs: Sequence[Blob]) -> dict[str, Any] | None:
+    def _state_of_optimizer(self, record: ParameterRecord, manifest: Manifest) -> dict[str, Any] | None:
         """Returns an optimiser's state: the leaves of each slot, by its name, and how many updates it has seen.
 
         None if no optimiser updates the version.
@@ -302,53 +293,18 @@ class ParameterReader:
         if not (isinstance(updates, bytes) and updates.isdigit() and len(updates) <= 15):
             raise CorruptDataError(f"{self._keys.record}: updates holds {shown(updates)}, which redisacc did not write")
         schema = self.schema()
-        flat, data = schema.flat.layout, [np.empty(blob.nbytes, np.uint8) for blob in blobs]
-        self._fetch(blobs, lambda: data)
+        blobs = [blob for blob in manifest.slots if blob.number]
+        data = fetched_blobs(self._transport, self._keys, blobs)
+        tables = fetch_tables(self._transport, record, schema, len(blobs), weights=False)
+        layout = schema.flat(manifest.full[0].leaves).layout
         found: dict[str, Any] = {UPDATES: np.array(int(updates))}
         exact = None
-        for blob, bytes_of in zip(blobs, data, strict=True):
-            leaves = [
-                np.ndarray(leaf.shape, leaf.given, bytes_of, offset)
-                for leaf, offset in zip(schema.leaves, flat.offsets, strict=True)
-            ]
+        for place, blob in enumerate(blobs):
+            of_slot = arrays_in(schema, layout, data[place])
+            of_slot.update({leaf: arrays[place] for leaf, arrays in tables.items()})
+            leaves = [of_slot[leaf] for leaf in range(len(schema.leaves))]
             if blob.id.endswith("-exact"):
                 exact = [leaf for leaf in leaves if leaf.dtype == np.float32]
             else:
                 found[blob.id.rpartition("-")[2]] = schema.structure.build(leaves)
         return found if exact is None else {EXACT: exact, "state": found}
-
-    def _fetch(
-        self,
-        blobs: Sequence[Blob],
-        allocate: Callable[[], Sequence[Array]],
-        fetched: Mapping[str, Any] = {},
-        in_place: Collection[str] = (),
-    ) -> None:
-        """Fetches blobs. Memory is allocated only after the server has shown that it has as many bytes.
-
-        Args:
-            blobs: the blobs.
-            allocate: returns the memory of each.
-            fetched: the values of some keys of parts.
-            in_place: the keys of parts that are in the memory already.
-        """
-        parts = [blob.parts(self._keys) for blob in blobs]
-        check_parts(self._transport, list(chain.from_iterable(parts)), STATED_BY)
-        # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
-        arrivals = WholeParts(self._keys.homes, STATED_BY, lanes=1)
-        for of_blob, data in zip(parts, allocate(), strict=True):
-            start = 0
-            for number, (key, length) in enumerate(of_blob):
-                place = data[start : start + length]
-                start += length
-                if key in in_place:
-                    continue
-                there = fetched.get(key)
-                if not isinstance(there, bytes):
-                    arrivals.expect(key, number, place)
-                elif len(there) == length:
-                    place[:] = np.frombuffer(there, np.uint8)
-                else:
-                    raise wrong_length(key, len(there), length, STATED_BY)
-        if arrivals.wanted():
-            self._transport.fetch(arrivals)

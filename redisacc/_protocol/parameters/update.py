@@ -30,12 +30,17 @@ class Place(NamedTuple):
     memory: Memory
     offset: int = 0
     spare: Memory | None = None
-    lacking: Sequence[_Rows] = ()
+    lacking: Sequence[Rows] = ()
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Changed rows of a leaf: their indices, and their bytes, a row of bytes for each."""
+class Rows:
+    """Changed rows of a leaf.
+
+    Attributes:
+        indices: which, ascending.
+        rows: a row of bytes for each.
+    """
 
     indices: Array
     rows: Array
@@ -90,23 +95,24 @@ class Update:
             *(Blob(blob.id, blob.layout(stored).nbytes, blob.cut, len(blob.cut)) for blob in self._full),
             *(Blob(blob.id, blob.nbytes(stored)) for blob in self._rows),
         ]
-        self._given: list[Memory] = []
+        # Memory for the flat blob, if parts of that were fetched to it already.
+        self._given: Memory | None = None
         self._received: list[Memory] = []
         self._changes: list[Array] = []
 
     @property
-    def is_flat(self) -> bool:
-        """Whether it reads a single blob with all leaves, cut by elements, as an optimiser makes them."""
-        return len(self.blobs) == 1 and bool(self.blobs[0].cut)
+    def flat(self) -> Blob | None:
+        """The blob that is cut by elements, as an optimiser makes it, if it has to be fetched."""
+        return self.blobs[0] if self.blobs and self.blobs[0].cut else None
 
     def use(self, memory: Memory) -> None:
-        """Uses memory for the only blob, to which parts of it were fetched already."""
-        self._given.append(memory)
+        """Uses memory for the flat blob, to which parts of it were fetched already."""
+        self._given = memory
         # It shows this version from now on, so it must not be the spare memory of the next one.
         self._busy.append(memory)
 
     def spare(self) -> Memory:
-        """Returns memory for the same blob of the next version, once this one is complete.
+        """Returns memory for the flat blob of the next version, once this one is complete.
 
         Parts may still arrive there after it was given up, so nobody else gets it.
         """
@@ -115,7 +121,8 @@ class Update:
     def allocate(self) -> list[Array]:
         """Returns memory for each of the blobs."""
         number = len(self._full)
-        self._received = self._given or [self._memory(blob.nbytes) for blob in self.blobs[:number]]
+        given = [] if self._given is None else [self._given]
+        self._received = [*given, *(self._memory(blob.nbytes) for blob in self.blobs[len(given) : number])]
         self._changes = [np.empty(blob.nbytes, np.uint8) for blob in self.blobs[number:]]
         return [*(memory.bytes for memory in self._received), *self._changes]
 
@@ -163,18 +170,18 @@ class Update:
             places.update({leaf: Place(memory, offsets[leaf]) for leaf in leaves})
         return [places[leaf] for leaf in range(len(self._schema.leaves))]
 
-    def _changed_rows(self) -> dict[int, list[_Rows]]:
+    def _changed_rows(self) -> dict[int, list[Rows]]:
         """Returns for each leaf the rows that have changed since its value was whole, the oldest first."""
-        found: dict[int, list[_Rows]] = {}
+        found: dict[int, list[Rows]] = {}
         for blob, data in zip(self._rows, self._changes, strict=True):
             start = 0
             for leaf, count in blob.counts:
                 stored, given = self._stored.leaves[leaf], self._schema.leaves[leaf]
                 end = start + count * (INDEX_BYTES + stored.row_bytes)
-                rows = _parsed_rows(data[start:end], count, stored, self._where(blob))
+                rows = parsed_rows(data[start:end], count, stored, self._where(blob))
                 start = end
                 if self._since[leaf] < blob.step:
-                    wide = _Rows(rows.indices, _widened(rows.rows, stored, given))
+                    wide = Rows(rows.indices, _widened(rows.rows, stored, given))
                     found.setdefault(leaf, []).append(wide)
         return found
 
@@ -198,7 +205,7 @@ def _needed(
     return needed, since
 
 
-def _parsed_rows(data: Array, count: int, leaf: Leaf, where: str) -> _Rows:
+def parsed_rows(data: Array, count: int, leaf: Leaf, where: str) -> Rows:
     """Returns rows of a leaf, given their bytes: all indices, and then all rows."""
     # A copy, because rows of single bytes leave the indices of the next leaf unaligned.
     indices = np.frombuffer(data[: count * INDEX_BYTES].tobytes(), _INDEX)
@@ -207,7 +214,7 @@ def _parsed_rows(data: Array, count: int, leaf: Leaf, where: str) -> _Rows:
     rows = data[count * INDEX_BYTES :].reshape(count, -1)
     if leaf.dtype == "bool":
         _check_boolean(rows, where)
-    return _Rows(indices, rows)
+    return Rows(indices, rows)
 
 
 def check_booleans(schema: Schema, leaves: Iterable[int], offsets: Mapping[int, int], data: Array, where: str) -> None:
@@ -237,7 +244,7 @@ def _widened(data: Array, stored: Leaf, leaf: Leaf) -> Array:
     return data if stored is leaf else data.view(stored.stored).astype(leaf.stored).view(np.uint8)
 
 
-def _patched(place: Place, nbytes: int, changes: Sequence[_Rows]) -> Place:
+def _patched(place: Place, nbytes: int, changes: Sequence[Rows]) -> Place:
     """Returns where a leaf is after rows were written over it. What ``place`` shows stays as it is.
 
     Two pieces of memory take turns, so that in a loop in which the caller holds only the latest version, nothing but

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Schema
@@ -77,6 +78,49 @@ def plan(
     blobs_before = {} if before is None else before.blobs(stored_before or schema)
     if before is None or stored_before is not None:
         before, changed = Manifest((), retired=() if before is None else before.retired), {}
+    found = plan_leaves(schema, version, step, leaves=range(len(schema.leaves)), before=before, changed=changed)
+    manifest = Manifest(full=found.full, rows=found.listed, rows_since=found.rows_since, state=state)
+    manifest, retired, removed = retire(manifest, manifest.blobs(schema), blobs_before, before.retired)
+    return UploadPlan(manifest, found.uploaded, found.rows, retired, removed)
+
+
+class LeavesPlan(NamedTuple):
+    """The blobs of some leaves in a version.
+
+    Attributes:
+        full: all full blobs of these leaves.
+        listed: all rows blobs.
+        rows_since: as in a manifest.
+        uploaded: the full blobs that it uploads.
+        rows: for each leaf whose rows it uploads, their indices, ascending.
+    """
+
+    full: tuple[FullBlob, ...]
+    listed: tuple[RowsBlob, ...]
+    rows_since: int
+    uploaded: Sequence[FullBlob]
+    rows: Mapping[int, Array]
+
+
+def plan_leaves(
+    schema: Schema,
+    version: str,
+    step: int,
+    *,
+    leaves: Iterable[int],
+    before: Manifest,
+    changed: Mapping[int, Array],
+) -> LeavesPlan:
+    """Plans the upload of some leaves of a version.
+
+    Args:
+        schema: as for ``plan``.
+        version: see there.
+        step: see there.
+        leaves: the leaves.
+        before: the blobs of these leaves in the version before.
+        changed: as for ``plan``.
+    """
     # Most of the rows of a leaf, with their indices, are more than the whole leaf.
     changed = {leaf: rows for leaf, rows in sorted(changed.items()) if not len(rows) or _are_few(schema, leaf, rows)}
     rows = {leaf: indices for leaf, indices in changed.items() if len(indices)}
@@ -87,7 +131,7 @@ def plan(
     uploaded = []
     if moved:
         uploaded.append(full_blob(version, "base", step, since, moved))
-    whole = [leaf for leaf in range(len(schema.leaves)) if leaf not in changed]
+    whole = [leaf for leaf in leaves if leaf not in changed]
     if whole:
         uploaded.append(full_blob(version, "full", step, step, whole))
     full = (*kept, *uploaded)
@@ -95,9 +139,7 @@ def plan(
     if not listed or listed[-1].step != step:
         # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
         rows = {}
-    manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
-    manifest, retired, removed = retire(manifest, manifest.blobs(schema), blobs_before, before.retired)
-    return UploadPlan(manifest, uploaded, rows, retired, removed)
+    return LeavesPlan(full, tuple(listed), rows_since, uploaded, rows)
 
 
 def retire(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.parameter_record import Blob
 from redisacc._protocol.parts.write import by_partition
 from redisacc._redis.sockets.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
+
+# The source of the stated lengths of parts of parameters, for messages.
+STATED_BY = "the record"
 
 # If headers or a record announce more bytes than this, the server is asked for the lengths before memory is allocated.
 TRUSTED_BYTES = 64 * 2**20
@@ -93,6 +99,63 @@ def fetch_gradient(transport: Transport, keys: Keys, gradient: BufferedGradient)
         arrivals.expect(keys.part(gradient.id, number), number, data[start : start + length])
         start += length
     transport.fetch(arrivals)
+    return data
+
+
+def fetch_blobs(
+    transport: Transport,
+    keys: ParameterKeys,
+    blobs: Sequence[Blob],
+    allocate: Callable[[], Sequence[Array]],
+    *,
+    fetched: Mapping[str, Any] = {},
+    in_place: Collection[str] = (),
+) -> None:
+    """Fetches blobs of parameters. Memory is allocated only after the server has shown that it has as many bytes.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the parameters, with their partitions.
+        blobs: the blobs.
+        allocate: returns the memory of each.
+        fetched: the values of some keys of parts.
+        in_place: the keys of parts that are in the memory already.
+
+    Raises:
+        PartMissingError: a part is not there.
+        CorruptDataError: a part has another length than the record says.
+    """
+    parts = [blob.parts(keys) for blob in blobs]
+    check_parts(transport, list(chain.from_iterable(parts)), STATED_BY)
+    # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
+    arrivals = WholeParts(keys.homes, STATED_BY, lanes=1)
+    for of_blob, data in zip(parts, allocate(), strict=True):
+        start = 0
+        for number, (key, length) in enumerate(of_blob):
+            place = data[start : start + length]
+            start += length
+            if key in in_place:
+                continue
+            there = fetched.get(key)
+            if not isinstance(there, bytes):
+                arrivals.expect(key, number, place)
+            elif len(there) == length:
+                place[:] = np.frombuffer(there, np.uint8)
+            else:
+                raise wrong_length(key, len(there), length, STATED_BY)
+    if arrivals.wanted():
+        transport.fetch(arrivals)
+
+
+def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> list[Array]:
+    """Returns the bytes of blobs of parameters, in new memory. See ``fetch_blobs``."""
+    data: list[Array] = []
+
+    def allocate() -> list[Array]:
+        data.extend([np.empty(blob.nbytes, np.uint8) for blob in blobs])
+        return data
+
+    fetch_blobs(transport, keys, blobs, allocate)
     return data
 
 

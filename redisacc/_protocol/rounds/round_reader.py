@@ -213,6 +213,17 @@ class RoundReader:
             )
         return round_sum
 
+    def add_rows_up(self, contents: RoundContents, shape: tuple[int, ...], num_required: int) -> RoundSum | None:
+        """Adds up the rows of the buffered gradients of a round, and leaves their dense parts for ``add_up``.
+
+        The arguments and the errors are those of ``add_up``.
+
+        Returns:
+            A sum with complete sparse sections. The others hold anything. None: rows cannot be added up alone.
+        """
+        part_sums, round_sum = self._growing.sums_of(shape, num_required)
+        return round_sum if part_sums.complete_rows(contents.buffered) else None
+
     def _buffered_sum(self, contents: RoundContents, shape: tuple[int, ...], num_required: int) -> RoundSum:
         """Returns the sum of the buffered gradients of a round."""
         buffered = contents.buffered

@@ -384,6 +384,16 @@ class Taker(Generic[G]):
         except (PartMissingError, CorruptDataError) as error:
             raise self._explained(granted, error) from error
 
+    def rows_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum | None:
+        """Returns a sum with only the rows of a round whose gradients are all in parts. ``sum_of`` may follow.
+
+        The arguments and the errors are those of ``sum_of``. None: rows cannot be added up alone.
+        """
+        try:
+            return found.reader.add_rows_up(contents, shape, found.num_required)
+        except (PartMissingError, CorruptDataError) as error:
+            raise self._explained(found.granted, error) from error
+
     def _read_whole(self, found: GrantedRound, *, skip_lost: bool) -> TakenRound[Any]:
         granted, reader = found.granted, found.reader
         contents, shape = self._contents(found)

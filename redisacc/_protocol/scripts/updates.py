@@ -117,6 +117,7 @@ class UpdateScripts(ParameterScripts):
         blobs: Sequence[StoredAttempt] = (),
         retired: Sequence[StoredAttempt] = (),
         removed: Sequence[StoredAttempt] = (),
+        before: Sequence[Command] = (),
         after: Sequence[Command] = (),
     ) -> Literal["published", "expired", "unknown"] | Refusal:
         """Publishes the version that an optimiser has made of a round, and removes the round.
@@ -133,6 +134,7 @@ class UpdateScripts(ParameterScripts):
             blobs: see there.
             retired: see there.
             removed: see there.
+            before: see there.
             after: see there.
 
         Returns:
@@ -171,6 +173,7 @@ class UpdateScripts(ParameterScripts):
                     "round_removed": list(map(str, ended.attempts)),
                 },
             ),
+            before=before,
             after=after,
         )
         match reply:

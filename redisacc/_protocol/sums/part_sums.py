@@ -279,13 +279,7 @@ class PartSums:
             CorruptDataError: a part is not as long as its header says, or its indices are not ascending. The sum is no
                 longer usable.
         """
-        agree = self._uploads.settle([self._settled(gradient) for gradient in gradients])
-        self._set_bound()
-        for cell in self._dense.cells:
-            if cell.requested:
-                cell.rewind(cell.added if cell.added <= agree else 0)
-        self._rewind_sparse(agree)
-        check_lengths(self._transport, self._keys, gradients)
+        self._settle(gradients)
         if self._stored.wanted:
             self._fetch_sums()
         self._dense.advance_all()
@@ -295,6 +289,32 @@ class PartSums:
             self._dense.clear()
         for gradient in gradients:
             self._sum.count(gradient.number, gradient.weight, gradient.factor)
+
+    def complete_rows(self, gradients: Sequence[BufferedGradient]) -> bool:
+        """Makes the sparse sums contain exactly these gradients. ``complete`` may follow.
+
+        The argument and the errors are those of ``complete``.
+
+        Returns:
+            Whether they do. If not, a gradient cannot be added part by part.
+        """
+        self._settle(gradients)
+        if any(upload.cut is None for upload in self._uploads.every):
+            return False
+        while self._sparse.added < len(gradients):
+            self._fetch()
+            self._sparse.add()
+        return True
+
+    def _settle(self, gradients: Sequence[BufferedGradient]) -> None:
+        """Notes which gradients the round has, and drops what contains others."""
+        agree = self._uploads.settle([self._settled(gradient) for gradient in gradients])
+        self._set_bound()
+        for cell in self._dense.cells:
+            if cell.requested:
+                cell.rewind(cell.added if cell.added <= agree else 0)
+        self._rewind_sparse(agree)
+        check_lengths(self._transport, self._keys, gradients)
 
     def _settled(self, gradient: BufferedGradient) -> Upload:
         """Returns the upload of a gradient of the round: the one that is known, if it is the same."""

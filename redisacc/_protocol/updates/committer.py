@@ -17,23 +17,25 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import DenseSum, RoundSum
+from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
+from redisacc._format.table_blobs import kept_in, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.applying.partition_writer import lease_of
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.parts.write import by_partition, write_parts
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
@@ -44,6 +46,7 @@ from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
+from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
@@ -77,6 +80,7 @@ class _Round:
         divisor: what the mean divides the sum by.
         is_in_parts: whether each gradient is in parts, which updaters can add up.
         sum: its sum, if it was computed here.
+        rows: the sum of each table, if it was computed here.
         clip: what the mean is multiplied by; None: not known yet.
     """
 
@@ -87,6 +91,7 @@ class _Round:
     divisor: float
     is_in_parts: bool
     sum: RoundSum | None = None
+    rows: Mapping[int, RowSum] | None = None
     clip: float | None = None
 
     @property
@@ -150,6 +155,7 @@ class Committer:
         self._taker = taker
         self._publisher = publisher
         self._values = VersionValues(transport)
+        self._tables = Tables(transport)
         self._round: _Round | None = None
         self._patience = Patience()
 
@@ -185,16 +191,19 @@ class Committer:
         order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
         number = before.number
         for _ in range(TRIES):
-            reply = self._attempt(update, order, number)
+            version = order.version(number)
+            tables = self._new_tables(update, order, version) if before.model.tables else None
+            reply = self._attempt(update, order, number, tables)
             if isinstance(reply, Renumbered):
                 number = reply.number
                 continue
             if reply == "published":
                 self._round = None
-                self._values.begin(order.version(number))
+                self._values.begin(version)
+                self._tables.begin(version)
                 if self._acknowledging.min_replicas:
                     # Before anything is removed that a replica may still count on.
-                    self._confirm(before, order.version(number))
+                    self._confirm(update, version, tables)
                 self._clean_up(found.granted.token, of.contents.buffered, before)
                 return True
             if reply == "unknown":
@@ -216,25 +225,31 @@ class Committer:
 
     def held(self, of: UpdateRecord) -> dict[str, list[Array]] | None:
         """Returns the leaves of a version for each sort of blob, if this process has computed all of it."""
-        return self._values.whole(of.model) if self._values.version == of.record.version else None
+        model = of.model
+        dense = self._values.whole(model) if self._values.version == of.record.version else None
+        tables = self._tables.whole(of.record.version) if model.tables else {}
+        if dense is None or tables is None:
+            return None
+        for place, leaves in enumerate(dense.values()):
+            leaves.update({leaf: arrays[place] for leaf, arrays in tables.items()})
+        return {sort: [leaves[leaf] for leaf in sorted(leaves)] for sort, leaves in dense.items()}
 
     def _attempt(
-        self, update: _Update, order: Order, number: int
+        self, update: _Update, order: Order, number: int, tables: TablesVersion | None
     ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
         """Makes one attempt to publish the version that an order makes."""
-        model = update.model
+        model, version = update.model, order.version(number)
         if update.of.has_updaters and not model.keys.partitions and model.optimizer.clip_norm is None:
             # Updaters have usually written all parts before the round was granted. The script looks whether they have.
-            reply = self._commit(update, order.version(number))
+            reply = self._commit(update, version, tables)
             if reply != "expired":
                 return reply
-        registered = self._register(update, order, number)
+        registered = self._register(update, order, number, tables)
         if registered != "registered":
             return registered
-        version = order.version(number)
-        if not self._make(update, order, version):
+        if not (self._make(update, order, version) and self._write(model, tables)):
             return "expired"
-        return self._commit(update, version)
+        return self._commit(update, version, tables)
 
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
@@ -263,11 +278,28 @@ class Committer:
             of.sum = self._taker.sum_of(of.found, of.contents, of.shape)
         return of.sum
 
+    def _rows_of(self, of: _Round, model: UpdateModel) -> Mapping[int, RowSum]:
+        """Returns the sum of each table, which is computed here if it was not."""
+        if of.rows is None:
+            # Dense parts are left to updaters.
+            round_sum = self._taker.rows_of(of.found, of.contents, of.shape) if of.has_updaters else None
+            round_sum = round_sum or self._sum_of(of)
+            granted, (_, places) = of.found.granted, model.sections
+            total = self._spec.divisor(granted.num_accumulated, granted.given_weight)
+            by_index = self._spec.reduction_type == "MEAN" and self._spec.sparse_mean == "index"
+            of.rows = {}
+            for leaf in model.tables:
+                section = round_sum.sections[places[leaf]]
+                assert isinstance(section, SparseSum)
+                indices, values, counts = section.total(total)
+                of.rows[leaf] = RowSum(indices, values, counts if by_index else of.divisor)
+        return of.rows
+
     def _elements(self, of: _Round, model: UpdateModel, number: int) -> list[Array]:
-        sections = self._sum_of(of).sections
+        sections, (places, _) = self._sum_of(of).sections, model.sections
         found = []
         for section, first, size in model.parts[number]:
-            dense = sections[section]
+            dense = sections[places[section]]
             assert isinstance(dense, DenseSum)
             found.append(dense.piece(first, size))
         return found
@@ -282,7 +314,8 @@ class Committer:
         return of.clip
 
     def _sum_of_squares(self, of: _Round, model: UpdateModel) -> float:
-        """Returns the sum of the squares of the mean: the sums of the parts, added in their order."""
+        """Returns the sum of the squares of the mean: of the parts and then the tables, added in their order."""
+        of_tables = [self._rows_of(of, model)[leaf].squares for leaf in model.tables]
         numbers = range(len(model.parts))
         if of.has_updaters:
             keys = [self._gradients.squares(of.digest, number) for number in numbers]
@@ -292,14 +325,15 @@ class Committer:
                 found = [_square(reply) for reply in self._read_all(keys)]
                 known = [square for square in found if square is not None]
                 if len(known) == len(found):
-                    return added_in_order(known)
+                    return added_in_order([*known, *of_tables])
                 if len(known) > seen:
                     seen = len(known)
                     self._patience.note_appeared()
                 if self._patience.is_over([number for number in numbers if found[number] is None]):
                     break
                 self._sleep()
-        return added_in_order([model.squares(self._elements(of, model, number), of.divisor) for number in numbers])
+        computed = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
+        return added_in_order([*computed, *of_tables])
 
     def _read_all(self, keys: Sequence[str]) -> list[object]:
         batches = by_partition(keys)
@@ -312,7 +346,7 @@ class Committer:
     # Parts
 
     def _register(
-        self, update: _Update, order: Order, number: int
+        self, update: _Update, order: Order, number: int, tables: TablesVersion | None
     ) -> Literal["registered", "published"] | Renumbered | Refusal:
         """Registers an update in partitions. In the slot of the record, it only tells updaters of the order."""
         model, version = update.model, order.version(number)
@@ -326,7 +360,7 @@ class Committer:
             number=number,
             order=order.event(number),
             lease_ms=lease_of(model.nbytes * len(model.sorts)),
-            blobs=[StoredAttempt(f"{version}-{sort}", len(lengths)) for sort, lengths in model.sorts.items()],
+            blobs=[blob.attempt(model.keys) for blob in _brought(model, version, tables)],
         )
 
     def _make(self, update: _Update, order: Order, version: str) -> bool:
@@ -337,18 +371,13 @@ class Committer:
             missing = self._wait(model, version, missing)
             if not missing:
                 self._patience.succeed()
-                return True
+        if not missing:
+            return True
         elements = {number: self._elements(of, model, number) for number in missing}
         try:
             self._values.fetch(update.before, missing)
         except PartMissingError as error:
-            step = update.before.record.step
-            raise DataLossError(
-                f"parameters {shown(model.keys.name)}: part {error.args[0]} of step {step} is lost: "
-                f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
-                "removed by hand",
-                part=error.args[0],
-            ) from None
+            raise self._part_lost(update.before, error) from None
         store: dict[str, tuple[int, Command]] = {}
         for number in missing:
             values = self._values.computed(number, version)
@@ -418,6 +447,38 @@ class Committer:
                     found[number] = (*found.get(number, ()), sort)
         return found
 
+    # Tables
+
+    def _new_tables(self, update: _Update, order: Order, version: str) -> TablesVersion:
+        """Computes the tables of a version, and returns their blobs."""
+        before, model = update.before, update.model
+        try:
+            self._tables.updated(before, self._rows_of(update.of, model), order, version)
+        except PartMissingError as error:
+            raise self._part_lost(before, error) from None
+        has_losses = False
+        if model.keys.partitions:
+            # What a failover has lost of a blob that stays for many versions would be lost for all of them.
+            weights = tables_of(before.manifest).blobs(model.schema.stored(model.wire)).values()
+            stays = [*weights, *kept_in(before.manifest.slots).values()]
+            has_losses = bool(differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]))
+        return self._tables.brought(before, update.follows.step, has_losses=has_losses)
+
+    def _write(self, model: UpdateModel, tables: TablesVersion | None) -> bool:
+        """Writes the blobs of tables to partitions. Returns whether they are there to stay."""
+        if tables is None or not model.keys.partitions:
+            # In the slot of the record, they travel ahead of the script that commits.
+            return True
+        return write_parts(self._transport, model.keys, tables.parts(model.keys)) is not None
+
+    def _part_lost(self, before: UpdateRecord, error: PartMissingError) -> DataLossError:
+        return DataLossError(
+            f"parameters {shown(before.record.keys.name)}: part {error.args[0]} of step {before.record.step} is lost: "
+            f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
+            "removed by hand",
+            part=error.args[0],
+        )
+
     # The commit
 
     def _ended(self, of: _Round) -> EndedRound:
@@ -432,11 +493,12 @@ class Committer:
             return [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in large], []
         return [], [key for gradient in large for key in part_keys(self._gradients, gradient)]
 
-    def _commit(self, update: _Update, version: str) -> Literal["published", "expired", "unknown"] | Refusal:
+    def _commit(
+        self, update: _Update, version: str, tables: TablesVersion | None
+    ) -> Literal["published", "expired", "unknown"] | Refusal:
         before, model, follows = update.before, update.model, update.follows
         keys = model.keys
-        sent = Blob(f"{version}-{FLAT}", model.sent_nbytes, model.sent_lengths, len(model.sent_lengths))
-        manifest, retired, removed = version_manifest(before, version, follows.step, sent)
+        manifest, retired, removed = version_manifest(before, version, follows.step, tables)
         updates = before.updates + 1
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
@@ -444,14 +506,21 @@ class Committer:
         fields += update_fields(model, updates, scalars)
         if update.finished:
             fields += ["finished", "1"]
-        ended = self._ended(update.of)
-        every = [sent, *manifest.slots]
+        every = _brought(model, version, tables)
+        sent = every[:1] if tables is None else [every[0], *tables.sent]
         in_slot = not keys.partitions
+        store: list[Command] = []
+        if tables is not None and in_slot:
+            store = [
+                ("SET", keys.part(blob, number), part, "NX", "PX", tables.expiry_ms)
+                for blob, parts in tables.parts(keys).items()
+                for number, part in enumerate(parts)
+            ]
         return update.scripts.commit_update(
             follows,
-            ended,
+            self._ended(update.of),
             version=version,
-            event=announcement(follows.step, [sent]),
+            event=announcement(follows.step, sent),
             fields=fields,
             parts={key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {},
             unused=[key for blob in retired for key in blob.keys(keys)] if in_slot else (),
@@ -459,20 +528,20 @@ class Committer:
             blobs=() if in_slot else [blob.attempt(keys) for blob in every],
             retired=() if in_slot else [blob.attempt(keys) for blob in retired],
             removed=() if in_slot else [blob.attempt(keys) for blob in removed],
+            before=store,
             after=[("UNLINK", key) for blob in removed for key in blob.keys(keys)] if in_slot else (),
         )
 
-    def _confirm(self, before: UpdateRecord, version: str) -> None:
+    def _confirm(self, update: _Update, version: str, tables: TablesVersion | None) -> None:
         """Waits until replicas have a version."""
-        model = before.model
+        before, model = update.before, update.model
+        manifest, *_ = version_manifest(before, version, update.follows.step, tables)
         confirm_version(
             self._transport,
             model.keys,
             incarnation=before.record.incarnation,
-            step=before.record.step + 1,
-            blobs=[
-                Blob(f"{version}-{sort}", sum(lengths), lengths, len(lengths)) for sort, lengths in model.sorts.items()
-            ],
+            step=update.follows.step,
+            blobs=manifest.blobs(model.schema.stored(model.wire)).values(),
             min_replicas=self._acknowledging.min_replicas,
         )
 
@@ -489,8 +558,19 @@ class Committer:
             sweep_quietly(self._transport, before.model.keys, min_replicas=self._acknowledging.min_replicas)
 
 
+def _brought(model: UpdateModel, version: str, tables: TablesVersion | None) -> list[Blob]:
+    """Returns the blobs that a version brings. The one that is cut by elements and that workers read comes first."""
+    return [
+        *(
+            Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
+            for sort, lengths in model.sorts.items()
+        ),
+        *(() if tables is None else tables.pieces),
+    ]
+
+
 def version_manifest(
-    before: UpdateRecord, version: str, step: int, sent: Blob
+    before: UpdateRecord, version: str, step: int, tables: TablesVersion | None
 ) -> tuple[Manifest, list[Blob], list[Blob]]:
     """Returns the blobs of a version that follows, and the earlier blobs that are retired or removed.
 
@@ -498,19 +578,14 @@ def version_manifest(
         before: the version before.
         version: the id of the version.
         step: its step.
-        sent: the blob that workers read.
+        tables: the blobs of its tables; None: there are no tables.
     """
     model = before.model
-    leaves = before.manifest.full[0].leaves
-    full = FullBlob(sent.id, step, step, leaves, model.part_bytes, sent.cut)
-    slots = tuple(
-        [
-            Blob(f"{version}-{sort}", model.nbytes, model.lengths, len(model.lengths))
-            for sort in model.sorts
-            if sort != FLAT
-        ]
-    )
-    manifest = Manifest((full,), slots=slots)
+    sent, *slots = _brought(model, version, None)
+    full = FullBlob(sent.id, step, step, model.dense, model.part_bytes, sent.cut)
+    manifest = Manifest((full,), slots=tuple(slots))
+    if tables is not None:
+        manifest = replace(tables.weights, full=(full, *tables.weights.full), slots=(*manifest.slots, *tables.kept))
     stored = model.schema.stored(model.wire)
     return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
 

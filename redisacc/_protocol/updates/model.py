@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,7 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import INLINE_BYTES, part_size
 from redisacc._format.element_cut import Run
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Schema
+from redisacc._format.leaves import Flat, Schema, arrays_in, ranges_text
 from redisacc._format.parameter_record import flat_cut, flat_lengths
 from redisacc._format.part_cut import Cut, Piece
 from redisacc._format.update_order import Order
@@ -69,6 +69,7 @@ class UpdateModel:
         keys: the keys of the parameters, with their partitions.
         wire: how the leaves of float32 travel to workers, "float32" or "bfloat16".
         part_bytes: the bytes of float32 in each part but the last.
+        tables: the numbers of the leaves whose gradients are rows, ascending. They are in no part: see ``tables.py``.
     """
 
     schema: Schema
@@ -76,9 +77,17 @@ class UpdateModel:
     keys: ParameterKeys
     wire: str
     part_bytes: int
+    tables: tuple[int, ...] = ()
 
     @classmethod
-    def new(cls, schema: Schema, optimizer: Optimizer, keys: ParameterKeys, wire: str) -> UpdateModel:
+    def new(
+        cls,
+        schema: Schema,
+        optimizer: Optimizer,
+        keys: ParameterKeys,
+        wire: str,
+        tables: tuple[int, ...] = (),
+    ) -> UpdateModel:
         """Returns the model of a training whose parts are cut as its gradients are.
 
         Raises:
@@ -93,8 +102,9 @@ class UpdateModel:
         optimizer.groups(schema.structure.paths)
         # Smaller gradients are not cut.
         partitions = len(keys.partitions) or 1
-        size = part_size(schema.nbytes, partitions if schema.nbytes > INLINE_BYTES else 1)
-        return cls(schema, optimizer, keys, wire, size)
+        nbytes = schema.nbytes - sum([schema.leaves[leaf].nbytes for leaf in tables])
+        size = part_size(nbytes, partitions if nbytes > INLINE_BYTES else 1)
+        return cls(schema, optimizer, keys, wire, size, tables)
 
     @cached_property
     def config(self) -> str:
@@ -107,9 +117,36 @@ class UpdateModel:
         return hashlib.blake2b(self.config.encode(), digest_size=16).hexdigest()
 
     @cached_property
+    def dense(self) -> str:
+        """The leaves whose gradients are dense, as ``ranges_text`` writes them."""
+        return ranges_text([leaf for leaf in range(len(self.schema.leaves)) if leaf not in self.tables])
+
+    @cached_property
+    def flat(self) -> Flat:
+        """These leaves, as a blob of weights or of a slot has them."""
+        return self.schema.flat(self.dense)
+
+    @cached_property
+    def sent_flat(self) -> Flat:
+        """These leaves, as the blob that workers read has them."""
+        return self.schema.stored(self.wire).flat(self.dense)
+
+    @cached_property
+    def sections(self) -> tuple[tuple[int, ...], dict[int, int]]:
+        """The number of each section of ``flat`` in a gradient, and those of the tables."""
+        dense: dict[np.dtype[Any], int] = {}
+        tables: dict[int, int] = {}
+        for number, leaf in enumerate(self.schema.leaves):
+            if number in self.tables:
+                tables[number] = len(dense) + len(tables)
+            elif leaf.stored not in dense:
+                dense[leaf.stored] = len(dense) + len(tables)
+        return tuple(dense.values()), tables
+
+    @cached_property
     def parts(self) -> tuple[tuple[Run, ...], ...]:
-        """The runs of elements in each part."""
-        return flat_cut(self.schema, self.part_bytes, self._partitions).parts
+        """The runs of elements in each part: a single part without any if there are no elements."""
+        return flat_cut(self.flat, self.part_bytes, self._partitions).parts or ((),)
 
     @property
     def _partitions(self) -> int:
@@ -118,22 +155,22 @@ class UpdateModel:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The bytes of each part of the weights themselves, and of each slot."""
-        return flat_lengths(self.schema, self.part_bytes, self._partitions)
+        return flat_lengths(self.flat, self.part_bytes, self._partitions)
 
     @cached_property
     def sent_lengths(self) -> tuple[int, ...]:
         """The bytes of each part of the blob that workers read."""
-        return flat_lengths(self.schema.stored(self.wire), self.part_bytes, self._partitions)
+        return flat_lengths(self.sent_flat, self.part_bytes, self._partitions)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """The bytes of the weights themselves, and of each slot."""
-        return self.schema.flat.layout.nbytes
+        return self.flat.layout.nbytes
 
-    @cached_property
+    @property
     def sent_nbytes(self) -> int:
         """The bytes of the blob that workers read."""
-        return self.schema.stored(self.wire).flat.layout.nbytes
+        return self.sent_flat.layout.nbytes
 
     @property
     def is_rounded(self) -> bool:
@@ -147,31 +184,46 @@ class UpdateModel:
         return {FLAT: self.sent_lengths, **dict.fromkeys(kept, self.lengths)}
 
     @property
+    def num_kept(self) -> int:
+        """How many arrays workers do not read: the slots, and the weights themselves if theirs are rounded."""
+        return len(self.sorts) - 1
+
+    @property
     def base(self) -> str:
         """The sort of the blob that has the weights themselves."""
         return EXACT if self.is_rounded else FLAT
 
+    @cached_property
+    def _spans(self) -> tuple[tuple[Run, ...], ...]:
+        """The runs of elements in each part, with the numbers of sections in a gradient."""
+        dense, _ = self.sections
+        return tuple([tuple([run._replace(section=dense[run.section]) for run in runs]) for runs in self.parts])
+
     def fits(self, number: int, pieces: Sequence[Piece]) -> bool:
         """Returns whether a part of a gradient has the elements of the part with this number."""
-        return number < len(self.parts) and tuple([piece.span for piece in pieces]) == self.parts[number]
+        return number < len(self.parts) and tuple([piece.span for piece in pieces]) == self._spans[number]
 
     def fits_all(self, cut: tuple[int, Cut] | None) -> bool:
-        """Returns whether the parts of a gradient have the elements of the parts of the model, and nothing else."""
-        if cut is None or cut[0] or len(cut[1]) != len(self.parts):
+        """Returns whether the dense parts of a gradient have the elements of the parts of the model.
+
+        They are in the same partitions as well, and nothing is in them besides.
+        """
+        if cut is None or cut[0] % (self._partitions or 1) or len(cut[1]) != len(self.parts):
             return False
         return all(map(self.fits, range(len(self.parts)), cut[1]))
 
     @cached_property
     def _segments(self) -> tuple[tuple[_Segment, ...], ...]:
         groups, _ = self.optimizer.groups(self.schema.structure.paths)
-        flat, begins = self.schema.flat, 0
+        flat, begins = self.flat, 0
+        every = [(self.schema.leaves[leaf], groups[leaf]) for leaf in flat.layout.leaves]
         found = []
         for runs, length in zip(self.parts, self.lengths, strict=False):
             segments: list[_Segment] = []
             for run, (section, first, size) in enumerate(runs):
                 itemsize = flat.sections[section].dtype.itemsize
                 start = flat.offsets[section] + first * itemsize - begins
-                for (of, low), leaf, group in zip(flat.places, self.schema.leaves, groups, strict=True):
+                for (of, low), (leaf, group) in zip(flat.places, every, strict=True):
                     high = low + leaf.nbytes // itemsize
                     begin, end = max(first, low), min(first + size, high)
                     if of != section or begin >= end:
@@ -220,7 +272,7 @@ class UpdateModel:
 
     def rounded(self, number: int, exact: Array) -> Array:
         """Returns a part of the blob that workers read, given that part of the weights themselves."""
-        wide, narrow = self.schema.flat, self.schema.stored(self.wire).flat
+        wide, narrow = self.flat, self.sent_flat
         sent = np.zeros(self.sent_lengths[number], np.uint8)
         begins, to = sum(self.lengths[:number]), sum(self.sent_lengths[:number])
         for section, first, size in self.parts[number]:
@@ -238,17 +290,14 @@ class UpdateModel:
         return added_in_order([sum_of_squares(elements, divisor) for elements in gradient])
 
     def flatten(self, arrays: Sequence[Array]) -> Array:
-        """Returns the bytes of a blob of arrays of the shapes of the leaves, in float32 or float64."""
-        flat = self.schema.flat
-        data = np.zeros(flat.layout.nbytes, np.uint8)
-        for leaf, offset, values in zip(self.schema.leaves, flat.layout.offsets, arrays, strict=True):
-            data[offset : offset + leaf.nbytes] = leaf.bytes_of(values)
+        """Returns the bytes of a blob in float32 or float64, given arrays of the shapes of all leaves."""
+        layout = self.flat.layout
+        data = np.zeros(layout.nbytes, np.uint8)
+        for number, offset in zip(layout.leaves, layout.offsets, strict=True):
+            leaf = self.schema.leaves[number]
+            data[offset : offset + leaf.nbytes] = leaf.bytes_of(arrays[number])
         return data
 
-    def unflatten(self, parts: Sequence[Array]) -> list[Array]:
-        """Returns arrays of the shapes of the leaves, given all parts of a blob in float32 or float64."""
-        data = np.concatenate(parts) if parts else np.empty(0, np.uint8)
-        return [
-            np.ndarray(leaf.shape, leaf.given, data, offset)
-            for leaf, offset in zip(self.schema.leaves, self.schema.flat.layout.offsets, strict=True)
-        ]
+    def unflatten(self, parts: Sequence[Array]) -> dict[int, Array]:
+        """Returns the dense leaves, by their numbers, given all parts of a blob in float32 or float64."""
+        return arrays_in(self.schema, self.flat.layout, np.concatenate(parts))

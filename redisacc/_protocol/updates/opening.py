@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.leaves import Schema
 from redisacc._format.packing import packed
 from redisacc._format.parameter_record import FORMAT, Blob, FullBlob, Manifest, announcement
 from redisacc._protocol.lifecycle.opening import list_name
@@ -19,6 +19,7 @@ from redisacc._protocol.parameters.version_writer import Begun, Version, Version
 from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, amend_latest
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
+from redisacc._protocol.updates.tables import TablesVersion, whole_tables
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import ServerError, StepConflictError
@@ -53,6 +54,7 @@ def begin_updates(
     publisher: str,
     step: int,
     schema: Schema,
+    tables: tuple[int, ...],
     whole: Callable[[], Whole],
 ) -> UpdateRecord:
     """Returns the version that updates begin with, and publishes it if what is published is none.
@@ -68,9 +70,10 @@ def begin_updates(
         publisher: the name of this process in the record.
         step: the step of the weights: what is published, or 0.
         schema: the leaves.
+        tables: the numbers of those whose gradients are rows.
         whole: returns what to begin with if what is published cannot be updated as it is, or nothing is there.
     """
-    wanted = UpdateModel.new(schema, optimizer, gradients, wire)
+    wanted = UpdateModel.new(schema, optimizer, gradients, wire, tables)
     found = read_update_record(transport, gradients)
     if found is not None and _continues(found, wanted):
         scalars = None if found.record.finished else optimizer.scalars(found.record.step, found.updates + 1)
@@ -90,6 +93,7 @@ def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
         has.schema.text == other.schema.text
         and has.wire == other.wire
         and has.part_bytes == other.part_bytes
+        and has.tables == other.tables
         and has.keys.partitions == other.keys.partitions
         and other.optimizer.state_matches(has.optimizer.to_config())
     )
@@ -161,21 +165,25 @@ def _try(
     writer = VersionWriter(transport, model.keys)
     name = secrets.token_hex(8)
 
-    def blobs_of(version: str) -> list[Blob]:
-        return [
+    arrays = {EXACT: whole.weights, **whole.state}
+    state = [whole.weights, *(whole.state[slot] for slot in model.optimizer.slots)]
+    tables = {leaf: [of_sort[leaf] for of_sort in state] for leaf in model.tables}
+
+    def brought(version: str) -> tuple[list[Blob], TablesVersion]:
+        parts = [
             Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
             for sort, lengths in model.sorts.items()
         ]
+        return parts, whole_tables(model, version, step, tables)
 
-    begun = writer.begin(follows, name, blobs_of(name))
+    blobs, of_tables = brought(name)
+    begun = writer.begin(follows, name, [*blobs, *of_tables.pieces])
     if not isinstance(begun, Begun):
         return begun
     version = begun.version
-    blobs = blobs_of(version)
-    full = FullBlob(
-        blobs[0].id, step, step, ranges_text(range(len(schema.leaves))), model.part_bytes, model.sent_lengths
-    )
-    manifest = Manifest((full,), slots=tuple(blobs[1:]))
+    blobs, of_tables = brought(version)
+    full = FullBlob(blobs[0].id, step, step, model.dense, model.part_bytes, model.sent_lengths)
+    manifest = Manifest((full, *of_tables.weights.full), slots=(*blobs[1:], *of_tables.kept))
     blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.wire))
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
@@ -184,14 +192,14 @@ def _try(
     if record is None:
         fields += ["format", FORMAT, "structure", schema.text]
         fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]
-    arrays = {EXACT: whole.weights, **whole.state}
-    pieces = {
-        blob: packed(stored, whole.weights, stored.flat.layout)
+    pieces: dict[Blob, Sequence[memoryview]] = {
+        blob: packed(stored, whole.weights, model.sent_flat.layout)
         if number == 0
         else [model.flatten(arrays[blob.id.rpartition("-")[2]]).data]
         for number, blob in enumerate(blobs)
     }
-    event = announcement(step, blobs[:1])
+    pieces.update(of_tables.pieces)
+    event = announcement(step, [blobs[0], *of_tables.sent])
     reply = writer.write(Version(version, follows, event, fields, pieces, [], retired, removed))
     if reply == "published":
         reader.learn(incarnation, model.keys, schema)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
+from redisacc._format.table_blobs import check_kept, tables_of
 from redisacc._protocol.scripts.parameters import gone
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -40,8 +41,8 @@ class UpdateRecord:
 
     @property
     def blobs(self) -> dict[str, str]:
-        """Returns the id of each blob, by its sort."""
-        every = [self.manifest.full[0].id, *(blob.id for blob in self.manifest.slots)]
+        """Returns the id of each blob that is cut by elements, by its sort."""
+        every = [self.manifest.full[0].id, *(blob.id for blob in self.manifest.slots if blob.number)]
         return {blob.rpartition("-")[2]: blob for blob in every}
 
 
@@ -69,19 +70,29 @@ def read_update_record(
         return None
     model = _model_of(transport, record, config, known)
     manifest = record.manifest(model.schema)
-    if manifest.rows or len(manifest.full) != 1 or not (part_bytes := manifest.full[0].part_bytes):
+    part_bytes = manifest.full[0].part_bytes
+    tables = tuple(sorted([leaf for _, leaves in tables_of(manifest).shares(model.schema) for leaf in leaves]))
+    of_rows = {leaf for blob in manifest.rows for leaf, _ in blob.counts}
+    if not part_bytes or manifest.state is not None or not of_rows.issubset(tables):
+        # A program has published it in a loop over rounds.
         return None
-    if part_bytes != model.part_bytes or record.wire != model.wire or record.keys.partitions != model.keys.partitions:
-        model = UpdateModel(model.schema, model.optimizer, record.keys, record.wire, part_bytes)
+    cut = (part_bytes, record.wire, record.keys.partitions, tables)
+    if cut != (model.part_bytes, model.wire, model.keys.partitions, model.tables):
+        model = UpdateModel(model.schema, model.optimizer, record.keys, record.wire, part_bytes, tables)
+    if manifest.full[0].leaves != model.dense:
+        return None
     found = UpdateRecord(
         record,
-        Manifest(manifest.full, slots=manifest.slots, retired=record.retired(retired or b"")),
+        replace(manifest, retired=record.retired(retired or b"")),
         model,
         parse_count(keys, "updates", updates),
         _scalars(keys, scalars, model) if scalars else None,
         _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
     )
-    return found if {*found.blobs} == {*model.sorts} else None
+    if {*found.blobs} != {*model.sorts}:
+        return None
+    check_kept(keys, model.schema, manifest, model.num_kept)
+    return found
 
 
 def _model_of(transport: Transport, record: ParameterRecord, config: object, known: UpdateRecord | None) -> UpdateModel:

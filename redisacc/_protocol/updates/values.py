@@ -7,12 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from redisacc._data.validation import Array
-from redisacc._protocol.parts.fetch import WholeParts, check_parts
+from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
 from redisacc._redis.transport import Transport
-
-_STATED_BY = "the record"
 
 
 class VersionValues:
@@ -62,8 +60,8 @@ class VersionValues:
         self.fetch(of, (number,))
         return self._parts[number]
 
-    def whole(self, model: UpdateModel) -> dict[str, list[Array]] | None:
-        """Returns the leaves of the version for each sort of blob, or None if a part is not known."""
+    def whole(self, model: UpdateModel) -> dict[str, dict[int, Array]] | None:
+        """Returns the dense leaves of the version for each sort of blob, or None if a part is not known."""
         if any(number not in self._parts for number in range(len(model.parts))):
             return None
         every = [self._parts[number] for number in range(len(model.parts))]
@@ -90,10 +88,10 @@ class VersionValues:
         check_parts(
             self._transport,
             [(keys.part(blobs[sort], number), model.lengths[number]) for sort, number in wanted],
-            _STATED_BY,
+            STATED_BY,
         )
         found: dict[int, dict[str, Array]] = {number: {} for number in missing}
-        arrivals = WholeParts(keys.homes, _STATED_BY, lanes=1)
+        arrivals = WholeParts(keys.homes, STATED_BY, lanes=1)
         for sort, number in wanted:
             memory = np.empty(model.lengths[number], np.uint8)
             found[number][sort] = memory

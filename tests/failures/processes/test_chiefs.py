@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import pytest
-from support.fork_server import NAME, OPTIMIZER, UPDATED, model_of, open_chief
+from support.fork_server import NAME, OPTIMIZER, TABLES, UPDATED, model_of, open_chief
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.proxy import Fault
@@ -19,6 +20,7 @@ WORKERS = 2
 # The step up to which a successor leads.
 LAST = UPDATED + 1
 SMALL, LARGE = 100, 200_000
+compute = functools.partial(gradient_of, sparse=TABLES)
 CASES = [(size, partitions) for size in (SMALL, LARGE) for partitions in (None, 3)]
 
 
@@ -37,7 +39,7 @@ def working(real_client, background):
     def work(number):
         with redisacc.Worker(NAME, number=number, redis=real_client) as worker:
             for step, parameters in worker.steps():
-                worker.apply(gradient_of(number, step, parameters))
+                worker.apply(compute(number, step, parameters))
 
     return begin
 
@@ -45,7 +47,7 @@ def working(real_client, background):
 def check(chief, size, client):
     """Checks that every round was used once."""
     assert chief.step == LAST
-    local = LocalTraining(OPTIMIZER, model_of(size), weights=(1.0,) * WORKERS).train(LAST)
+    local = LocalTraining(OPTIMIZER, model_of(size), weights=(1.0,) * WORKERS, gradient=compute).train(LAST)
     assert differences(local, chief.latest()[1], state_of(chief)) == []
     assert leftovers(client) == []
     info = chief._accumulator.info()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import support
 from support import clients
 from support.leaks import remaining
+
+from redisacc._redis import forks
 
 PROGRAM = Path(support.__file__).with_name("forking_parent.py")
 CLIENTS = {"valkey": ["url", *clients.ALL], "cluster": ["url", "client"]}
@@ -59,3 +64,31 @@ def test_children_that_are_forked_while_threads_open_connections_end(real_server
     # On Valkey, with every kind of client, that is 500 in all.
     fork("at_random", real_server, CLIENTS[real_server.name], 20 if everything else 1)
     assert remaining(real_client) == []
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.fixed("client")
+def test_a_fork_waits_for_a_thread_that_opens_a_connection(open_dense, background, until):
+    """OpenSSL has locks that a child cannot release, and a child would wait for them without a word."""
+    acc = open_dense("float32", [1])
+    node = acc._transport._server
+    started, opened = threading.Event(), threading.Event()
+    get = node._pool.get_connection
+
+    def slow(*arguments):
+        started.set()
+        until(lambda: forks._openings._forks)
+        opened.set()
+        return get(*arguments)
+
+    with mock.patch.object(node._pool, "get_connection", slow):
+        opening = background(lambda: node._pool.release(node._get_connection()))
+        assert started.wait(30)
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if opened.is_set() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        opening.result()
+    # Neither side is left waiting.
+    assert not forks._openings._forks
+    assert not forks._openings._threads

@@ -1,0 +1,373 @@
+"""A training in which every process is the same: each works, and one of them leads."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, Literal
+
+from redisacc._data import validation
+from redisacc._data.encodings import Wire
+from redisacc._data.results import ApplyResult, Round
+from redisacc._format.keys import Keys
+from redisacc._handles.environment import WORKERS, place
+from redisacc._handles.existing import open_existing
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.waiting.lifetime import Closing
+from redisacc._text import shown
+from redisacc._training.chief import Chief
+from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CancelledError,
+    InvalidArgumentError,
+    LeaseLostError,
+    NotReplicatedError,
+    ParametersNotFoundError,
+)
+from redisacc.optim import Optimizer
+
+logger = logging.getLogger("redisacc")
+
+Update = Callable[[Round[Any], Any, Any], tuple[Any, Any]]
+
+# How long closing waits for the thread that leads, in seconds. It may be in the middle of a request.
+CLOSING = 10.0
+
+
+class Training(Closing):
+    """A training whose processes all run the same program: each is a worker, and one of them leads.
+
+    Every process competes for the lease of the chief. The one that has it orders the updates, in a thread beside its
+    own work; the others stand by. If that process dies, another one leads: within a second if the dead one ran on the
+    same machine or said goodbye, else when its lease has run out, after 10 seconds at most. No gradient is lost, none
+    is used twice, and the result has the same bits. Whatever ``Chief`` and ``Worker`` promise holds.
+
+    Example:
+        >>> import numpy as np
+        >>> import redisacc
+        >>> optimizer = redisacc.optim.SGD(0.5)
+        >>> with redisacc.Training("docs-one-program", {"w": np.zeros(2)}, optimizer=optimizer, workers=1) as training:
+        ...     for step, weights in training.steps(until=20):
+        ...         result = training.apply({"w": weights["w"] - 3})
+        ...     step, weights = training.latest()
+        ...     step, weights["w"].round(3).tolist()
+        ...     training.delete()
+        (20, [3.0, 3.0])
+
+    Args:
+        shared_name: the name of the training.
+        parameters: the parameters to begin with, as for ``Chief``. What is published under this name counts more.
+        optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``.
+        update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
+            and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the
+            next one that leads has to be able to run it: it must depend on nothing but its arguments.
+        state: with ``update``, the state to begin with, as for ``Chief``.
+        workers: how many gradients a step needs, as for ``Chief``: usually the number of processes.
+        number: the number of this worker, as for ``Worker``.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        wire: how elements of float32 travel in both directions: "float32" (or None); "bfloat16"; or "int8", in which
+            gradients travel, and parameters in float32.
+        finite: as for ``Worker``.
+        patience: as for ``Worker``.
+        options: any further argument of ``Chief``, such as ``checkpoint``, ``partitions``, ``sparse`` or ``grace``.
+            Every process should give the same ones, because each may lead.
+
+    Attributes:
+        shared_name: the name of the training.
+        number: the number of this worker. None in a process that only leads.
+        workers: how many gradients a step needs, as for ``Worker``.
+        leads: whether this process leads at the moment.
+
+    Raises:
+        InvalidArgumentError: an argument or a variable of the environment is invalid.
+        SchemaMismatchError: another model is trained under this name.
+        LeaseHeldError: another process has this number.
+        ServerUnavailableError: no server answers.
+    """
+
+    def __init__(
+        self,
+        /,
+        shared_name: str,
+        parameters: Any,
+        *,
+        optimizer: Optimizer | None = None,
+        update: Update | None = None,
+        state: Any = None,
+        workers: int | Literal["all"] | None = None,
+        number: int | None = None,
+        redis: object = None,
+        wire: Wire | None = None,
+        finite: bool = False,
+        patience: float | None = None,
+        **options: Any,
+    ) -> None:
+        if (optimizer is None) == (update is None):
+            raise InvalidArgumentError("a training needs either an optimizer or an update, a function")
+        if update is not None and not callable(update):
+            raise InvalidArgumentError(f"update must be a function, not {type(update).__name__}")
+        _check_options(options)
+        here = place()
+        needed = here.workers if workers is None else workers
+        if needed is None:
+            raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
+        self._workers = needed
+        self._redis = redis
+        self._update = update
+        self._parameters = parameters
+        self._stops = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._leads = False
+        self._until: int | None = None
+        self._worker: _Follower | None = None
+        self._opened = ExitStack()
+        with ExitStack() as on_failure:
+            on_failure.callback(self._opened.close)
+            self._published = self._opened.enter_context(Parameters(shared_name, redis=redis))
+            self.shared_name = self._published.shared_name
+            if here.role != "chief":
+                self._worker = _Follower(
+                    shared_name, number=number, redis=redis, wire=wire, finite=finite, patience=patience, training=self
+                )
+                self._opened.enter_context(self._worker)
+            on_failure.pop_all()
+        self._options = {
+            "workers": workers,
+            "optimizer": optimizer,
+            "state": state,
+            # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
+            "redis": self._published._transport.blocking,
+            "wire": None if wire == "int8" else wire,
+            "patience": patience,
+            **options,
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
+
+    @property
+    def number(self) -> int | None:
+        """The number of this worker. None in a process that only leads."""
+        return None if self._worker is None else self._worker.number
+
+    @property
+    def workers(self) -> int:
+        """How many gradients a step needs: as given, and in a loop over ``steps()`` as ``Worker.workers`` says.
+
+        With it, a worker cuts its share of the data: ``data[training.number :: training.workers]``. With "all", it
+        blocks until a process leads.
+        """
+        if self._worker is not None and (self._worker._step is not None or self._workers == "all"):
+            return self._worker.workers
+        if isinstance(self._workers, str):
+            raise InvalidArgumentError('this process only leads, and workers="all" are as many as there are')
+        return self._workers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads at the moment."""
+        return self._leads
+
+    def steps(self, until: int | None = None) -> Iterator[tuple[int, Any]]:
+        """Yields each step and its parameters, for a loop that computes a gradient and applies it.
+
+        Blocks as ``Worker.steps`` does. In a process that `redisacc run` has started as the chief, it yields nothing,
+        leads, and returns when the training is finished.
+
+        Args:
+            until: the step whose parameters are the last. Every process should give the same one. A training that was
+                finished at an earlier step is continued. None: the loop ends after ``finish()`` in any process.
+
+        Yields:
+            The step, and the parameters as a tree of read-only arrays.
+
+        Raises:
+            LeaseLostError: another process has this worker's number now, because this one stalled for too long.
+            ParametersNotFoundError: the training was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+            RedisAccError: any other error of ``Chief``, of its loop, or of ``update``, if this process leads.
+        """
+        self._until = None if until is None else validation.integer(until, "until")
+        if self._worker is None:
+            self._lead()
+            self._raise_failure()
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._lead, name="redisacc-chief", daemon=True)
+            self._thread.start()
+        try:
+            for found in self._worker.steps():
+                self._raise_failure()
+                yield found
+        except CancelledError:
+            self._raise_failure()
+            raise
+        # If this process leads, it may not have ended the training yet.
+        self._stops.set()
+        self._join(None)
+        self._raise_failure()
+
+    def _lead(self) -> None:
+        """Stands by and leads, until the training is finished or this is closed."""
+        try:
+            while not self._stops.is_set():
+                try:
+                    with _Leader(self.shared_name, self._parameters, training=self, **self._options) as chief:
+                        self._leads = True
+                        self._update_each(chief)
+                        return
+                except LeaseLostError as error:
+                    # This process stood still, and another one leads now. Its worker goes on.
+                    logger.warning("%s: %s; standing by", self.shared_name, error)
+                except NotReplicatedError as error:
+                    # The step is published.
+                    logger.warning("%s: %s", self.shared_name, error)
+                finally:
+                    self._leads = False
+        except CancelledError:
+            # It stops.
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is raised where the program is
+            self._failure = error
+
+    def _update_each(self, chief: Chief) -> None:
+        if self._update is None:
+            for _ in chief.updates(until=self._until):
+                pass
+            return
+        for taken in chief.rounds(until=self._until):
+            updated = self._update(taken, chief.parameters, chief.state)
+            if not (isinstance(updated, tuple) and len(updated) == 2):
+                raise InvalidArgumentError(
+                    f"update must return the parameters and the state, a tuple of two, not {type(updated).__name__}"
+                )
+            chief.publish(updated[0], state=updated[1])
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _join(self, timeout: float | None) -> None:
+        thread = self._thread
+        if thread is not None:
+            self._published._transport.waits.call(lambda: thread.join(timeout))
+
+    def apply(self, gradient: Any, *, weight: float = 1.0) -> ApplyResult:
+        """Applies the gradient of this worker for the current step, as ``Worker.apply`` does.
+
+        Raises:
+            InvalidArgumentError: the gradient or the weight is invalid, or there is no step.
+            RedisAccError: as ``Worker.apply``; or the error of this process as the one that leads.
+        """
+        self._raise_failure()
+        if self._worker is None:
+            raise InvalidArgumentError("apply() needs the step of a loop over steps()")
+        return self._worker.apply(gradient, weight=weight)
+
+    def latest(self) -> tuple[int, Any]:
+        """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
+
+        Blocks until they have been fetched. The arrays are read-only.
+
+        Raises:
+            ParametersNotFoundError: nothing has been published, or the training was deleted.
+        """
+        found = self._published.latest()
+        if found is None:
+            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
+        return found
+
+    def latest_state(self) -> tuple[int, Any]:
+        """Returns the step, and the state that is published for it, as ``Chief.latest_state`` does.
+
+        Raises:
+            ParametersNotFoundError: nothing has been published, or the training was deleted.
+        """
+        found = self._published.latest_state()
+        if found is None:
+            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
+        return found[0], unpack_state(found[1])[1]
+
+    def finish(self) -> None:
+        """Ends the training: the loops of all processes end, within a second. A round that is complete still counts.
+
+        Raises:
+            ParametersNotFoundError: nothing has been published, or the training was deleted.
+        """
+        self._published.finish()
+
+    def delete(self) -> None:
+        """Removes the training, with its gradients and parameters, for everybody. Other processes get an error."""
+        self._stop_leading()
+        with suppress(AccumulatorNotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
+            gradients.delete()
+        self._published.delete()
+
+    def close(self) -> None:
+        """Stops to lead and to work. Another process leads within a second. The training can be continued.
+
+        Blocks for up to 10 seconds if the thread that leads is in the middle of a request.
+        """
+        self._stop_leading()
+        self._opened.close()
+
+    def _stop_leading(self) -> None:
+        self._stops.set()
+        self._join(CLOSING)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises TypeError for an option that ``Chief`` does not have."""
+    known = inspect.signature(Chief.__init__).parameters.keys() - {"self", "shared_name", "parameters", "standby"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"Training() got an unexpected keyword argument {name!r}")
+
+
+class _Leader(Chief):
+    """The chief beside a worker. It stands by until it leads, and stops if its training does."""
+
+    _is_beside_worker = True
+
+    def __init__(self, shared_name: str, parameters: Any, *, training: Training, **options: Any) -> None:
+        self._training = training
+        super().__init__(shared_name, parameters, standby=True, **options)
+
+    def _is_given_up(self) -> bool:
+        return self._training._stops.is_set()
+
+    def _is_over(self) -> bool:
+        return self._is_given_up() or super()._is_over()
+
+
+class _Follower(Worker):
+    """The worker of a training. It knows the last step, and ends if the thread that leads has failed."""
+
+    def __init__(self, shared_name: str, *, training: Training, **options: Any) -> None:
+        self._training = training
+        super().__init__(shared_name, **options)
+
+    def _check_lease(self) -> None:
+        self._training._raise_failure()
+        super()._check_lease()
+
+    def _is_over(self) -> bool:
+        return self._training._failure is not None or super()._is_over()
+
+    def _is_finished(self) -> bool:
+        """Returns whether the training is finished, and not to be continued up to a later step."""
+        until = self._training._until
+        while self._patience.call(self._parameters.finished, "to read the parameters"):
+            step = self._patience.call(self._parameters.step, "to read the step")
+            if until is None or step is None or step >= until:
+                return True
+            self._check_lease()
+            self._transport.waits.sleep(ASK_FINISHED_EVERY)
+        return False

@@ -1,0 +1,332 @@
+"""A training whose processes are all the same: one of them leads, and any of them may die, leave or fail."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.leaks import leftovers
+from support.local_updates import LocalTraining, differences, gradient_of
+
+import redisacc
+from redisacc._handles.environment import RESTARTED
+from redisacc.optim import SGD, AdamW
+
+PROGRAM = Path(__file__).with_name("one_program.py")
+pytestmark = pytest.mark.servers("valkey")
+
+CREW = 3
+OPTIMIZER = AdamW(0.01, clip_norm=10.0)
+
+
+@pytest.fixture
+def parameters():
+    return {"w": np.ones(1000, np.float32)}
+
+
+@pytest.fixture
+def join(real_client, parameters):
+    """Opens a process's side of a training; all are closed when the test ends."""
+    opened = []
+
+    def open_it(**options):
+        how = {} if "update" in options else {"optimizer": OPTIMIZER}
+        given = {"workers": CREW, "redis": real_client, **how, **options}
+        opened.append(redisacc.Training("train", parameters, **given))
+        return opened[-1]
+
+    yield open_it
+    for one in opened:
+        one.close()
+
+
+def train(one, until, seen=None, gradient=gradient_of):
+    """Runs the loop of a process. Returns the steps that it saw."""
+    steps = []
+    for step, found in one.steps(until=until):
+        steps.append(step)
+        if seen is not None:
+            seen(one, step)
+        one.apply(gradient(one.number, step, found))
+    return steps
+
+
+def local(parameters, until, crew=CREW):
+    one = LocalTraining(OPTIMIZER, parameters, weights=(1.0,) * crew)
+    return one.train(until)
+
+
+def test_all_work_and_one_leads(join, background, parameters, real_client):
+    every = [join() for _ in range(CREW)]
+    leaders = set()
+
+    def note(one, step):
+        if one.leads:
+            leaders.add(one.number)
+
+    running = [background(train, one, 6, note) for one in every]
+    assert [one.result(60) for one in running] == [list(range(6))] * CREW
+    assert sorted(one.number for one in every) == [0, 1, 2]
+    # The first one to lead leads to the end.
+    assert len(leaders) == 1
+    assert not any(one.leads for one in every)
+    step, found = every[1].latest()
+    assert step == 6
+    state = every[2].latest_state()[1]
+    assert differences(local(parameters, 6), found, {slot: state[slot] for slot in OPTIMIZER.slots}) == []
+    every[0].delete()
+    assert leftovers(real_client) == []
+    with pytest.raises(redisacc.ParametersNotFoundError):
+        every[1].latest()
+
+
+def test_processes_that_are_killed_change_no_bit(real_server, real_client, parameters):
+    """The one that leads is killed at some steps, and started again."""
+    until, kills = 40, {10, 20}
+    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    with_program = [sys.executable, PROGRAM, real_server.url, str(until), str(CREW)]
+
+    def start():
+        return subprocess.Popen(with_program, stdout=subprocess.PIPE, text=True, env=environment)
+
+    every = [start() for _ in range(CREW)]
+    killed, endings, left, lock = [], [], set(kills), threading.Lock()
+
+    def follow(place):
+        while True:
+            for line in every[place].stdout:
+                what, step, *digest = line.split()
+                if what == "ends":
+                    endings.append((int(step), *digest))
+                with lock:
+                    due = {one for one in left if one <= int(step)} if what == "leads" else set()
+                    left.difference_update(due)
+                if due:
+                    every[place].kill()
+            if every[place].wait() != -signal.SIGKILL:
+                return every[place].returncode
+            killed.append(place)
+            every[place].stdout.close()
+            every[place] = start()
+
+    threads = [threading.Thread(target=lambda place=place: codes.append(follow(place))) for place in range(CREW)]
+    codes = []
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(120)
+    finally:
+        for one in every:
+            one.kill()
+            one.wait()
+            one.stdout.close()
+    assert codes == [0] * CREW
+    assert len(killed) == len(kills)
+    expected = local(parameters, until).parameters["w"].tobytes()
+    assert endings == [(until, hashlib.sha256(expected).hexdigest())] * CREW
+
+
+def test_one_that_leaves_hands_over(join, background, parameters, until):
+    first, *others = [join() for _ in range(CREW)]
+    steps = first.steps(until=6)
+    begun = background(next, steps)
+    until(lambda: first.leads)
+    running = [background(train, one, 6) for one in others]
+    assert begun.result(60)[0] == 0
+    steps.close()
+    first.close()
+    until(lambda: any(one.leads for one in others))
+    # It has the number that has become free.
+    running.append(background(train, join(), 6))
+    for one in running:
+        one.result(60)
+    step, found = others[0].latest()
+    assert step == 6
+    assert local(parameters, 6).parameters["w"].tobytes() == found["w"].tobytes()
+
+
+def test_an_update_of_ones_own(join, background, parameters):
+    def update(taken, parameters, state):
+        return {"w": parameters["w"] - taken.gradient["w"]}, {"rounds": state["rounds"] + 1}
+
+    every = [join(update=update, state={"rounds": 0}, workers=2, reduction_type="SUM") for _ in range(2)]
+
+    def gradient(number, step, found):
+        return {"w": np.full(1000, number + step, np.float32)}
+
+    running = [background(train, one, 4, gradient=gradient) for one in every]
+    for one in running:
+        one.result(60)
+    step, found = every[0].latest()
+    assert (step, found["w"][0]) == (4, 1 - sum(2 * step + 1 for step in range(4)))
+    assert every[1].latest_state() == (4, {"rounds": 4})
+
+
+@pytest.mark.parametrize(
+    ("update", "error", "message"),
+    [
+        (lambda *_: 1 / 0, ZeroDivisionError, "division by zero"),
+        (lambda taken, parameters, state: parameters, redisacc.InvalidArgumentError, "a tuple of two, not dict"),
+        (lambda *_: ({"v": np.zeros(3)}, None), redisacc.SchemaMismatchError, "w"),
+    ],
+    ids=["fails", "returns one", "another tree"],
+)
+def test_an_update_that_fails_ends_the_process_that_leads(join, update, error, message):
+    one = join(update=update, workers=1)
+    with pytest.raises(error, match=message):
+        train(one, 3)
+
+
+def test_a_wrong_gradient_ends_the_process_at_once(join):
+    one = join(workers=1)
+    with pytest.raises(redisacc.InvalidArgumentError, match="grad lacks 'w'"):
+        train(one, 3, gradient=lambda *_: {"v": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": None}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
+        ({"update": print, "optimizer": OPTIMIZER}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
+        ({"update": 3}, redisacc.InvalidArgumentError, "update must be a function, not int"),
+        ({"workers": None}, redisacc.InvalidArgumentError, "REDISACC_WORKERS"),
+        ({"chekpoint": "x"}, TypeError, "'chekpoint'"),
+        ({"standby": True}, TypeError, "'standby'"),
+    ],
+)
+def test_arguments_that_cannot_be_right(join, real_client, options, error, message):
+    before = real_client.keys()
+    with pytest.raises(error, match=message):
+        join(**options)
+    assert real_client.keys() == before
+
+
+def test_options_of_the_chief_are_checked_by_the_one_that_leads(join):
+    with pytest.raises(redisacc.InvalidArgumentError, match="grace"):
+        train(join(workers=1, grace=-1.0), 3)
+
+
+def test_workers_are_known_before_the_training_begins(join, monkeypatch):
+    assert join(workers=2).workers == 2
+    monkeypatch.setenv("REDISACC_WORKERS", "5")
+    assert join(workers=None).workers == 5
+
+
+def test_any_process_ends_the_training_for_all(join, background):
+    every = [join(workers=2) for _ in range(2)]
+
+    def seen(one, step):
+        if step == 3 and not one.leads:
+            one.finish()
+
+    running = [background(train, one, None, seen) for one in every]
+    assert [max(one.result(60)) for one in running] == [3, 3]
+    # The round of step 3 may be complete by then.
+    assert every[0].latest()[0] in (3, 4)
+
+
+def test_a_finished_training_is_continued_up_to_a_later_step(join, parameters):
+    for until, expected in ((3, [0, 1, 2]), (3, []), (5, [3, 4])):
+        with join(workers=1) as one:
+            assert train(one, until) == expected
+            step, found = one.latest()
+        assert step == until
+        assert local(parameters, until, crew=1).parameters["w"].tobytes() == found["w"].tobytes()
+
+
+def test_a_process_that_is_started_as_the_chief_only_leads(join, background, monkeypatch, parameters):
+    monkeypatch.setenv("REDISACC_ROLE", "chief")
+    leader = join(workers=1)
+    monkeypatch.setenv("REDISACC_ROLE", "worker")
+    worker = join(workers=1)
+    monkeypatch.delenv("REDISACC_ROLE")
+    assert leader.number is None
+    led = background(lambda: list(leader.steps(until=3)))
+    assert train(worker, 3) == [0, 1, 2]
+    assert led.result(60) == []
+    assert leader.latest()[0] == 3
+
+
+def test_one_that_stood_still_stands_by_again(join, background, training, until, parameters):
+    """Another process has its lease meanwhile, and gives it back."""
+    one = join(workers=1)
+
+    def seen(one, step):
+        if step == 2:
+            training.give_lease("chief", "host:1", 1_500)
+            until(lambda: not one.leads)
+
+    assert train(one, 5, seen) == [0, 1, 2, 3, 4]
+    assert local(parameters, 5, crew=1).parameters["w"].tobytes() == one.latest()[1]["w"].tobytes()
+
+
+def test_one_that_follows_never_begins_at_step_0(training, background, monkeypatch, until):
+    """Not even if it is the first process in its place, since another one is known to have led."""
+    monkeypatch.setenv(RESTARTED, "0")
+    asked = []
+    monkeypatch.setattr("redisacc._training.chief.newest_claim", lambda *_, follows: asked.append(follows))
+    training.give_lease("chief", "host:1", 300)
+    training.chief(standby=True)
+    assert asked == [True]
+
+
+def test_a_chief_that_stands_by_takes_over(training, background, until, caplog):
+    caplog.set_level("INFO")
+    first = training.chief()
+    successor = background(lambda: training.chief(standby=True))
+    until(lambda: "is the chief; standing by to follow it" in caplog.text)
+    one = training.work()
+    for taken in first.rounds():
+        first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
+        if first.step == 2:
+            break
+    first.close()
+    second = successor.result(60)
+    assert second.step == 2
+    training.lead(second, 4)
+    assert one.result(60) == (0, [0, 1, 2, 3])
+    assert second.parameters["w"].tolist() == [4, 6]
+
+
+def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, background, monkeypatch):
+    attempts = []
+    take = redisacc._protocol.leases.crew.Crew._take
+
+    def unreachable(crew, place):
+        attempts.append(place)
+        if len(attempts) == 2:
+            raise redisacc.ServerUnavailableError("silent")
+        return take(crew, place)
+
+    monkeypatch.setattr("redisacc._protocol.leases.crew.Crew._take", unreachable)
+    training.give_lease("chief", "host:1", 300)
+    training.chief(standby=True)
+    assert len(attempts) >= 3
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.5), None], ids=["optimizer", "update"])
+def test_in_an_event_loop(real_client, optimizer):
+    import asyncio
+
+    import redisacc.asyncio
+
+    how = {"optimizer": optimizer} if optimizer else {"update": lambda taken, w, _: (w - 0.5 * taken.gradient, None)}
+
+    async def main():
+        url = "redis://{host}:{port}".format(**real_client.connection_pool.connection_kwargs)
+        async with redisacc.asyncio.Training("train", np.zeros(2), workers=1, redis=url, **how) as one:
+            async for _step, w in one.steps(until=20):
+                await one.apply(w - 3)
+            step, found = await one.latest()
+            await one.delete()
+            return step, found.round(3).tolist()
+
+    assert asyncio.run(main()) == (20, [3.0, 3.0])

@@ -1,0 +1,314 @@
+"""Tables, whose gradients are rows, are updated row by row, with the bits of a plain local loop."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+from support.leaks import leftovers
+from support.local_updates import LocalTraining, differences, gradient_of, state_of
+from support.selection import thorough
+from test_updates import OPTIMIZERS, WEIGHTS, computed, patient, reducing, updated
+
+import redisacc
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.parameters.ahead import PartsAhead
+from redisacc._protocol.sums.dense_parts import DenseParts
+from redisacc.optim import SGD, Adam, AdamW
+
+__all__ = ["computed", "patient", "reducing", "updated"]
+
+pytestmark = pytest.mark.servers("valkey")
+
+SPARSE = ("body/table", "head/b")
+
+
+def model_of(elements, *, rows=40):
+    """Returns weights of about so many dense elements, a table before them, and one after some of them."""
+    random = np.random.default_rng(elements)
+    return {
+        "body/table": random.standard_normal((rows, 3)).astype(np.float32),
+        "body/w": random.standard_normal((elements // 2, 2)).astype(np.float32),
+        "head/b": random.standard_normal((rows // 2, 2, 2)),
+        "scale": np.ones(3),
+        "tail": np.ones(elements // 4, np.float32),
+    }
+
+
+SIZES = {"inline": 400, "several parts": 240_000}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "name", thorough(OPTIMIZERS, usual=["sgd", "sgd nesterov", "amsgrad", "adamw ema", "lion ema"])
+)
+def test_every_optimizer_without_a_reducer(updated, name, size):
+    updated(OPTIMIZERS[name], model_of(SIZES[size]), sparse=SPARSE).run(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions"),
+    thorough(list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None)]),
+)
+def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, monkeypatch, name, partitions):
+    """Reducers update what is dense, and workers fetch that ahead."""
+    ahead, take = Counter(), PartsAhead.take
+
+    def counted(found, blob):
+        result = take(found, blob)
+        ahead[result is not None and len(result[1]) > 0] += 1
+        return result
+
+    monkeypatch.setattr(PartsAhead, "take", counted)
+    model = model_of(SIZES["several parts"])
+    one = updated(OPTIMIZERS[name], model, sparse=SPARSE, partitions=partitions)
+    reducing()
+    one.run(4)
+    assert computed.by["chief"] == 0
+    assert computed.by["updaters"] >= 4
+    assert ahead[True] > 0
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, monkeypatch, partitions):
+    fetched = []
+    part_of = DenseParts._part_of
+
+    def noted(found, cell, place):
+        if found._store is None:
+            fetched.append(cell.number)
+        return part_of(found, cell, place)
+
+    monkeypatch.setattr(DenseParts, "_part_of", noted)
+    one = updated(Adam(0.01), model_of(SIZES["several parts"]), sparse=SPARSE, partitions=partitions)
+    reducing()
+    one.run(3)
+    assert fetched == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "reduced"), thorough(list(product([None, 3], [False, True])), usual=[(3, True)])
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wire": "bfloat16"},
+        {"weights": WEIGHTS, "wire": "bfloat16", "wires": ("bfloat16",) * 3},
+        {"sparse_mean": "index"},
+        {"sparse_mean": "index", "weights": WEIGHTS},
+        {"reduction_type": "SUM", "weights": WEIGHTS},
+    ],
+    ids=str,
+)
+def test_wires_weights_and_means(updated, reducing, computed, patient, options, partitions, reduced):
+    model = model_of(SIZES["several parts"])
+    one = updated(OPTIMIZERS["adamw ema"], model, sparse=SPARSE, partitions=partitions, **options)
+    if reduced:
+        reducing()
+    one.run(4)
+    if reduced:
+        assert computed.by["chief"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "partitions"),
+    thorough(list(product([None, "bfloat16"], [None, 3])), usual=[(None, None), ("bfloat16", 3)]),
+)
+def test_versions_bring_rows_for_many_steps(updated, until, partitions, wire):
+    """Full blobs stay until the rows since then are half as large. Chiefs that change and late readers read both."""
+    one = updated(AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, wire=wire)
+    client = one.training.client
+    late = redisacc.Parameters("train", redis=client)
+    full, longest, readers = Counter(), 0, []
+    for last in (3, 4, 9, 14):
+        one.work()
+        for step in one.chief.updates(until=last):
+            record = one.chief._updating._record
+            (of_tables,) = record.manifest.full[1:]
+            full[of_tables.id] += 1
+            longest = max(longest, len(record.manifest.rows))
+            if of_tables.step == record.record.step:
+                # State of rows is only kept since then.
+                assert not any("kept_rows" in blob.id for blob in record.manifest.slots)
+            if step % 6 == 1:
+                readers.append(late.latest())
+        one.join()
+        one.check(last)
+        assert leftovers(client) == []
+        one.chief.close()
+        one.open(one.local.optimizer)
+    # The first, and some later ones that took its place.
+    assert 2 <= len(full) <= 5
+    assert longest >= 4
+    assert [step for step, _ in readers] == [1, 7, 13]
+    expected = late.latest()[1]
+    fresh = redisacc.Parameters("train", redis=client).latest()[1]
+    assert {path: leaf.tobytes() for path, leaf in fresh.items()} == {p: leaf.tobytes() for p, leaf in expected.items()}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    "model",
+    [
+        np.ones((50, 2)),
+        {"a": np.ones((50, 2), np.float32), "b": np.ones((9, 3))},
+        {"a": np.zeros((0, 2)), "b": np.zeros((3, 0), np.float32), "c": np.ones(2)},
+    ],
+    ids=["one table", "tables only", "empty tables"],
+)
+@pytest.mark.parametrize("optimizer", [SGD(0.1), OPTIMIZERS["adamw ema"]], ids=["sgd", "adamw ema"])
+def test_trees_without_dense_leaves(training, optimizer, model, partitions):
+    is_array = isinstance(model, np.ndarray)
+    sparse = ["w"] if is_array else ["a", "b"]
+    tree = {"w": model} if is_array else model
+    if optimizer.no_decay:
+        optimizer = AdamW(0.01, ema=0.99, clip_norm=1.0)
+    gradient = functools.partial(gradient_of, sparse=sparse)
+
+    def compute(number, step, found):
+        gradients = gradient(number, step, {"w": found} if is_array else found)
+        return gradients["w"] if is_array else gradients
+
+    chief = training.chief(
+        model, optimizer=optimizer, sparse=is_array or sparse, partitions=partitions, reduction_type="MEAN"
+    )
+    worker = training.work(gradient=compute)
+    for _ in chief.updates(until=4):
+        pass
+    worker.result(20)
+    local = LocalTraining(optimizer, tree, gradient=gradient).train(4)
+    found, state = chief.latest()[1], state_of(chief)
+    if is_array:
+        found, state = {"w": found}, {slot: {"w": leaf} for slot, leaf in state.items()}
+    assert differences(local, found, state) == []
+    chief.delete()
+
+
+def test_rows_of_nobody_change_nothing(training):
+    """Not even their moving averages. Without any rows, a version brings only what is dense."""
+    begin = {"t": np.ones((100, 3), np.float32), "w": np.ones(2, np.float32)}
+    optimizer = AdamW(0.1, weight_decay=0.5, ema=0.5)
+    chief = training.chief(begin, optimizer=optimizer, sparse=["t"], reduction_type="MEAN")
+    rows = [[5, 7], [], [7]]
+
+    def compute(_, step, __):
+        values = np.ones((len(rows[step]), 3), np.float32)
+        return {"t": (np.array(rows[step], np.int64), values), "w": np.ones(2, np.float32)}
+
+    worker = training.work(gradient=compute)
+    every = [
+        (chief.latest()[1]["t"], chief.latest_state()[1], len(chief._updating._record.manifest.rows))
+        for _ in chief.updates(until=3)
+    ]
+    worker.result(20)
+    assert [number for _, _, number in every] == [1, 1, 2]
+    (first, then, _), (second, kept, _), (third, at_last, _) = every
+    assert {*(first != 1).nonzero()[0]} == {5, 7}
+    for slot, initial in (("exp_avg", 0), ("exp_avg_sq", 0), ("ema", 1)):
+        assert {*(then[slot]["t"] != initial).nonzero()[0]} == {5, 7}
+        np.testing.assert_array_equal(then[slot]["t"], kept[slot]["t"])
+        assert {*(at_last[slot]["t"] != kept[slot]["t"]).nonzero()[0]} == {7}
+    np.testing.assert_array_equal(first, second)
+    assert {*(third != second).nonzero()[0]} == {7}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
+def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
+    """A program that publishes rows of a table and of a dense leaf; the optimiser continues with all of it."""
+    one = updated(optimizer, model_of(400, rows=100), sparse=SPARSE, partitions=partitions)
+    one.run(2)
+    one.chief.close()
+    one.open(None)
+    one.work()
+    for _ in one.chief.rounds(until=4):
+        parameters = {path: np.array(leaf) for path, leaf in one.chief.parameters.items()}
+        for path in ("body/table", "body/w"):
+            parameters[path][3] += 1
+            one.local.parameters[path][3] += 1
+        one.chief.publish(parameters, changed={path: [3] * (path.startswith("body")) for path in parameters})
+    one.join()
+    one.chief.close()
+    one.local.step = 4
+    one.local.updates = 0
+    one.local.state = {
+        slot: {path: one.local.optimizer.initial(slot, leaf) for path, leaf in one.local.parameters.items()}
+        for slot in one.local.optimizer.slots
+    }
+    one.open(one.local.optimizer)
+    one.run(6)
+    assert leftovers(one.training.client) == []
+
+
+def test_rows_of_a_table_that_was_brought_whole_since(training):
+    """Rows blobs have rows of several tables. Those of before are not written over it."""
+    begin = {"often": np.ones((50, 2), np.float32), "rarely": np.ones((900, 4), np.float32), "w": np.ones(2)}
+    rows = {"often": [[1, 2], range(50), [3]], "rarely": [[5], [6], [7]]}
+
+    def compute(number, step, parameters):
+        found = {"w": parameters["w"] * 0.5}
+        for path, every in rows.items():
+            at = np.array(every[step % 3], np.int64)
+            found[path] = redisacc.IndexedSlices((parameters[path][at] + step + 0.1).astype(np.float32), at)
+        return found
+
+    optimizer = Adam(0.1)
+    options = {"optimizer": optimizer, "sparse": ["often", "rarely"], "reduction_type": "MEAN"}
+    worker = training.work(gradient=compute)
+    for until in (2, 3):
+        # A new chief reads the tables.
+        with training.chief(begin, **options) as chief:
+            for step in chief.updates():
+                if step == until:
+                    break
+            local = LocalTraining(optimizer, begin, gradient=compute).train(until)
+            assert differences(local, chief.latest()[1], state_of(chief)) == []
+            assert [blob.leaves for blob in chief._updating._record.manifest.full] == ["2", "0-1", "0"]
+            if until == 3:
+                chief.finish()
+    worker.result(20)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
+    """After the gradients were deleted, a chief may begin with others. Weights and state stay."""
+    one = updated(AdamW(0.01, ema=0.9), model_of(400), sparse=SPARSE, partitions=partitions)
+    one.run(2)
+    for last, sparse in ((4, ()), (6, SPARSE[:1]), (8, SPARSE)):
+        one.chief._accumulator.delete()
+        one.chief.close()
+        one.gradient = one.local._gradient = functools.partial(gradient_of, sparse=sparse)
+        one.open(one.local.optimizer, sparse=sparse)
+        one.chief._set_step(one.chief.step)
+        one.run(last)
+        assert one.chief._updating._record.model.tables == tuple(sorted([0, 2][: len(sparse)]))
+    assert leftovers(one.training.client) == []
+
+
+def test_a_part_of_a_table_that_a_node_has_lost(updated):
+    """A chief that has the tables brings them whole with the next version; one that has not says what is lost."""
+    one = updated(Adam(0.01), model_of(400, rows=1000), sparse=SPARSE, partitions=3)
+    client = one.training.client
+
+    def full():
+        return one.chief._updating._record.manifest.full[1]
+
+    def lose(blob):
+        assert client.delete(ParameterKeys("train", one.chief._updating._keys.partitions).part(blob, 0))
+
+    one.work()
+    for step in one.chief.updates(until=6):
+        # Workers have read the full blobs of step 3 by step 4.
+        if step in (2, 4):
+            lose(full().id.replace("-full", "-kept_full") if step == 2 else full().id)
+        assert full().step == (0 if step < 3 else 3 if step < 5 else 5)
+    one.join()
+    one.check(6)
+    lose(full().id)
+    one.chief.close()
+    one.open(one.local.optimizer)
+    with pytest.raises(redisacc.DataLossError, match="the server has lost the parameters of step 6"):
+        one.lead(7)
