@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate conformance record lint types
+.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate scale conformance record lint types
 .PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -189,6 +189,10 @@ goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its
 # The clock is simulated, and the same seeds give the same plots.
 simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
+
+# Without root, the steps between namespaces are left out. `make scale B=--stored` measures nothing.
+scale: $(VENV)/.bench ## 15 min | simulate steps of 16 to 1,000 hosts with measured costs; writes docs/performance/scale.md
+	$(BIN)/python -m benchmarks.scale $(B)
 
 # The network is made of namespaces, so this needs Linux, root and iproute2.
 # Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"

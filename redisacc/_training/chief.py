@@ -106,11 +106,11 @@ class Chief(Participant):
         min_weight: a step also waits until the weights of its gradients add up to this (see
             ``Worker.apply``). None: any sum will do.
         optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
-            the sums are, by reducers if there are any, and the chief handles no arrays. All leaves have to be float32
-            or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that are in
-            its gradients (see ``redisacc.optim.Optimizer``). The optimiser's state is kept with the parameters. One
-            with other numbers, or one whose state has the same slots, continues with the state that is there. None: the
-            loop is one over ``rounds()``, and the program updates the parameters.
+            the sums are, by reducers if there are any, and the chief handles no dense arrays. All leaves have to be
+            float32 or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that
+            are in its gradients (see ``redisacc.optim.Optimizer``). The optimiser's state is kept with the parameters.
+            One with other numbers, or one whose state has the same slots, continues with the state that is there. None:
+            the loop is one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it. None with an ``optimizer``.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.

@@ -1,4 +1,4 @@
-"""What a chief does with an optimiser: it orders and commits updates, and handles no arrays itself."""
+"""What a chief does with an optimiser: it orders and commits updates, and handles no dense arrays."""
 
 from __future__ import annotations
 

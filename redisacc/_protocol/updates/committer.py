@@ -1,8 +1,8 @@
 """Commits updates: orders one for each round, makes sure that all its parts are there, and publishes it.
 
-The chief needs no arrays for it. Updaters compute the parts, usually before the round is granted, and the chief only
-looks whether they are there. What is missing after a while, the chief computes with the same kernel from what the
-nodes store.
+The chief needs no dense arrays for it, and updates tables itself (``tables.py``). Updaters compute the parts, usually
+before the round is granted, and the chief only looks whether they are there. What is missing after a while, the chief
+computes with the same kernel from what the nodes store.
 
 1. In partitions, the leader registers the attempt under the id of the version, which is a digest of the order. Updaters
    hear of the order. In the slot of the record, the last step looks for the parts itself.

@@ -1,0 +1,107 @@
+"""Tests of the simulated steps: what they send is what a training sends, and the page says what the results are."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("the benchmarks are not part of an installed package", allow_module_level=True)
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.scale import report  # noqa: E402
+from benchmarks.scale.costs import Costs  # noqa: E402
+from benchmarks.scale.model import Arrangement, Network, simulate  # noqa: E402
+from benchmarks.scale.observation import observe  # noqa: E402
+from benchmarks.scale.step import Step, automatic  # noqa: E402
+
+COSTS = Costs(server_call=1e-5, server_in=2e-10, server_out=2e-10, delivery=3e-6, call=2e-5, message=8e-6, add=5e-11)
+
+
+@pytest.mark.servers("valkey")
+def test_a_step_sends_what_the_simulation_assumes(real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server was flushed by the test before.
+    monkeypatch.setattr("redisacc._training.loss.claims_after", lambda: 0.0)
+    url = "redis://{host}:{port}/{db}".format(**real_client.connection_pool.connection_kwargs)
+    step = Step(workers=2, partitions=3, nbytes=600_000)
+    (found,) = observe(
+        lambda: redis.Redis.from_url(url),
+        [real_client],
+        workers=step.workers,
+        partitions=step.partitions,
+        nbytes=step.nbytes,
+        steps=4,
+    )
+    expected = step.executed()
+    assert {name: found[name] for name in expected} == dict(expected)
+
+
+def test_a_large_step_takes_the_time_of_its_link() -> None:
+    # 8 MB through a link of 1 Gbit/s, for each of four workers.
+    one = simulate(Arrangement(Step(4, 1, 8_000_000)), Network(1.0), COSTS)
+    assert one.seconds == pytest.approx(4 * 8e6 / 125e6, rel=0.35)
+    assert one.full.startswith("leader's link")
+    nodes = simulate(Arrangement(Step(4, 4, 8_000_000), beside=True), Network(1.0), COSTS)
+    assert nodes.seconds == pytest.approx(2 * 3 / 4 * 8e6 / 125e6, rel=0.35)
+    # Without links, the processors are what takes time.
+    assert "processor" in simulate(Arrangement(Step(4, 4, 8_000_000)), Network(float("inf")), COSTS).full
+    halved = Arrangement(Step(4, 1, 8_000_000), share=0.5)
+    assert simulate(halved, Network(1.0), COSTS).seconds == pytest.approx(one.seconds / 2, rel=0.1)
+
+
+def test_many_small_messages_fill_the_leader() -> None:
+    many = Arrangement(Step(200, 64, 2_000_000), beside=True)
+    found = simulate(many, Network(100.0), replace(COSTS, scripts={"commit": (2e-4, 0.0)}), steps=3)
+    assert found.full == "leader's processor"
+    assert simulate(replace(many, direct=True), Network(100.0), COSTS, steps=3).seconds < found.seconds
+
+
+def test_automatic_partitions_are_those_of_the_library() -> None:
+    assert [automatic(nodes, 31_600_000) for nodes in (1, 8, 1000)] == [1, 8, 30]
+    assert automatic(64, 600_000) == 1
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "docs" / "performance" / "scale.json").read_text())
+    return found
+
+
+def test_the_page_is_what_its_results_give(results: dict[str, Any]) -> None:
+    page = ROOT / "docs" / "performance" / "scale.md"
+    assert report.render(results, {report.TITLE: "scale.svg"}) == page.read_text()
+    assert page.with_name("scale.svg").is_file()
+
+
+def test_sizing_quotes_the_results(results: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "sizing.md").read_text().partition("## Many hosts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\d,]+) \| (.*?) \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
+    runs = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"]) == ("31 MB", 10)]
+    assert [(f"{run['hosts']:,}", *cells(run)) for run in runs] == rows
+    remedies = {run["name"]: run for run in results["runs"]["remedies"] if run["hosts"] == 1000}
+    for run in remedies.values():
+        assert f"{report.milliseconds(run['seconds'])} ms" in text
+    assert f"partitions={remedies['best number of partitions']['partitions']}" in text
+    assert f"{remedies['as it is']['connections']:,} connections" in text
+    (most,) = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"], run["hosts"]) == LARGEST]
+    assert f"{report.milliseconds(most['seconds'])} ms" in text
+    assert f"{most['told_bytes'] / 1e9:.1f} GB" in text
+    ratios = [step["simulated"] / step["seconds"] for step in results["steps"] if not step["fitted"]]
+    assert f"{len(ratios)} other steps" in text
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in text
+
+
+LARGEST = ("400 MB", 1, 1000)
+
+
+def cells(run: dict[str, Any]) -> tuple[str, str, str]:
+    return report.milliseconds(run["seconds"]), report.milliseconds(run["gloo"]), report.what_is_full(run)
