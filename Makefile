@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network simulate scale conformance record lint types
+.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate scale conformance record lint types
 .PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -180,6 +180,11 @@ bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure bes
 COMMIT ?= HEAD
 bench-against: $(VENV)/.bench ## 5 min | compare rounds and steps with those of an earlier commit (COMMIT=…), in alternation
 	$(BIN)/python -m benchmarks.against $(COMMIT) $(B)
+
+# Options, for example: make goodput G="--seconds 60 --only worker --every 30"
+G ?=
+goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its processes are killed; writes docs/performance/goodput.md
+	$(BIN)/python -m benchmarks.goodput $(G)
 
 # The clock is simulated, and the same seeds give the same plots.
 simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables

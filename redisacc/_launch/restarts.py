@@ -13,10 +13,10 @@ PERMANENT = (2, 64, 78, 126, 127)
 # Seconds for which a death counts, unless the caller wants others. Counting only deaths in quick succession would
 # restart a process for ever that dies every few minutes and finishes nothing.
 WINDOW = 3600.0
-# After a process that lived for this many seconds, the first pause is long enough: longer ones are for processes that
-# die while they begin, and would cost a training on machines that fail now and then much of its time.
+# A process that lived for this many seconds is started again at once: pauses are for processes that die while they
+# begin, and would cost a training on machines that fail now and then much of its time.
 STEADY = 10.0
-# Seconds before the first restart. Each further pause is twice as long as the one before.
+# Seconds before the first restart in such a succession. Each further pause is twice as long as the one before.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
@@ -50,8 +50,10 @@ class Restarts:
         while self._deaths and now - self._deaths[0] >= self._window:
             self._deaths.popleft()
         self._deaths.append(now)
-        self._in_succession = 1 if lived >= STEADY else self._in_succession + 1
+        self._in_succession = 0 if lived >= STEADY else self._in_succession + 1
         if len(self._deaths) > self._limit:
             return None
+        if not self._in_succession:
+            return 0.0
         # The exponent is bounded, because any number of restarts may be allowed.
         return min(_FIRST_PAUSE * 2.0 ** min(self._in_succession - 1, 10), _LONGEST_PAUSE)

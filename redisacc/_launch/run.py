@@ -259,7 +259,7 @@ class Run:
             return
         pause = member.restarts.pause_after(member.lived, time.monotonic())
         if pause is not None:
-            self.say(f"{member.place} {how}; it starts again in {pause:g} s")
+            self.say(f"{member.place} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
             member.restart_at = time.monotonic() + pause
             return
         deaths = member.restarts.deaths

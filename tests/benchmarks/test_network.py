@@ -133,6 +133,18 @@ print(len(socket.create_connection((sys.argv[1], 5000)).makefile("rb").read()))
 """
 
 
+def test_results_are_added_to_those_of_an_earlier_run() -> None:
+    before = {"gigabits": 1.0, "workers": 4, "rows": {"a": 1}, "updates": {"x": 1, "y": 1}}
+    networks = [before, {"gigabits": 10.0, "workers": 4, "rows": {}}]
+    cli._add(networks, {"gigabits": 1.0, "workers": 4, "rows": {}, "updates": {"y": 2}})
+    cli._add(networks, {"gigabits": 1.0, "workers": 8, "rows": {}})
+    assert networks[0] == {**before, "updates": {"x": 1, "y": 2}}
+    assert [(one["gigabits"], one["workers"]) for one in networks] == [(1.0, 4), (10.0, 4), (1.0, 8)]
+    run = {"when": "2026-11-24", "options": "--quick", "quick": True, "machine": {}, "networks": []}
+    results = cli._continued(cli._continued({"when": "2026-11-23", "networks": networks}, run), run)
+    assert (results["when"], results["networks"], len(results["added"])) == ("2026-11-23", networks, 2)
+
+
 def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = ROOT / "docs" / "performance"
     monkeypatch.setattr("benchmarks.plots.paint_file", lambda _out, name, *_: f"{name}.svg")

@@ -117,7 +117,8 @@ def test_on_its_own_server(text: Path) -> None:
     status, out, err = run("demo", "--text", text, *SMALL, "--steps", "60", "--word", "ship")
     assert status == 0
     # Both were killed, and said nothing but this and where they went on.
-    killed = r"redisacc \| {} was killed by SIGKILL; it starts again in 0.5 s\n"
+    # Without a pause, if this machine is so slow that it had lived for ten seconds.
+    killed = r"redisacc \| {} was killed by SIGKILL; it starts again( in 0.5 s)?\n"
     assert re.fullmatch(
         killed.format("chief") + r"chief    \| demo-[0-9a-f]{6}: continuing at step 20\n" + killed.format("worker 0"),
         without_waiting(err),
@@ -186,7 +187,7 @@ def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, 
         os.kill(workers[1], signal.SIGKILL)
         out, err = process.communicate(timeout=150)
     assert process.returncode == 0
-    assert re.fullmatch(r"redisacc \| worker 1 was killed by SIGKILL; it starts again in 0.5 s\n", of_the_run(err))
+    assert re.fullmatch(r"redisacc \| worker 1 was killed by SIGKILL; it starts again( in 0.5 s)?\n", of_the_run(err))
     assert out.endswith("The results agree, and the loss fell.\n")
     assert keys(real_client) == set()
 

@@ -14,7 +14,7 @@ from pages import DOCS, blocks_of
 
 import redisacc
 from redisacc._protocol.sums.reducer_sums import ReducerSums
-from redisacc._protocol.updates import committer
+from redisacc._protocol.updates import patience
 
 WORKERS, STEPS, FIRST = 3, 14, 6
 # float32: 2 MB, which is enough for reducers.
@@ -77,8 +77,8 @@ def _reducers_in_time(monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
         sums._reliance.succeed()
 
     monkeypatch.setattr(ReducerSums, "wait", wait)
-    monkeypatch.setattr(committer, "LEAST_PATIENCE", 20.0)
-    monkeypatch.setattr(committer, "LONGEST_PATIENCE", 20.0)
+    monkeypatch.setattr(patience, "LEAST_PATIENCE", 20.0)
+    monkeypatch.setattr(patience, "LONGEST_PATIENCE", 20.0)
 
 
 @pytest.mark.usefixtures("_reducers_in_time")

@@ -184,7 +184,7 @@ def test_forged_orders_are_only_hints(trained):
 @pytest.mark.parametrize("value", [b"x", b"", b"-0x1.0p+3", b"nan", b"1e400", b"0x1.0p+99999", b"0" * 10_000, b"\xff"])
 def test_forged_sums_of_squares_end_in_numbers(trained, monkeypatch, value):
     """Whoever may write them may also write gradients; but no text makes the chief crash, hang or allocate."""
-    monkeypatch.setattr("redisacc._protocol.updates.committer.LEAST_PATIENCE", 0.01)
+    monkeypatch.setattr("redisacc._protocol.updates.patience.LEAST_PATIENCE", 0.01)
     monkeypatch.setattr("redisacc._protocol.updates.committer._Round.has_updaters", True)
     monkeypatch.setattr("redisacc._protocol.updates.committer.digest_of", lambda _: "c" * 32)
     trained.set(KEYS.squares("c" * 32, 0), value)

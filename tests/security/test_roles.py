@@ -608,8 +608,8 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     stored = Committer._store_commands
     monkeypatch.setattr(Committer, "_store_commands", lambda *args: computed.append(1) or stored(*args))
     # A slow machine is no reason for the chief to compute parts.
-    monkeypatch.setattr("redisacc._protocol.updates.committer.LEAST_PATIENCE", 2.0)
-    monkeypatch.setattr("redisacc._protocol.updates.committer.LONGEST_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.updates.patience.LEAST_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.updates.patience.LONGEST_PATIENCE", 2.0)
     name, admin = "train-updated", place.client(None)
     weights = {"w": np.ones(400_000, np.float32)}
     wire = {"wire": options["wire"]} if "wire" in options else {}

@@ -17,7 +17,7 @@ from support.selection import thorough
 import redisacc
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.scripts.reducers import ReducerScripts
-from redisacc._protocol.updates import committer, updater
+from redisacc._protocol.updates import committer, patience, updater
 from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 pytestmark = pytest.mark.servers("valkey")
@@ -95,8 +95,8 @@ def computed(monkeypatch):
 @pytest.fixture
 def patient(monkeypatch):
     """Lets the chief wait for updaters, however slow this machine is."""
-    monkeypatch.setattr(committer, "LEAST_PATIENCE", 20.0)
-    monkeypatch.setattr(committer, "LONGEST_PATIENCE", 20.0)
+    monkeypatch.setattr(patience, "LEAST_PATIENCE", 20.0)
+    monkeypatch.setattr(patience, "LONGEST_PATIENCE", 20.0)
 
 
 class Updated:
@@ -337,8 +337,8 @@ def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, mon
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, until, partitions, late):
     """They change nothing, and expire."""
-    monkeypatch.setattr(committer, "LEAST_PATIENCE", 0.05)
-    monkeypatch.setattr(committer, "LONGEST_PATIENCE", 0.05)
+    monkeypatch.setattr(patience, "LEAST_PATIENCE", 0.05)
+    monkeypatch.setattr(patience, "LONGEST_PATIENCE", 0.05)
     store = updater.PartUpdater._store
     held = []
     monkeypatch.setattr(updater.PartUpdater, "_store", lambda *args: held.append(args))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScr
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
+from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion
 from redisacc._protocol.updates.values import VersionValues
@@ -58,13 +58,10 @@ from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
 
-# How long the chief waits for parts that updaters are computing, in seconds: at least, and in terms of what it took
-# before. Then it computes them itself.
-LEAST_PATIENCE = 0.1
-PATIENCE_FACTOR = 3.0
-LONGEST_PATIENCE = 5.0
-# How long it pauses before it looks again, in seconds.
+# How long the chief pauses before it looks for parts again: at least, in seconds, and as a share of the time for which
+# none has appeared, because looking costs the nodes time in which they could take parts.
 PAUSE = 0.001
+PAUSE_SHARE = 0.1
 
 # How often an update is tried if its parts disappear each time.
 TRIES = 5
@@ -162,7 +159,7 @@ class Committer:
         self._values = VersionValues(transport)
         self._tables = Tables(transport)
         self._round: _Round | None = None
-        self._patience = LEAST_PATIENCE
+        self._patience = Patience()
 
     def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> bool:
         """Updates the parameters with a round, and removes it.
@@ -349,17 +346,21 @@ class Committer:
         numbers = range(len(model.parts))
         if of.has_updaters:
             keys = [self._gradients.squares(of.digest, number) for number in numbers]
-            give_up = time.monotonic() + self._patience
+            self._patience.begin()
+            seen = 0
             while True:
-                replies = dict(zip(keys, self._read_all(keys), strict=True))
-                known = [square for key in keys if (square := _square(replies[key])) is not None]
-                if len(known) == len(keys):
+                found = [_square(reply) for reply in self._read_all(keys)]
+                known = [square for square in found if square is not None]
+                if len(known) == len(found):
                     return added_in_order([*known, *of_tables])
-                if time.monotonic() >= give_up:
+                if len(known) > seen:
+                    seen = len(known)
+                    self._patience.note_appeared()
+                if self._patience.is_over([number for number in numbers if found[number] is None]):
                     break
-                self._transport.waits.sleep(PAUSE)
-        found = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
-        return added_in_order([*found, *of_tables])
+                self._sleep()
+        computed = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
+        return added_in_order([*computed, *of_tables])
 
     def _read_all(self, keys: Sequence[str]) -> list[object]:
         batches = by_partition(keys)
@@ -395,6 +396,8 @@ class Committer:
         missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
         if of.has_updaters:
             missing = self._wait(model, version, missing)
+            if not missing:
+                self._patience.succeed()
         if not missing:
             return True
         elements = {number: self._elements(of, model, number) for number in missing}
@@ -402,29 +405,44 @@ class Committer:
             self._values.fetch(update.before, missing)
         except PartMissingError as error:
             raise self._part_lost(update.before, error) from None
-        store: list[Command] = []
+        store: dict[str, tuple[int, Command]] = {}
         for number in missing:
             values = self._values.computed(number, version)
             if values is None:
                 before = self._values.get(update.before, number)
                 values = model.updated(number, before, elements[number], order)
                 self._values.keep(number, version, values)
-            store += self._store_commands(model, version, number, values)
-        self._transport.scatter(_by_partition(store))
+            for command in self._store_commands(model, version, number, values):
+                store[str(command[1])] = number, command
+        batches = by_partition(store)
+        replies = self._transport.scatter([[store[key][1] for key in batch] for batch in batches])
+        late = {
+            store[key][0]
+            for batch, of_batch in zip(batches, replies, strict=True)
+            for key, reply in zip(batch, of_batch, strict=True)
+            if reply is None
+        }
+        if of.has_updaters:
+            self._patience.fail(missing, late)
         # In the slot of the record, the script that commits looks whether they are there.
         return not (model.keys.partitions and self._missing(model, version, missing))
 
     def _wait(self, model: UpdateModel, version: str, missing: Missing) -> Missing:
         """Waits until updaters have written parts. Returns those that are missing when the patience is over."""
-        began = time.monotonic()
+        number = len(missing)
+        self._patience.begin()
         while missing := self._missing(model, version, missing):
-            if time.monotonic() - began >= self._patience:
-                logger.debug("%s: the chief computes %d parts itself", self._gradients.name, len(missing))
+            if len(missing) < number:
+                number = len(missing)
+                self._patience.note_appeared()
+            if self._patience.is_over(missing):
+                logger.debug("%s: the chief computes %d parts itself", self._gradients.name, number)
                 break
-            self._transport.waits.sleep(PAUSE)
-        took = time.monotonic() - began
-        self._patience = min(max(LEAST_PATIENCE, PATIENCE_FACTOR * took), LONGEST_PATIENCE)
+            self._sleep()
         return missing
+
+    def _sleep(self) -> None:
+        self._transport.waits.sleep(max(PAUSE, PAUSE_SHARE * self._patience.pause))
 
     def _store_commands(self, model: UpdateModel, version: str, number: int, values: PartValues) -> list[Command]:
         keys = model.keys
@@ -607,9 +625,3 @@ def _square(reply: object) -> float | None:
         except ValueError:
             return None
     return None
-
-
-def _by_partition(commands: Sequence[Command]) -> list[list[Command]]:
-    """Returns commands that begin with a name and a key, grouped by partition."""
-    of = {str(command[1]): command for command in commands}
-    return [[of[key] for key in batch] for batch in by_partition(of)]

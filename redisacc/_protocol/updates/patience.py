@@ -1,0 +1,73 @@
+"""How long a chief waits for parts of an update that updaters compute, before it computes them itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+__all__ = ["Patience"]
+
+# How long no part may appear, in seconds: at least, in terms of the longest pause that ended with one, and at most.
+LEAST_PATIENCE = 0.2
+PATIENCE_FACTOR = 3.0
+LONGEST_PATIENCE = 5.0
+# How long parts whose updater did not write them at all are not waited for, in seconds. The lease of a reducer that
+# died ends within a few seconds.
+ABANDONED = 1.0
+
+
+class Patience:
+    """What one chief has seen of its updaters.
+
+    While parts appear, it waits. If none has for some time, an updater is late, or has died. The chief then computes
+    what is missing, and learns which of the two was the case: a late updater has written its part meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = LEAST_PATIENCE
+        self._abandoned: frozenset[int] = frozenset()
+        self._abandoned_until = 0.0
+        self._longest = 0.0
+        self._appeared = 0.0
+
+    def begin(self) -> None:
+        """Begins a wait."""
+        self._longest, self._appeared = 0.0, time.monotonic()
+
+    def note_appeared(self) -> None:
+        """Notes that a part has appeared."""
+        now = time.monotonic()
+        self._longest, self._appeared = max(self._longest, now - self._appeared), now
+
+    @property
+    def pause(self) -> float:
+        """For how many seconds no part has appeared."""
+        return time.monotonic() - self._appeared
+
+    def is_over(self, missing: Collection[int]) -> bool:
+        """Returns whether to wait no longer for some parts that are missing.
+
+        Args:
+            missing: their numbers, at least one.
+        """
+        return self.pause >= self._seconds or (
+            self._abandoned.issuperset(missing) and time.monotonic() < self._abandoned_until
+        )
+
+    def succeed(self) -> None:
+        """Notes that updaters have written all parts."""
+        self._seconds = min(max(LEAST_PATIENCE, PATIENCE_FACTOR * self._longest), LONGEST_PATIENCE)
+
+    def fail(self, numbers: Collection[int], late: Collection[int]) -> None:
+        """Notes that the chief has computed parts.
+
+        Args:
+            numbers: their numbers.
+            late: the numbers of those that an updater had written when the chief wrote its own.
+        """
+        if late:
+            self._seconds = min(2 * self._seconds, LONGEST_PATIENCE)
+        dead = frozenset(numbers).difference(late)
+        if not dead <= self._abandoned or time.monotonic() >= self._abandoned_until:
+            self._abandoned_until = time.monotonic() + ABANDONED
+        self._abandoned = dead
