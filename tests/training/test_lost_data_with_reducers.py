@@ -11,7 +11,7 @@ from support.selection import thorough
 
 import redisacc
 from redisacc._protocol.sums import reduction
-from redisacc._protocol.updates import committer, gathering
+from redisacc._protocol.updates import committer, gathering, patience
 from redisacc._protocol.updates.record import read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._training import updating
@@ -81,8 +81,8 @@ class Disturbed:
 
 @pytest.fixture
 def disturbed(training, background, reducing, until, monkeypatch):
-    # Otherwise, it grows with each small round that ends before a reducer has looked at it.
-    monkeypatch.setattr(committer, "LONGEST_PATIENCE", committer.LEAST_PATIENCE)
+    # Otherwise, it may grow with a small round that ends before a reducer has looked at it.
+    monkeypatch.setattr(patience, "LONGEST_PATIENCE", patience.LEAST_PATIENCE)
     return Disturbed(training, background, reducing, until)
 
 
