@@ -99,9 +99,7 @@ def test_forged_messages_do_no_harm(ahead, until):
     ahead.write(FIRST, 2, b"klm")
     for text in ("", "x", f"{FIRST} -1", f"{FIRST} 3", f"{FIRST} 999999", f"{FIRST} 1", f"{FIRST} 0", "* 0", "a-1:b 0"):
         ahead.tell(text, 0)
-    until(lambda: not ahead.found._heard and not ahead.found._in_flight)
-    # The thread still works.
-    ahead.tell(f"{FIRST} 2", 2)
-    until(lambda: ahead.found._there == {2})
+    # The thread still works. What is on its way together with a part of a wrong length is given up, and fetched later.
+    until(lambda: ahead.tell(f"{FIRST} 2", 2) and ahead.found._there == {2})
     _, there = ahead.found.take(ahead.blob(FIRST))
     assert there == ahead.parts(FIRST, [2])

@@ -308,7 +308,7 @@ class PartSums:
 
     def _settle(self, gradients: Sequence[BufferedGradient]) -> None:
         """Notes which gradients the round has, and drops what contains others."""
-        agree = self._uploads.settle([self._settled(gradient) for gradient in gradients])
+        agree = self._uploads.settle(list(map(self._settled, gradients)))
         self._set_bound()
         for cell in self._dense.cells:
             if cell.requested:
