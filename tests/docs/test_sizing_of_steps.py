@@ -81,7 +81,7 @@ def _reducers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         sums._reliance.succeed()
 
     monkeypatch.setattr(ReducerSums, "wait", wait)
-    monkeypatch.setattr(patience, "LEAST_PATIENCE", 20.0)
+    monkeypatch.setattr(patience, "LEAST_PATIENCE", 2.0)
     monkeypatch.setattr(patience, "LONGEST_PATIENCE", 20.0)
 
 
