@@ -72,12 +72,15 @@ def test_other_programs_can_read_it(tmp_path):
         assert file.metadata()["step"] == "7"
 
 
-@pytest.mark.parametrize("place", [0, 8, 40, 200, -9, -1])
+@pytest.mark.parametrize("place", [0, 8, "format", "step", "dtype", "data_offsets", -9, -1])
 @pytest.mark.parametrize("how", ["cut", "changed"])
 def test_a_damaged_file_is_refused_or_read_right(tmp_path, place, how):
     path = tmp_path / "one.safetensors"
     write_file(path, of_step(7))
     data = bytearray(path.read_bytes())
+    if isinstance(place, str):
+        # The library writes the entries of the header in any order.
+        place = data.index(f'"{place}"'.encode()) + 1
     if how == "cut":
         del data[place:]
     else:
