@@ -185,6 +185,7 @@ def test_correct_rounds_pass_and_a_wrong_one_ends_the_run(
             members.round(workload.name, active=1)
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_ends_the_run(server: Server, tmp_path: Path) -> None:
     workload = Workload("dies", "dense", (3,))
     with crew(server, tmp_path, workload) as members:

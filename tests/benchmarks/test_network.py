@@ -365,6 +365,7 @@ def test_weights_are_measured_only_where_they_differ(network: Callable[..., Netw
     assert [peer.key for peer in start(here, keys)] == ["redisacc-bfloat16"]
 
 
+@pytest.mark.thorough
 def test_options_reach_the_accumulator(network: Callable[..., Network]) -> None:
     peer = Redisacc("redisacc", options={"no_such_option": 1})(network(TINY[1:]), "redisacc")
     with pytest.raises(BenchmarkError, match="no_such_option"):

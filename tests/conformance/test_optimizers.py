@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from optimizer_cases import CASES, CLIPPED, DTYPES, SPARSE
 from our_optimizers import distance, run, run_sparse
+from support.selection import thorough
 
 RECORDED: dict[str, Any] = json.loads(
     gzip.decompress(Path(__file__).with_name("recorded_optimizers.json.gz").read_bytes())
@@ -28,7 +29,7 @@ def decoded(arrays: list[str], dtype: str) -> list[Any]:
     return [np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")) for text in arrays]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", thorough(DTYPES, usual=["float32"]))
 @pytest.mark.parametrize("name", CASES)
 def test_every_step_has_torchs_bits(name, dtype):
     recorded = RECORDED[f"{name} {dtype}"]

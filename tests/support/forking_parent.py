@@ -139,7 +139,7 @@ def at_random(redis_: Any, kind: str, forks: int) -> Iterator[int]:
             running.set()
             before = len(opened)
             while len(opened) == before and all(thread.is_alive() for thread in threads):
-                pass
+                time.sleep(0.0005)
             # A thread that waits for the interpreter's lock gets it wherever the one that runs happens to be.
             time.sleep(chance.random() * 0.002)
             pid = child(work)
