@@ -154,8 +154,11 @@ def train(url: str) -> None:
         try:
             for taken in chief.rounds(until=1):
                 chief.publish(taken.gradient)
-        finally:
+        except BaseException:
+            # It would wait for a step that nobody publishes.
             worker.close()
+            raise
+        finally:
             thread.join()
     for error in failed:
         raise error
