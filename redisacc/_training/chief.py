@@ -667,9 +667,7 @@ class Chief(Participant):
             return self._crew.wait_for("chief")
         # Raises if there is no server at the very beginning. Later, it is waited for.
         self._crew.members()
-        return self._patience.call(
-            lambda: self._crew.wait_for("chief", standby=True, cancel=self._is_given_up), "to stand by as the chief"
-        )
+        return self._patience.call(lambda: self._crew.stand_by("chief", self._is_given_up), "to stand by as the chief")
 
     def _is_given_up(self) -> bool:
         """Returns whether this process is to be the chief no longer."""

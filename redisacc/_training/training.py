@@ -279,10 +279,7 @@ class Training(Closing):
         Raises:
             ParametersNotFoundError: nothing has been published, or the training was deleted.
         """
-        found = self._published.latest()
-        if found is None:
-            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
-        return found
+        return self._required(self._published.latest())
 
     def latest_state(self) -> tuple[int, Any]:
         """Returns the step, and the state that is published for it, as ``Chief.latest_state`` does.
@@ -290,10 +287,13 @@ class Training(Closing):
         Raises:
             ParametersNotFoundError: nothing has been published, or the training was deleted.
         """
-        found = self._published.latest_state()
+        step, published = self._required(self._published.latest_state())
+        return step, unpack_state(published)[1]
+
+    def _required(self, found: tuple[int, Any] | None) -> tuple[int, Any]:
         if found is None:
             raise ParametersNotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
-        return found[0], unpack_state(found[1])[1]
+        return found
 
     def finish(self) -> None:
         """Ends the training: the loops of all processes end, within a second. A round that is complete still counts.

@@ -101,49 +101,28 @@ class Crew:
             taken = self.hold(place, dead=taken.process)
         return taken
 
-    def wait_for(self, place: str, *, standby: bool = False, cancel: Callable[[], bool] = lambda: False) -> bool:
+    def wait_for(self, place: str) -> bool:
         """Takes a lease. Waits for a lease that is not extended to expire, because its holder may have died.
 
-        Does not block if the holder was a process on this machine that is dead; else for ``LEASE`` seconds at most, or
-        with ``standby`` until the holder has given it back or died.
-
-        Args:
-            place: "chief", or "worker" and a number.
-            standby: whether to wait for as long as another process extends it.
-            cancel: asked several times a second. True ends the wait.
+        Blocks for ``LEASE`` seconds at most, and not at all if the holder was a process on this machine that is dead.
 
         Returns:
             Whether another process had it.
 
         Raises:
-            LeaseHeldError: its holder extends it, and this process does not stand by.
-            CancelledError: ``cancel`` has returned True.
+            LeaseHeldError: its holder extends it.
         """
-        began = time.monotonic()
-        deadline = began + LEASE + 1.0
-        logged = None
+        deadline = time.monotonic() + LEASE + 1.0
+        logged = False
         while (taken := self._take(place)) is not None:
-            now = time.monotonic()
-            if standby:
-                if taken.who != logged:
-                    logged = taken.who
-                    logger.info(
-                        "%s: %s is the %s; standing by to follow it",
-                        self._name,
-                        taken.who,
-                        place,
-                        extra={"accumulator": self._name},
-                    )
-                self._watch(taken, cancel)
-                continue
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
-            if now + taken.left > deadline:
+            if time.monotonic() + taken.left > deadline:
                 raise LeaseHeldError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
                     "be it. Stop that process first, or leave this one out"
                 )
             if not logged:
-                logged = taken.who
+                logged = True
                 logger.warning(
                     "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
                     self._name,
@@ -153,7 +132,34 @@ class Crew:
                     extra={"accumulator": self._name},
                 )
             self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
-        return logged is not None
+        return logged
+
+    def stand_by(self, place: str, cancel: Callable[[], bool]) -> bool:
+        """Takes a lease. Blocks for as long as another process extends it.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            cancel: asked several times a second. True ends the wait.
+
+        Returns:
+            Whether another process had it.
+
+        Raises:
+            CancelledError: ``cancel`` has returned True.
+        """
+        holder = None
+        while (taken := self._take(place)) is not None:
+            if taken.who != holder:
+                holder = taken.who
+                logger.info(
+                    "%s: %s is the %s; standing by to follow it",
+                    self._name,
+                    holder,
+                    place,
+                    extra={"accumulator": self._name},
+                )
+            self._watch(taken, cancel)
+        return holder is not None
 
     def _watch(self, taken: HeldByOther, cancel: Callable[[], bool]) -> None:
         """Blocks for a moment: until the holder of a lease is known to be dead, or it is time to ask the server."""
