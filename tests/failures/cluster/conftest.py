@@ -12,11 +12,14 @@ from support.servers import CLUSTER, Servers, executable
 from redisacc.embedded import Cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def shared_cluster(_servers: Servers) -> Cluster:
-    """The cluster of three masters on which other tests run, too: tests may move its slots, and nothing else."""
+    """The cluster of three masters on which other tests run, too, empty: tests may move its slots, and nothing else."""
     cluster = _servers.get(CLUSTER)
     assert isinstance(cluster, Cluster)
+    # Its previous test may have left an accumulator under a name that this one uses.
+    for node in cluster.nodes:
+        node.ask("FLUSHALL")
     return cluster
 
 
