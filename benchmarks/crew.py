@@ -175,7 +175,7 @@ class Crew:
         directory: folder for settings and logs.
         taker: whether to start one more process that takes.
         shared: whether one process holds all workers.
-        helpers: roles of processes that only have to run, such as the parameter server.
+        helpers: roles of processes that only have to run, such as the parameter server; equal ones are numbered.
         host: returns for a role and a number with which words a command begins that runs on that process's host.
     """
 
@@ -197,7 +197,7 @@ class Crew:
         self._size = workers
         # One pipe for the workers and one for the taker. Each byte in it is a signal.
         self._signals = {role: os.pipe() for role in ("worker", "taker")}
-        roles = [(helper, 0) for helper in helpers]
+        roles = [(helper, helpers[:place].count(helper)) for place, helper in enumerate(helpers)]
         roles += [("worker", number) for number in range(1 if shared else workers)]
         roles += [("taker", 0)] if taker else []
         self._members: list[Member] = []

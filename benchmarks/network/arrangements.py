@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from benchmarks.network.crews import REDUCER, SERVER, Network, gloo, tensorflow
+from benchmarks.network.crews import REDUCER, SERVER, UPDATER, Network, gloo, tensorflow
 from benchmarks.sections.rounds import Peer
 
 # The most hosts of their own that servers have in an arrangement.
@@ -54,10 +55,22 @@ class Arrangement:
         return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **where, **more)
 
 
+def bare(network: Network, key: str) -> Peer:
+    """Starts bare sockets that do the same work as "a node on each worker's host"."""
+    hosts = network.workers_hosts()
+    started = [network.server(host, persistent=False) for host in hosts]
+    nodes = [(parts.hostname, parts.port) for parts in (urlsplit(url) for url, _ in started)]
+    pids = [pid for _, pids in started for pid in pids]
+    helpers = (UPDATER,) * len(hosts)
+    name = "bare sockets, a server on each worker's host"
+    return network.peer(key, name, sys.executable, "bare", pids=pids, taker=False, helpers=helpers, nodes=nodes)
+
+
 # The first one is what the others are compared with.
 PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "gloo": gloo,
+    "bare": bare,
     "rounds": Arrangement("rounds(), one server", extra=1, method="loop"),
     "nodes": Arrangement("a node on each worker's host", beside_workers=True),
     "nodes-bfloat16": Arrangement("a node on each worker's host, bfloat16", "bfloat16", beside_workers=True),
@@ -91,7 +104,7 @@ def wire_time(key: str, workers: int, nbytes: int, gigabits: float) -> float:
     size = nbytes / 2 if key.endswith("bfloat16") else nbytes
     one = size / (gigabits * 1e9 / 8)
     k = of.extra if isinstance(of, Arrangement) else 1 if key == "tensorflow" else 0
-    if key == "gloo" or (isinstance(of, Arrangement) and of.beside_workers):
+    if key in ("gloo", "bare") or (isinstance(of, Arrangement) and of.beside_workers):
         return one * 2 * n * (n - 1) / (n * n + k * n - 2 * k)
     # rounds(): the sum leaves the server together with W times the weights of the step.
     return one * max(n / k, 1)

@@ -18,6 +18,8 @@ from benchmarks.sections.rounds import Peer
 
 SERVER = "server"
 TAKER = "taker"
+# The role of the process that updates a share of the weights on a worker's host.
+UPDATER = "updater"
 
 
 def host_names(workers: int, servers: int = 1) -> list[str]:
@@ -40,7 +42,12 @@ PROGRAMS = {
         "gloo": "torch_gloo",
     },
     "steps": {"redisacc": "redisacc_steps", "bare": "bare_steps", "tensorflow": "tensorflow_steps"},
-    "updates": {"redisacc": "redisacc_steps", "tensorflow": "tensorflow_steps", "gloo": "torch_steps"},
+    "updates": {
+        "redisacc": "redisacc_steps",
+        "bare": "bare_updates",
+        "tensorflow": "tensorflow_steps",
+        "gloo": "torch_steps",
+    },
     "weights": {
         "redisacc": "redisacc_weights",
         "bare": "bare_weights",
@@ -131,14 +138,15 @@ class Network:
         return [TAKER, *hosts] if self.kind == "weights" else hosts
 
     def _prefix(self, chief: str, role: str, number: int) -> list[str]:
-        if role == "worker":
+        if role in ("worker", UPDATER):
             return self.hosts.command(self.workers_hosts()[number])
         return self.hosts.command(chief if role == "taker" else SERVER)
 
-    def server(self, *, persistent: bool, beside: Sequence[str] = ()) -> tuple[str, list[int]]:
+    def server(self, host: str = SERVER, *, persistent: bool, beside: Sequence[str] = ()) -> tuple[str, list[int]]:
         """Starts a Redis server, and returns its URL and the ids of the processes that belong to it.
 
         Args:
+            host: where it runs.
             persistent: whether it keeps its data on disk as the embedded server does by default.
             beside: arguments of a Python process that runs beside the server; ``{url}`` becomes the URL of its socket.
         """
@@ -146,14 +154,14 @@ class Network:
         settings = {
             "role": "server",
             "number": port,
-            "address": self.hosts.address(SERVER),
+            "address": self.hosts.address(host),
             "port": port,
             "socket": str(self.run.directory / f"{port}-{self.workers}.sock"),
             "executable": self.run.server,
             "data": tempfile.mkdtemp(prefix="server-", dir=self.run.directory) if persistent else None,
             "beside": list(beside),
         }
-        prefix = self.hosts.command(SERVER)
+        prefix = self.hosts.command(host)
         member = Member(sys.executable, "server_host", settings, None, self.run.directory, prefix=prefix)
         self.stack.callback(member.end)
         started = member.receive(START_TIMEOUT)

@@ -24,10 +24,10 @@ if not (ROOT / "benchmarks").is_dir():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import environment  # noqa: E402
+from benchmarks import environment, models  # noqa: E402
 from benchmarks.crew import BenchmarkError  # noqa: E402
 from benchmarks.environment import Run, default_server  # noqa: E402
-from benchmarks.network import cli, hosts  # noqa: E402
+from benchmarks.network import arrangements, cli, hosts  # noqa: E402
 from benchmarks.network.crews import PEERS, Network, Redisacc, bare, host_names, parts, start  # noqa: E402
 from benchmarks.network.hosts import Hosts, HostsError  # noqa: E402
 from benchmarks.network.measure import memory_needed  # noqa: E402
@@ -63,8 +63,8 @@ def network(can_build: None, tmp_path: Path) -> Iterator[Callable[..., Network]]
     run = Run(quick=True, tiny=True, tensorflow=None, torch=None, server=default_server(), directory=tmp_path)
     with Hosts(host_names(2), 1) as built, contextlib.ExitStack() as stack:
 
-        def make(workloads: list[Workload], kind: str = "rounds") -> Network:
-            return Network(run, built, 2, kind, run.arrays(workloads, [2]), stack)
+        def make(workloads: list[Workload], kind: str = "rounds", **settings: Any) -> Network:
+            return Network(run, built, 2, kind, {**run.arrays(workloads, [2]), **settings}, stack)
 
         yield make
 
@@ -313,6 +313,25 @@ def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -
     assert "A quick run with few rounds" in page
     assert re.search(r"^\| tiny-dense \| [^|]+ \| 2 \|", page, re.MULTILINE)
     assert "Options of this run: `--tiny`" in page
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("key", ["bare", "nodes", "one"])
+def test_steps_between_hosts_are_checked(
+    key: str, damaged: bool, network: Callable[..., Network], tmp_path: Path
+) -> None:
+    model = models.even(3, 300_000)
+    models.write(tmp_path / "models", [model], 2)
+    if damaged:
+        np.savez(tmp_path / "models" / model.name / "mean-1.npz", **dict.fromkeys(model.weights(), np.zeros(1)))
+    here = network([], "updates", arrays=str(tmp_path / "models"), model=model.name)
+    (peer,) = arrangements.start(here, [key])
+    for _ in range(2):
+        # The weights of the step before are compared.
+        peer.crew.round("", repeat=1)
+    with pytest.raises(BenchmarkError, match="wrong values") if damaged else contextlib.nullcontext():
+        peer.crew.round("", repeat=3)
 
 
 @pytest.mark.parametrize(("tolerance", "passes"), thorough([(0.0, False), (0.1, True)], usual=[(0.0, False)]))
