@@ -191,14 +191,19 @@ def _started(pid: int) -> str | None:
 
 
 def _remove(namespace: str) -> None:
-    """Kills the processes of a namespace, waits until they have ended, and removes it.
+    """Removes a namespace, if it exists, once its processes have ended: with one inside, it would lose only its name."""
+    try:
+        _empty(namespace)
+        _run("ip", "netns", "delete", namespace)
+    except HostsError:
+        # Another run may remove leftovers at the same time.
+        if namespace in _namespaces():
+            raise
 
-    With a process inside, the namespace would lose its name only.
-    """
+
+def _empty(namespace: str) -> None:
+    """Kills the processes of a namespace, and waits until they have ended."""
     deadline = time.monotonic() + _END
-    # It may be gone, because another run removes leftovers at the same time.
-    if namespace not in _namespaces():
-        return
     while pids := _run("ip", "netns", "pids", namespace).split():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -206,4 +211,3 @@ def _remove(namespace: str) -> None:
         if time.monotonic() > deadline:
             raise HostsError(f"processes {', '.join(pids)} of {namespace} did not end within {_END:.0f} s of SIGKILL")
         time.sleep(0.02)
-    _run("ip", "netns", "delete", namespace)

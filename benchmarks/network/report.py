@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.markdown import between, figure, head, ms, picture, short, table, times, versions
-from benchmarks.stats import ratio
+from benchmarks.network.update_report import bars, choice, updates
 
 Results = dict[str, Any]
 
@@ -48,7 +48,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         if any("steps" in network for network in here):
             parts += [f"## A training step at {title}\n", _STEPS, _steps(here)]
         if any("updates" in network for network in here):
-            parts += [f"## A training step with an optimiser at {title}\n", _UPDATES, _choice(here), _updates(here)]
+            parts += [f"## A training step with an optimiser at {title}\n", _UPDATES, updates(here)]
     parts += ["## Versions\n", versions({"versions": _merged(networks, "versions")})]
     return "\n".join(parts)
 
@@ -75,41 +75,6 @@ _UPDATES = (
     "2n(n-1)M / ((n² + kn - 2k)B) for M bytes and links of B (BytePS, OSDI 2020); with k servers on hosts of their own "
     "nM / kB, or M / B if that is more. The ratios say how many times as long the others take.\n"
 )
-
-
-def _choice(networks: list[Results]) -> str:
-    """Returns which arrangement was the fastest, for each model and number of workers."""
-    lines = []
-    for network in networks:
-        for model, section in network.get("updates", {}).items():
-            medians = {
-                peer["name"]: peer["seconds"]["median"]
-                for key, peer in section["peers"].items()
-                if key not in ("tensorflow", "gloo")
-            }
-            if len(medians) > 1:
-                name = min(medians, key=medians.__getitem__)
-                lines.append(f"- **{model}, {network['workers']} workers:** {name} is the fastest.")
-    return "\n".join([*lines, ""])
-
-
-def _updates(networks: list[Results]) -> str:
-    rows = []
-    for network in networks:
-        for model, section in network.get("updates", {}).items():
-            peers, first = section["peers"], [model, f"{network['workers']}"]
-            for key, peer in peers.items():
-                ratios = [
-                    times(ratio(peers[other]["blocks"], peer["blocks"])) if other in peers and other != key else ""
-                    for other in ("tensorflow", "gloo")
-                ]
-                links = {link: value for link, value in peer["server_a_step"].items() if link != "dropped"}
-                busiest = short(round(max(links.values(), default=0.0) / 1e6, 3))
-                limit = short(round(1e3 * peer["wire_seconds"], 1))
-                rows.append([first[0], peer["name"], first[1], limit, ms(peer["seconds"]), *ratios, busiest])
-                first = ["", ""]
-    columns = ["", "", "W", "limit, ms", "step, ms", "to TensorFlow", "to gloo", "busiest link, MB"]
-    return table(columns, rows, text=2)
 
 
 def _network(results: Results) -> str:
@@ -165,18 +130,21 @@ def _concluded(results: Results) -> Results | None:
 
 
 def _conclusion(results: Results, drawn: dict[str, str]) -> str:
-    """Returns a few lines and a plot; nothing if the network that they are about was not measured."""
+    """Returns which arrangement to choose, and a few lines and a plot about one network, if it was measured."""
+    chosen = choice(results["networks"])
     network = _concluded(results)
     if network is None:
-        return ""
+        return "\n".join([*chosen, ""])
     rows = _rows(network, weights=False)
     lines = [
-        "Ratios say how many times as long the other one takes: above 1, redisacc is faster. "
+        *chosen,
+        "\nRatios say how many times as long the other one takes: above 1, redisacc is faster. "
         f"{network['workers']} workers, a chief and a server on hosts of their own, with links of "
-        f"{network['gigabits']:g} Gbit/s.\n"
+        f"{network['gigabits']:g} Gbit/s.\n",
     ]
     ways = {key: name for key, name in network["names"].items() if key.startswith("redisacc")}
-    for what, encoded in (("A round beside TensorFlow's parameter server", False), ("The same with fewer bytes", True)):
+    texts = []
+    for what, encoded in (("", False), ("with fewer bytes ", True)):
         found = [
             f"{kind} gradients {between(values)}{name.removeprefix('redisacc').replace(',', ' with', 1)}"
             for key, name in ways.items()
@@ -185,7 +153,9 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
             if (values := [figure(row["ratios"][key]) for row in _of_kind(rows, kind, key)])
         ]
         if found:
-            lines.append(f"- **{what}:** {', '.join(found)}.")
+            texts.append(f"{what}{', '.join(found)}")
+    if texts:
+        lines.append(f"- **A round compared with TensorFlow's parameter server:** {'; '.join(texts)}.")
     best = [
         figure(row["ratios"][key]) / figure(row["ratios"]["gloo"])
         for row in _of_kind(rows, "dense", "gloo")
@@ -193,33 +163,17 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
     ]
     if best:
         lines.append(
-            f"- **A round beside torch's all_reduce over gloo:** dense gradients of float32 {between(best)}; it needs "
-            "no server, and every link carries a part."
+            f"- **A round compared with torch's all_reduce over gloo:** dense gradients of float32 {between(best)}; it "
+            "needs no server, and every link carries a part."
         )
-    lines += _steps_with_an_optimiser(network)
-    bars = [one for found in results["networks"] for name in found["rows"] for one in _reached(found, name)]
-    if bars:
+    reached = [one for found in results["networks"] for name in found["rows"] for one in _reached(found, name)]
+    reached += bars(results["networks"])
+    if reached:
         lines.append(
-            f"- **Targets:** {sum(bars)} of {len(bars)} bars are reached, over all numbers of workers. The tables mark "
-            "those that are missed."
+            f"- **Targets:** {sum(reached)} of {len(reached)} bars are reached, over all numbers of workers. The "
+            "tables mark those that are missed."
         )
     return "\n".join([*lines, "", picture(drawn, "Conclusion")])
-
-
-def _steps_with_an_optimiser(network: Results) -> list[str]:
-    """Returns a line that says which arrangement was the fastest for each model; no line if none was measured."""
-    models = []
-    for model, section in network.get("updates", {}).items():
-        peers = section["peers"]
-        ours = [key for key in peers if key not in ("tensorflow", "gloo")]
-        ways = [[key for key in ours if _wire(key) == wire] for wire in ("float32", "bfloat16")]
-        best = [min(keys, key=lambda key: float(peers[key]["seconds"]["median"])) for keys in ways if keys]
-        shown = [*best, *(key for key in ("tensorflow", "gloo") if key in peers)]
-        figures = [f"{peers[key]['name']} {short(round(1e3 * peers[key]['seconds']['median']))} ms" for key in shown]
-        models.append(f"{model}: {', '.join(figures)}")
-    if not models:
-        return []
-    return [f"- **A training step with an optimiser, the fastest arrangements beside others:** {'; '.join(models)}."]
 
 
 def _of_kind(rows: Results, kind: str, key: str) -> list[Results]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +34,7 @@ from benchmarks.network.crews import PEERS, Network, Redisacc, bare, host_names,
 from benchmarks.network.hosts import Hosts, HostsError  # noqa: E402
 from benchmarks.network.measure import memory_needed  # noqa: E402
 from benchmarks.network.report import draw, render  # noqa: E402
+from benchmarks.network.update_report import choice  # noqa: E402
 from benchmarks.sections.rounds import compete  # noqa: E402
 from benchmarks.workloads import TINY, Workload  # noqa: E402
 
@@ -55,6 +58,14 @@ def can_build() -> None:
             pass
     except HostsError as error:
         pytest.skip(f"the system refuses network namespaces: {error}")
+
+
+@pytest.fixture
+def leftovers(can_build: None) -> Iterator[None]:
+    """Waits until no other test removes what earlier runs have left behind, for a test that does, or that leaves some."""
+    with (Path(tempfile.gettempdir()) / "redisacc-test-network.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
@@ -161,8 +172,28 @@ def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_
     assert max(line.count("|") for line in page.splitlines()) <= 10
 
 
+def measured(gigabits: float, workers: int, **seconds: float) -> dict[str, Any]:
+    """Returns the results of a network on which these peers' steps took so many seconds."""
+    peers = {key.replace("_", "-"): {"seconds": {"median": value}} for key, value in seconds.items()}
+    return {"gigabits": gigabits, "workers": workers, "updates": {"updates-4MB": {"peers": peers}}}
+
+
+def test_the_page_says_which_arrangement_to_choose() -> None:
+    slow = measured(1, 4, tensorflow=0.4, bare=0.01, nodes=0.1, one=0.2, nodes_bfloat16=0.05, one_bfloat16=0.09)
+    # Of all numbers of workers together, nodes are the faster ones.
+    many = measured(1, 8, nodes=0.2, one=0.19)
+    fast = measured(10, 4, gloo=0.03, nodes=0.06, one=0.05)
+    assert choice([slow, many, fast, measured(10, 8, nodes=0.1)]) == [
+        "- **At 1 Gbit/s, choose a node on each worker's host** for a training with an optimiser. Milliseconds a step "
+        "of 4MB, 4 workers: float32 100 (one server 200, TensorFlow 400), bfloat16 50 (one server 90).",
+        "- **At 10 Gbit/s, choose one server** for a training with an optimiser. Milliseconds a step of 4MB, 4 "
+        "workers: float32 50 (gloo 30).",
+    ]
+    assert choice([measured(1, 4, nodes=0.1)]) == []
+
+
 def test_a_network_without_enough_memory_is_left_out(
-    can_build: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    leftovers: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(environment, "available_memory", lambda: 2**30)
     assert cli.main(["--rate", "1", "--workers", "32", "--out", str(tmp_path)]) == 0
@@ -203,7 +234,7 @@ def test_hosts_reach_each_other_and_nothing_else(can_build: None) -> None:
     assert not own_namespaces(os.getpid())
 
 
-def test_leftovers_are_recognised_by_name(can_build: None) -> None:
+def test_leftovers_are_recognised_by_name(leftovers: None) -> None:
     def started(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
@@ -232,7 +263,7 @@ def test_leftovers_are_recognised_by_name(can_build: None) -> None:
 
 
 @pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], usual=[signal.SIGKILL]))
-def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, can_build: None, tmp_path: Path) -> None:
+def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, leftovers: None, tmp_path: Path) -> None:
     # At this rate a round takes two seconds, so the run ends in the middle of one.
     options = ["--quick", "--rate", "0.05", "--workers", "2", "--only", "dense-4MB", "--peer", "bare"]
     command = [sys.executable, "-m", "benchmarks.network", *options, "--out", str(tmp_path)]
