@@ -191,7 +191,7 @@ def _started(pid: int) -> str | None:
 
 
 def _remove(namespace: str) -> None:
-    """Removes a namespace, if it exists, once its processes have ended: with one inside, it would lose only its name."""
+    """Removes a namespace, if it exists, after its processes: with one inside, it would lose only its name."""
     try:
         _empty(namespace)
         _run("ip", "netns", "delete", namespace)

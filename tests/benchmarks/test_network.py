@@ -62,7 +62,7 @@ def can_build() -> None:
 
 @pytest.fixture
 def leftovers(can_build: None) -> Iterator[None]:
-    """Waits until no other test removes what earlier runs have left behind, for a test that does, or that leaves some."""
+    """Keeps other tests from removing what earlier runs have left behind, for a test that does it or leaves some."""
     with (Path(tempfile.gettempdir()) / "redisacc-test-network.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
