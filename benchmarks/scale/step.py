@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from redisacc._format import buffered
-from redisacc._format.partitions import AUTO_BYTES, MOST_PARTITIONS
+from redisacc._format.partitions import MOST_PARTITIONS, most_automatic_partitions
 from redisacc._protocol.parameters import ahead
 from redisacc._protocol.parts.sweep import ATTEMPTS_PER_CALL
 
@@ -20,7 +20,7 @@ MOST_CHANNELS = ahead.MOST_CHANNELS
 
 def automatic(nodes: int, nbytes: int) -> int:
     """Returns the partitions that ``partitions="auto"`` chooses."""
-    return max(1, min(nodes, nbytes // AUTO_BYTES, MOST_PARTITIONS))
+    return min(nodes, most_automatic_partitions(nbytes), MOST_PARTITIONS)
 
 
 @dataclass(frozen=True)

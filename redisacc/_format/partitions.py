@@ -16,9 +16,13 @@ MOST_PARTITIONS = 1000
 # The largest number of a partition. It bounds the search for numbers whose slots lie on the right nodes.
 _LAST_NUMBER = 99_999
 
-# The least bytes of a gradient for each partition if the number of partitions is chosen here: smaller pieces would cost
-# more requests than the other nodes save.
-AUTO_BYTES = 2**20
+# The least bytes of a gradient for each partition if the number of partitions is chosen here. At 1 Gbit/s, with four
+# workers and a node on each one's host, a step of 1 MiB takes 47 ms in one partition and 34 ms in four. Smaller pieces
+# would cost more requests than the other nodes save. Beyond this many partitions, messages about parts are what takes
+# time (docs/performance/scale.md), so that each needs more bytes.
+AUTO_BYTES = 2**18
+AUTO_MANY = 64
+AUTO_BYTES_OF_MANY = 2**20
 
 _TEXT = re.compile(r"(?:[0-9]{1,5},)*[0-9]{1,5}")
 _LONGEST = MOST_PARTITIONS * 6
@@ -85,7 +89,13 @@ def automatic_partitions(nbytes: int | None, slot_map: SlotMap | None) -> int:
         slot_map: the owners of the slots; None: a single server.
 
     Returns:
-        The number of masters, but no more than a gradient has MiB; 1 on a single server.
+        The number of masters, but at most one for each 256 KiB of a gradient, and of more than 64, at most one for each
+        MiB; 1 on a single server.
     """
     masters = 1 if slot_map is None else len(slot_map.masters)
-    return masters if nbytes is None else max(1, min(masters, nbytes // AUTO_BYTES))
+    return masters if nbytes is None else min(masters, most_automatic_partitions(nbytes))
+
+
+def most_automatic_partitions(nbytes: int) -> int:
+    """Returns among how many partitions a gradient of this many bytes is spread if there are enough masters."""
+    return max(1, min(AUTO_MANY, nbytes // AUTO_BYTES), nbytes // AUTO_BYTES_OF_MANY)

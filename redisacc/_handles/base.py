@@ -118,8 +118,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "arrival", or what the accumulator was created with.
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
             creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
-            in one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single
-            server. None: 1, or what the accumulator was created with.
+            in one slot. "auto": as many as there are masters, but at most one for each 256 KiB of a gradient, and
+            of more than 64, at most one for each MiB; 1 on a single server. None: 1, or what the accumulator was
+            created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
