@@ -1,6 +1,7 @@
 """Conditional gradient accumulators, dense, sparse and of whole models, shared by name over Redis."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from redisacc import errors
@@ -166,3 +167,8 @@ if not TYPE_CHECKING:
 def __dir__() -> list[str]:
     # Also what is not loaded yet: for completion, and for the names that Python suggests after a typo.
     return sorted({*globals(), *__all__})
+
+
+# Now, because a program may fail before it uses anything of redisacc. Other processes do not load the module.
+if "REDISACC_RUN_ID" in os.environ:
+    importlib.import_module("redisacc._handles.exit_code").install()

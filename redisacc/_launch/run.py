@@ -254,7 +254,10 @@ class Run:
             return
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
         if status in self._give_up_on:
-            self.say(f"{member.place} {how}, after which it is not started again (--give-up-on); the run ends")
+            self.say(
+                f"{member.place} {how}: it would fail again, so it is not started again (--give-up-on), and the run "
+                "ends. Its output above may say why"
+            )
             self._end(code)
             return
         pause = member.restarts.pause_after(member.lived, time.monotonic())

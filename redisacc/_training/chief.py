@@ -17,10 +17,12 @@ from redisacc._checkpoints.file import Checkpoint
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.spec import Order
+from redisacc._data.tree.arrays import as_arrays
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
 from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
+from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parameters.marks import is_lost
@@ -157,9 +159,11 @@ class Chief(Participant):
         shared_name: the name of the training.
         workers: how many gradients a step needs, as this chief last set it.
         step: the step of the parameters, and of the next round.
-        parameters: the parameters of that step: your own arrays if you have published them, else copies. With an
+        parameters: the parameters of that step, as numpy arrays in dicts, lists and tuples, whatever library's arrays
+            were given: the memory of your own arrays if you have published them from host memory, else copies. With an
             ``optimizer``, the chief has none; ``latest()`` fetches them.
-        state: the state that was published with them, or None. With an ``optimizer``, ``latest_state()`` fetches it.
+        state: the state that was published with them, in the same form, or None. With an ``optimizer``,
+            ``latest_state()`` fetches it.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
@@ -294,7 +298,7 @@ class Chief(Participant):
             begins = self._begin_rounds(parameters, state)
             if is_rescued:
                 # Workers have none.
-                self.state = state
+                self.state = as_arrays(state, "state")
         self._quorum.store()
         if not begins:
             logger.info(
@@ -308,7 +312,7 @@ class Chief(Participant):
         """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
         latest = self._parameters.latest()
         if latest is None:
-            self.step, self.parameters, self.state = 0, parameters, state
+            self.step, self.parameters, self.state = 0, as_arrays(parameters, "parameters"), as_arrays(state, "state")
             self._send_parameters()
             return True
         found = self._parameters.latest_state()
@@ -521,7 +525,10 @@ class Chief(Participant):
         self._check_lease()
         self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
+            before = self.step
             yield from advance()
+            if self.step > before:
+                exit_code.advanced()
         self._check_lease()
         self._surviving(self._end, "to finish the training")
 
@@ -936,6 +943,8 @@ class Chief(Participant):
         # In one request: between two, the workers would compute one more gradient, in vain.
         is_last = validation.flag(finished, "finished") or step == self._last
         self._check_lease()
+        # As after a restart, so that no program breaks only then.
+        parameters, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
         stored = pack_state(parameters, state) if self._rounds_parameters else state
         self._surviving(
             lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),

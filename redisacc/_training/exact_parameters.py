@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.tree.structure import flatten
-from redisacc._data.validation import array
 from redisacc._format.parameter_record import EXACT
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -21,8 +21,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 def pack_state(parameters: Any, state: Any) -> Any:
     """Returns the state that is published: the parameters of float32, if there are any, and the chief's own state."""
-    _, leaves = flatten(parameters, "parameters")
-    arrays = [array(leaf, "parameters") for leaf in leaves]
+    _, arrays = flatten_arrays(parameters, "parameters")
     exact = [values for values in arrays if values.dtype == _FLOAT32]
     return {EXACT: exact, "state": state} if exact else state
 

@@ -12,6 +12,7 @@ from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._handles import exit_code
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.parameters.ahead import PartsAhead
@@ -235,6 +236,8 @@ class Worker(Participant):
                 )
                 self._step, self._went_back = None, False
                 continue
+            if self._step is not None:
+                exit_code.advanced()
             self._step, self._gradient, self._has_applied = step, None, False
             self._claimant.note(step, tree)
             # Another chief may need another number.

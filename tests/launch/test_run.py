@@ -189,8 +189,8 @@ def test_an_error_that_would_come_again_ends_the_run(start, options, code):
     assert run.code() == code
     assert run.out == "worker 0 | started\n"
     assert run.err == (
-        f"redisacc | worker 0 ended with exit code {code}, after which it is not started again (--give-up-on); the "
-        "run ends\n"
+        f"redisacc | worker 0 ended with exit code {code}: it would fail again, so it is not started again "
+        "(--give-up-on), and the run ends. Its output above may say why\n"
     )
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._data.tree.structure import flatten
-from redisacc._data.validation import Array, array, indices
+from redisacc._data.tree.arrays import flatten_arrays
+from redisacc._data.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
@@ -454,8 +454,7 @@ def schema_of(tree: object, what: str) -> tuple[Schema, list[Array]]:
     Raises:
         InvalidArgumentError: it is no tree of arrays, or it is too large.
     """
-    structure, values = flatten(tree, what)
-    arrays = [array(value, f"{what} at {shown(path)}") for path, value in zip(structure.paths, values, strict=True)]
+    structure, arrays = flatten_arrays(tree, what)
     schema = Schema(
         structure,
         [Leaf.of(values, f"{what} at {shown(path)}") for path, values in zip(structure.paths, arrays, strict=True)],

@@ -1,0 +1,127 @@
+"""An error that would come again ends a run at once; one that may pass does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import redisacc
+from redisacc._handles import exit_code
+from redisacc._handles.environment import RESTARTED
+
+# Fails in the way that its argument names.
+PROGRAM = """
+import sys
+import numpy as np
+import redisacc
+
+how = sys.argv[1]
+if how == "name":
+    undefined
+
+def update(taken, parameters, state):
+    raise KeyError("momentum")
+
+rest = {"update": update} if how == "update" else {"optimizer": redisacc.optim.SGD(0.1)}
+with redisacc.Training("failing", {"w": np.zeros(2)}, **rest) as training:
+    for step, weights in training.steps(until=9):
+        if how == "late" and step == 5:
+            raise KeyError("late")
+        training.apply({"v" if how == "key" else "w": np.ones(3 if how == "shape" else 2)})
+"""
+
+
+@pytest.fixture(autouse=True)
+def _is_at_the_beginning(monkeypatch):
+    monkeypatch.setattr(exit_code._has_advanced, "is_set", lambda: False)
+    monkeypatch.delenv(RESTARTED, raising=False)
+
+
+def run(how, url, *options):
+    """Runs two workers of the program, and returns the exit code and the output."""
+    command = [sys.executable, "-m", "redisacc", "run", "--redis", url, "--no-chief", "--workers", "2", *options]
+    command += ["--total-workers", "2", "--", sys.executable, "-c", PROGRAM, how]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("key", "grad lacks 'w'"),
+        ("shape", "must have the declared shape [2], not [3]"),
+        ("name", "name 'undefined' is not defined"),
+        ("update", "KeyError: 'momentum'"),
+    ],
+)
+def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message):
+    code, output = run(how, real_server.url)
+    assert code == exit_code.FAILS_AGAIN
+    assert message in output
+    assert "it would fail again" in output
+    assert "it starts again" not in output
+
+
+@pytest.mark.servers("valkey")
+def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
+    code, output = run("late", real_server.url, "--restarts", "1")
+    assert code == exit_code.FAILS_AGAIN
+    assert "ended with exit code 1; it starts again" in output
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redisacc.InvalidArgumentError("x"),
+        redisacc.SchemaMismatchError("x"),
+        KeyError("x"),
+        NameError("x"),
+        TypeError("x"),
+        ValueError("x"),
+        ImportError("x"),
+        NotImplementedError("x"),
+        ZeroDivisionError("x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_programs_come_again(error, monkeypatch):
+    assert exit_code.comes_again(error)
+    monkeypatch.setattr(exit_code._has_advanced, "is_set", lambda: True)
+    assert not exit_code.comes_again(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redisacc.ServerUnavailableError("x"),
+        redisacc.LeaseLostError("x"),
+        redisacc.AccumulatorNotFoundError("x"),
+        redisacc.StepOverflowError("x"),
+        ConnectionResetError("x"),
+        FileNotFoundError("x"),
+        MemoryError("x"),
+        KeyboardInterrupt(),
+        SystemExit(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_may_pass(error):
+    assert not exit_code.comes_again(error)
+
+
+@pytest.mark.parametrize(("restarted", "comes_again"), [("0", True), ("1", False), (None, False)])
+def test_a_runtime_error_may_pass_unless_it_ends_the_first_process(restarted, comes_again, monkeypatch):
+    if restarted is not None:
+        monkeypatch.setenv(RESTARTED, restarted)
+    assert exit_code.comes_again(RuntimeError("CUDA out of memory")) is comes_again
+    assert not exit_code.comes_again(redisacc.RoundNotPublishedError("x"))
+
+
+def test_only_a_launcher_s_process_changes_its_exit_code():
+    program = "import redisacc; raise KeyError('x')"
+    for environment, code in (({}, 1), ({"REDISACC_RUN_ID": "r"}, exit_code.FAILS_AGAIN)):
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+        assert (done.returncode, done.stderr.count(b"Traceback")) == (code, 1)
