@@ -24,6 +24,7 @@ class Rounds:
 
     def __init__(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         self._accumulator = accumulator
+        accumulator._taker.is_updated = True
 
     @property
     def keys(self) -> Keys:

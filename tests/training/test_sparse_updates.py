@@ -11,7 +11,7 @@ import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.selection import thorough
-from test_updates import OPTIMIZERS, WEIGHTS, computed, patient, updated
+from test_updates import OPTIMIZERS, WEIGHTS, after_first, computed, patient, updated
 
 import redisacc
 from redisacc._format.keys import ParameterKeys
@@ -19,7 +19,7 @@ from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.sums.dense_parts import DenseParts
 from redisacc.optim import SGD, Adam, AdamW
 
-__all__ = ["computed", "patient", "updated"]
+__all__ = ["after_first", "computed", "patient", "updated"]
 
 pytestmark = pytest.mark.servers("valkey")
 

@@ -101,18 +101,26 @@ class RoundReader:
         keys: the keys of the accumulator.
         spec: the specification of the accumulator.
         reliance: whether a take relies on a reducer; None: it never does.
+        is_updated: whether reducers update the parameters with the sum, which the take does without.
 
     Attributes:
         has_reducer: whether a reducer works on the accumulator, as far as is known.
     """
 
     def __init__(
-        self, transport: Transport, keys: Keys, spec: AccumulatorSpec, *, reliance: ReducerReliance | None = None
+        self,
+        transport: Transport,
+        keys: Keys,
+        spec: AccumulatorSpec,
+        *,
+        reliance: ReducerReliance | None = None,
+        is_updated: bool = False,
     ) -> None:
         self._transport = transport
         self._keys = keys
         self._spec = spec
         self._reliance = reliance
+        self._is_updated = is_updated
         self.has_reducer = False
         # The sums of a round that was begun, or that has gradients in parts; None: there is no such round.
         self._begun: RoundSoFar | None = None
@@ -144,7 +152,7 @@ class RoundReader:
     def _growing(self) -> RoundSoFar:
         """The round that was begun. Most takes find their round complete, and do without."""
         if self._begun is None:
-            self._begun = RoundSoFar(self._transport, self._keys, self._spec)
+            self._begun = RoundSoFar(self._transport, self._keys, self._spec, is_updated=self._is_updated)
         return self._begun
 
     def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> bool:

@@ -118,6 +118,8 @@ class Taker(Generic[G]):
         # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
         self._loss: str | None = None
         self._reliance = ReducerReliance()
+        # Whether reducers update the parameters with the sums. Rounds are then granted, and not read.
+        self.is_updated = False
 
     def take(
         self,
@@ -156,7 +158,9 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted. The arguments are those of ``take``."""
         session = self._sessions.borrow()
         try:
-            reader = RoundReader(self._transport, self._keys, self._spec, reliance=self._reliance)
+            reader = RoundReader(
+                self._transport, self._keys, self._spec, reliance=self._reliance, is_updated=self.is_updated
+            )
             pending = TakeWait(
                 self._transport,
                 self._lifetime,

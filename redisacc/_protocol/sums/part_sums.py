@@ -58,6 +58,7 @@ class PartSums:
         store: stores the parts of the sum of the expected gradients. With it, only the dense sections of these
             gradients are added. None: nothing is stored.
         position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
+        is_updated: whether a reducer updates the parameters with the sum, which then does not travel.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class PartSums:
         reliance: ReducerReliance | None = None,
         store: Store | None = None,
         position: int | None = None,
+        is_updated: bool = False,
     ) -> None:
         self._transport = transport
         self._keys = keys
         self._sum = round_sum
+        self._is_updated = is_updated
         self._num_expected = num_expected
         self._stores = store is not None
         self._by_worker = by_worker
@@ -207,7 +210,8 @@ class PartSums:
 
     def _is_worthwhile(self, gradient: BufferedGradient, number: int) -> bool:
         """Returns whether the dense parts of this many such gradients are so large that a reducer saves time."""
-        return (gradient.nbytes - gradient.sparse_bytes) * number > WORTHWHILE * self._dense.nbytes_of(gradient)
+        nbytes = (gradient.nbytes - gradient.sparse_bytes) * number
+        return nbytes > (0 if self._is_updated else WORTHWHILE * self._dense.nbytes_of(gradient))
 
     def _rewind(self, place: int) -> None:
         """Drops every sum that contains gradients from this place on, so that it is added up again."""

@@ -88,6 +88,9 @@ class Updates(Protocol):
     def update(self, part: SumPart, divisor: float) -> bool:
         """Updates a part. Returns whether there is an optimiser that does."""
 
+    def exists(self) -> bool:
+        """Returns whether there is an optimiser that updates the parameters."""
+
     def forget(self) -> None:
         """Drops everything that was read and computed."""
 
@@ -229,6 +232,8 @@ class Reduction:
         if now >= self._renew_at:
             self._renew_at = now + RENEWAL
             self._read_record()
+            # Reads that record as well: once this holds the lease, it should look for gradients at once.
+            self._updates.exists()
             self._gone_at = None
             self._hold()
         if not self._holds or self._growing is None:
@@ -237,6 +242,7 @@ class Reduction:
             return
         self._outage = 0.0
         self._updates.work()
+        self._growing.is_updated = self._updates.exists()
         goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
         if self._failure is not None:
             failure, self._failure = self._failure, None

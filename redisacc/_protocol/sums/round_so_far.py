@@ -53,10 +53,12 @@ class RoundSoFar:
         spec: the specification of the accumulator.
         store: stores parts of the sum, as for ``PartSums``; None: nothing is stored.
         position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
+        is_updated: whether reducers update the parameters with the sum of a round, which then does not travel.
 
     Attributes:
         num_stored: how many rounds were over whose whole sum was stored.
         num_late: how many were over before that.
+        is_updated: as given; decides about rounds of which nothing is known yet.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class RoundSoFar:
         *,
         store: Store | None = None,
         position: int | None = None,
+        is_updated: bool = False,
     ) -> None:
         self._transport = transport
         self._keys = keys
         self._spec = spec
+        self.is_updated = is_updated
         self._store = store
         self._position = position
         # Of the reducer that works on the accumulator; None: there is none, or it is not used.
@@ -130,6 +134,7 @@ class RoundSoFar:
                 reliance=self._reliance,
                 store=self._store,
                 position=self._position,
+                is_updated=self.is_updated,
             )
         return self._part_sums, self._round_sum
 

@@ -130,6 +130,15 @@ class PartUpdater:
         while self._orders:
             self._obey(self._orders.popleft())
 
+    def exists(self) -> bool:
+        """Returns whether there is an optimiser that updates the parameters.
+
+        Raises:
+            RedisAccError: a node cannot be reached, or refuses something.
+        """
+        self._refresh()
+        return self._record is not None
+
     def update(self, part: SumPart, divisor: float) -> bool:
         """Updates a part of the parameters with a part of the sum of the expected gradients.
 
