@@ -22,9 +22,11 @@ from redisacc.embedded import Server
 README = Path(__file__).parents[2] / "README.md"
 
 _RUN = "$ redisacc run "
-_STEP = re.compile(r"^chief    \| (step \d+: .*)$", re.MULTILINE)
+_STEP = re.compile(r"^worker 0 \| (step \d+: .*)$", re.MULTILINE)
 _STARTED = re.compile(r"process (\d+) started .* as process (\d+);")
-_BEGINS = re.compile(r"process (\d+) begins at step (\d+)")
+_WORKER = re.compile(r"worker (\d) is process (\d+)")
+# The lines of the program that the reader would write without redisacc, too.
+_OF_THE_MODEL = 14
 
 
 def _blocks(language: str) -> list[str]:
@@ -45,7 +47,10 @@ def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tup
     # What the reader's PATH would find.
     python = shlex.quote(sys.executable)
     arguments = line[2:].replace(" python ", f" {python} ").replace("redisacc", f"exec {python} -m redisacc", 1)
-    (tmp_path / "train.py").write_text(next(block for block in blocks if block.startswith("# train.py")))
+    program = next(block for block in blocks if block.startswith("# train.py"))
+    # As the reader has it, but for the time in which a larger model would compute.
+    assert "time.sleep(0.1)" in program
+    (tmp_path / "train.py").write_text(program.replace("time.sleep(0.1)", "time.sleep(0.02)"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
     runs: list[subprocess.Popen[bytes]] = []
 
@@ -73,11 +78,16 @@ def _wait_for(text: str, run: subprocess.Popen[bytes], out: Path) -> None:
         time.sleep(0.02)
 
 
-def _without_numbers(lines: list[str]) -> list[str]:
-    """Returns lines without what differs from run to run: processes, ports, steps at which they begin, and versions."""
-    text = re.sub(r"process \d+", "process N", "\n".join(lines))
-    text = re.sub(r"begins at step \d+", "begins at step N", text)
-    return re.sub(r"(?:Valkey|Redis) \S+( as .*):\d+/0", r"SERVER\1", text).splitlines()
+def _without_numbers(text: str) -> list[str]:
+    """Returns lines without what differs from run to run: processes, ports, versions, and the order of workers.
+
+    The loss depends on the edition of the text, so only its first digit stays.
+    """
+    text = re.sub(r"process \d+", "process N", text)
+    text = re.sub(r"(loss \d)\.\d+", r"\1", text)
+    text = re.sub(r"(?:Valkey|Redis) \S+( as .*):\d+/0", r"SERVER\1", text)
+    lines = [line for line in text.splitlines() if not line.startswith("$ ")]
+    return sorted(line for line in lines if "is process" in line) + [line for line in lines if "is process" not in line]
 
 
 def _processes_in(folder: Path) -> list[int]:
@@ -106,52 +116,61 @@ def _redisacc(url: str, command: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_quick_start_survives_what_the_readme_does_to_it(
-    run_as_typed: Callable[[], tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
+    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
 ) -> None:
     consoles = _blocks("console")
     at = next(n for n, block in enumerate(consoles) if block.startswith(_RUN))
-    first_run, kill_chief, after_death, kill_all, second_run = consoles[at : at + 5]
-    [(run_pid, server_pid)], [(chief_pid, _)] = _STARTED.findall(first_run), _BEGINS.findall(first_run)
+    first_run, kill_worker, after_death, kill_all, second_run = consoles[at : at + 5]
+    [(run_pid, server_pid)] = _STARTED.findall(first_run)
     # Each number that the reader types is one that the output names.
-    assert kill_chief == f"$ kill -9 {chief_pid}\n"
+    assert kill_worker == f"$ kill -9 {dict(_WORKER.findall(first_run))['0']}\n"
     assert kill_all == f"$ kill -9 {run_pid} {server_pid}\n"
+    undisturbed, expected = run_as_typed("--server-dir data", "--server-dir undisturbed")
 
     run, out = run_as_typed()
-    _wait_for("step 40:", run, out)
-    os.kill(int(_BEGINS.findall(out.read_text())[0][0]), signal.SIGKILL)
-    _wait_for("step 60:", run, out)
+    _wait_for("step 100:", run, out)
+    os.kill(int(dict(_WORKER.findall(out.read_text()))["0"]), signal.SIGKILL)
+    _wait_for("step 150:", run, out)
     [(run_pid, server_pid)] = _STARTED.findall(out.read_text())
     assert int(run_pid) == run.pid
     os.kill(run.pid, signal.SIGKILL)
     os.kill(int(server_pid), signal.SIGKILL)
     run.wait()
+    assert undisturbed.wait(120) == 0, expected.read_text()
     deadline = time.monotonic() + 60
     while left := _processes_in(tmp_path):
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
     first = out.read_text()
-    [(_, zero), (_, after)] = _BEGINS.findall(first)
-    assert int(zero) == 0
-    assert 40 <= int(after) < 60
-    readers = [line for block in (first_run, after_death) for line in block.splitlines() if not line.startswith("$ ")]
-    assert _without_numbers(first.splitlines()) == _without_numbers(readers)
-
     run, out = run_as_typed()
     assert run.wait(120) == 0, out.read_text()
     second = out.read_text()
-    [(_, after_all_died)] = _BEGINS.findall(second)
-    # The steps of two seconds may be lost.
-    assert 40 <= int(after_all_died) <= 61
-    # However it was disturbed, it prints what the README says: the numbers depend on the deaths in no way.
-    again = _STEP.findall(first)[-1:]
-    assert [line for line in _without_numbers(second.splitlines()) if line[len("chief    | ") :] not in again] == (
-        _without_numbers(second_run.splitlines()[1:])
-    )
+
+    # However it was disturbed, it prints what an undisturbed one prints. A worker that was killed in the middle of a
+    # step prints that step again, and the steps of two seconds may be computed again.
+    steps = _STEP.findall(first) + _STEP.findall(second)
+    assert sorted(set(steps), key=steps.index) == _STEP.findall(expected.read_text())
+    assert [step.partition(":")[0] for step in dict.fromkeys(steps)] == [f"step {n}" for n in range(0, 300, 50)]
+    for output, pages in ((first, [first_run, after_death]), (second, [second_run])):
+        lines = dict.fromkeys(_without_numbers(output))
+        again = [line for line in lines if "step" in line and line not in _without_numbers("".join(pages))]
+        # Only steps that were printed before.
+        assert all(line in _without_numbers(first) for line in again)
+        assert [line for line in lines if line not in again] == list(dict.fromkeys(_without_numbers("".join(pages))))
 
     run, out = run_as_typed()
     assert run.wait(60) == 0, out.read_text()
-    assert [int(step) for _, step in _BEGINS.findall(out.read_text())] == [100]
     assert not _STEP.findall(out.read_text())
+    # The commands that look inside, with the URL that the run has printed.
+    looks = next(block for block in consoles if "$ redisacc watch" in block)
+    assert looks.startswith(f"$ export REDISACC_URL={_url(first_run)}\n")
+
+
+def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks: list[str]) -> None:
+    program = next(block for block in blocks if block.startswith("# train.py"))
+    lines = [line for line in program.splitlines() if line and not line.startswith("#")]
+    assert "Fourteen of its lines are the model and its data" in README.read_text()
+    assert len(lines) - _OF_THE_MODEL <= 12
 
 
 @pytest.mark.thorough
@@ -160,24 +179,21 @@ def test_what_the_readme_says_about_a_training_that_is_done_and_about_looking_in
     run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
 ) -> None:
     consoles = _blocks("console")
-    first_run = next(block for block in consoles if block.startswith(_RUN))
     run, out = run_as_typed()
     assert run.wait(120) == 0, out.read_text()
     program = tmp_path / "train.py"
-    program.write_text(program.read_text().replace("until=100", "until=200"))
+    program.write_text(program.read_text().replace("until=300", "until=2000"))
     run, out = run_as_typed()
-    _wait_for("step 120:", run, out)
-    assert [int(step) for _, step in _BEGINS.findall(out.read_text())] == [100]
-    # The commands that look inside, with the URL that the run has printed.
+    _wait_for("step 350:", run, out)
+    assert _STEP.findall(out.read_text())[0].startswith("step 300:")
     looks = next(block for block in consoles if "$ redisacc watch" in block)
-    assert looks.startswith(f"$ export REDISACC_URL={_url(first_run)}\n")
     show, watch = re.findall(r"^\$ (redisacc (?:show|watch)\b[^#]*)", looks, re.MULTILINE)
     shown = _redisacc(_url(out.read_text()), show)
     assert all(f"worker {number}" in shown for number in range(3))
     assert "quickstart  step " in _redisacc(_url(out.read_text()), f"{watch} --number 1")
 
     run, out = run_as_typed("--server-dir data", "--server-dir another")
-    _wait_for("begins at step 0", run, out)
+    _wait_for("step 0:", run, out)
 
 
 @pytest.mark.thorough
@@ -186,20 +202,20 @@ def test_without_durable_a_killed_server_loses_what_came_after_its_last_snapshot
     run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]],
 ) -> None:
     run, out = run_as_typed(" --durable", "")
-    _wait_for("step 20:", run, out)
+    _wait_for("step 50:", run, out)
     [(_, server_pid)] = _STARTED.findall(out.read_text())
     os.kill(int(server_pid), signal.SIGKILL)
     assert run.wait(60) == 1
-    assert "the server ended unexpectedly" in out.read_text()
+    assert "by somebody or by the kernel" in out.read_text()
     run, out = run_as_typed(" --durable", "")
-    _wait_for("begins at step 0", run, out)
+    _wait_for("step 0:", run, out)
     # A server that is stopped loses nothing.
-    _wait_for("step 20:", run, out)
+    _wait_for("step 50:", run, out)
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
     run, out = run_as_typed(" --durable", "")
-    _wait_for("begins at step", run, out)
-    assert int(_BEGINS.findall(out.read_text())[0][1]) >= 20
+    _wait_for("step 100:", run, out)
+    assert "step 0:" not in out.read_text()
 
 
 @pytest.mark.parametrize(
