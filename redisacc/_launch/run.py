@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import NamedTuple
 
 from redisacc._handles.environment import Place
 from redisacc._launch.guard import Guard
@@ -21,7 +22,7 @@ from redisacc._launch.output import outputs
 from redisacc._launch.restarts import PERMANENT, WINDOW, Restarts
 from redisacc._text import MESSAGE, printable
 
-__all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Run", "places"]
+__all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Look", "Run", "places"]
 
 # A shell's exit code for a program that was ended by a signal is this plus the signal's number.
 STOPPED_BY_SIGNAL = 128
@@ -49,6 +50,13 @@ class CannotStartError(Exception):
         self.exit_code = exit_code
 
 
+class Look(NamedTuple):
+    """What a look at something that a run depends on has found: a line for people, and whether the run has to end."""
+
+    text: str
+    is_over: bool
+
+
 def places(*, chief: bool, workers: int, first_worker: int, total_workers: int | None) -> list[Place]:
     """Returns the places of the run on this machine, each with a new id."""
 
@@ -74,7 +82,8 @@ class Run:
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
-        problem: called now and then; returns a text if the run has to end, for example because the server has.
+        look: called now and then; returns what there is to say of something else that the run depends on, such as its
+            server, and whether the run has to end because of it.
     """
 
     def __init__(
@@ -87,12 +96,12 @@ class Run:
         restart_window: float = WINDOW,
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
-        problem: Callable[[], str | None] = lambda: None,
+        look: Callable[[], Look | None] = lambda: None,
     ) -> None:
         self._restart_window = restart_window
         self._give_up_on = give_up_on
         self._grace = grace
-        self._problem = problem
+        self._look = look
         self._out, self._err = outputs(os.environ)
         self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members))
         self._guard = Guard(math.ceil(grace))
@@ -284,10 +293,11 @@ class Run:
         if not self._guard.alive:
             self._replace_guard()
         if self._code is None:
-            text = self._problem()
-            if text is not None:
-                self.say(text)
-                self._end(1)
+            found = self._look()
+            if found is not None:
+                self.say(found.text)
+                if found.is_over:
+                    self._end(1)
 
     def _replace_guard(self) -> None:
         leaders = {member.slot: member.group for member in self._members}

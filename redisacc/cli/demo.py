@@ -16,11 +16,12 @@ import click
 
 import redisacc
 from redisacc._admin.training import delete_training
+from redisacc._launch.restarts import Restarts
 from redisacc._launch.run import Run, places
 from redisacc.cli.shared.failures import interrupts_raise, report_failures
 from redisacc.cli.shared.options import transport_of
 from redisacc.cli.shared.output import count_text, echo_wrapped
-from redisacc.cli.shared.own_server import own_server, problem_of
+from redisacc.cli.shared.own_server import ServerKeeper, own_server
 from redisacc.demo import DemoError
 from redisacc.demo.settings import Settings, training_options
 from redisacc.demo.skipgram import Array, initial_parameters, neighbours
@@ -68,7 +69,8 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
         transport = transport_of(address)
         try:
             members = places(chief=True, workers=settings.workers, first_worker=0, total_workers=settings.workers)
-            run = Run(members, program, environment, restarts=5, grace=10, problem=lambda: problem_of(server))
+            keeper = ServerKeeper(server, Restarts(5), keeps_data=False)
+            run = Run(members, program, environment, restarts=5, grace=10, look=keeper.look)
             if code := run.wait():
                 raise SystemExit(code)
             _, parameters = redisacc.Parameters(name, redis=address).wait()

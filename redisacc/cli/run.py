@@ -11,13 +11,13 @@ import click
 from click.core import ParameterSource
 
 from redisacc._handles.environment import MAX_WORKERS
-from redisacc._launch.restarts import PERMANENT, WINDOW
+from redisacc._launch.restarts import PERMANENT, WINDOW, Restarts
 from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import shown
 from redisacc.cli.shared.failures import fail, report_failures
 from redisacc.cli.shared.options import NonEmptyPath, Seconds, redis_option, transport_of
-from redisacc.cli.shared.own_server import own_server, problem_of
+from redisacc.cli.shared.own_server import ServerKeeper, own_server
 
 __all__ = ["run"]
 
@@ -173,6 +173,7 @@ def run(
             **os.environ,
             "REDISACC_URL": url or DEFAULT_URL if server is None else server.url,
         }
+        keeper = ServerKeeper(server, Restarts(restarts, restart_window), keeps_data=server_dir is not None)
         try:
             started = Run(
                 members,
@@ -182,7 +183,7 @@ def run(
                 restart_window=restart_window,
                 give_up_on=give_up_on,
                 grace=grace,
-                problem=lambda: problem_of(server),
+                look=keeper.look,
             )
             if server is not None:
                 # The process ids are for those who want to end or kill one of the two.

@@ -133,6 +133,10 @@ def test_quick_start_survives_what_the_readme_does_to_it(
     _wait_for("step 150:", run, out)
     [(run_pid, server_pid)] = _STARTED.findall(out.read_text())
     assert int(run_pid) == run.pid
+    # The server alone is started again. What it has lost of the last seconds, the workers have.
+    os.kill(int(server_pid), signal.SIGKILL)
+    _wait_for("the server is back", run, out)
+    server_pid = re.findall(r"the server is back as process (\d+)", out.read_text())[0]
     os.kill(run.pid, signal.SIGKILL)
     os.kill(int(server_pid), signal.SIGKILL)
     run.wait()
@@ -152,7 +156,7 @@ def test_quick_start_survives_what_the_readme_does_to_it(
     assert sorted(set(steps), key=steps.index) == _STEP.findall(expected.read_text())
     assert [step.partition(":")[0] for step in dict.fromkeys(steps)] == [f"step {n}" for n in range(0, 300, 50)]
     for output, pages in ((first, [first_run, after_death]), (second, [second_run])):
-        lines = dict.fromkeys(_without_numbers(output))
+        lines = dict.fromkeys(line for line in _without_numbers(output) if "the server" not in line)
         again = [line for line in lines if "step" in line and line not in _without_numbers("".join(pages))]
         # Only steps that were printed before.
         assert all(line in _without_numbers(first) for line in again)
@@ -204,9 +208,9 @@ def test_without_durable_a_killed_server_loses_what_came_after_its_last_snapshot
     run, out = run_as_typed(" --durable", "")
     _wait_for("step 50:", run, out)
     [(_, server_pid)] = _STARTED.findall(out.read_text())
+    os.kill(run.pid, signal.SIGKILL)
     os.kill(int(server_pid), signal.SIGKILL)
-    assert run.wait(60) == 1
-    assert "by somebody or by the kernel" in out.read_text()
+    run.wait()
     run, out = run_as_typed(" --durable", "")
     _wait_for("step 0:", run, out)
     # A server that is stopped loses nothing.

@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 
@@ -93,16 +94,51 @@ def test_server_that_ends_ends_the_run(start, unused_port):
     assert "overcommit" not in run.err
 
 
-def test_killed_server_ends_the_run(start, unused_port):
-    run = start("--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+KILLED = (
+    "redisacc | the server was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` "
+    "reports. It has logged nothing since it was ready"
+)
+
+
+def test_a_server_that_is_killed_too_often_ends_the_run(start, unused_port):
+    script = "print('ready'); import time; time.sleep(1000)"
+    run = start("--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
     assert run.code() == 1
-    assert (
-        "redisacc | the server was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` "
-        "reports. It has logged nothing since it was ready\n"
-    ) in run.err
+    assert f"{KILLED}\n" in run.err
+
+
+TRAINING = """
+import time
+import numpy as np
+import redisacc
+
+with redisacc.Training("kept", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(0.1), workers=1, number=0) as training:
+    for step, weights in training.steps(until=60):
+        time.sleep(0.03)
+        training.apply({"w": weights["w"] + step})
+        if step == 20:
+            print("step 20")
+    print(training.latest()[1]["w"].tolist())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--server-dir", "data", "--durable")], ids=["memory", "durable"])
+def test_a_killed_server_starts_again_and_a_training_continues(start, unused_port, options):
+    run = start("--no-chief", "--workers", 1, "--server-port", unused_port, *options, script=TRAINING)
+    run.seen("step 20")
+    with redis.Redis(port=unused_port) as client:
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)
+    assert run.code() == 0, run.err
+    weights = np.zeros(2)
+    for step in range(60):
+        weights -= 0.1 * (weights + step)
+    assert run.out.splitlines()[-1] == f"worker 0 | {weights.tolist()}"
+    lost = "" if options else ". Its data were in memory only; trainings continue from what processes have"
+    assert f"{KILLED}. It starts again in 0.5 s{lost}\n" in run.err
+    assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
 
 
 def test_an_empty_directory_is_refused(start, tmp_path):
