@@ -12,17 +12,19 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
-from benchmarks.goodput.measure import NEEDED, Outcome, median, run
+from benchmarks.goodput.measure import NEEDED, Crew, Outcome, median, run
 from benchmarks.goodput.report import NAMES, render
 from benchmarks.markdown import write
 
 ROOT = Path(__file__).resolve().parents[2]
-# Who is killed -> whether the data are on a cluster.
-VICTIMS = {"worker": False, "chief": False, "reducer": True, "node": True}
+# The crews, and which processes of each are killed, one kind in each run.
+VICTIMS = {Crew(): ("worker", "chief"), Crew(training=True): ("any",), Crew(cluster=True): ("reducer", "node")}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     if given.add:
         results["crews"] += json.loads((out / NAMES[0]).read_text())["crews"]
     different = 0
-    for cluster in (False, True):
-        victims = [name for name in given.only or VICTIMS if VICTIMS[name] == cluster]
+    for kind, every in VICTIMS.items():
+        victims = [name for name in every if name in (given.only or every)]
         for backup in given.backup or (0, 1):
             if victims:
-                different += _crew(given, results, victims, cluster=cluster, backup=backup)
+                different += _crew(given, results, victims, replace(kind, backup=backup))
                 results["seconds"] = round(time.monotonic() - began)
                 # After each crew, so that a run that is interrupted keeps the others.
                 write(results, out, NAMES, render, None)
@@ -60,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=600, help="how long each run takes, or an interval if that is more"
     )
     parser.add_argument("--every", type=float, action="append", help="seconds between kills (default: 10, 30 and 120)")
-    parser.add_argument("--only", action="append", choices=VICTIMS, help="kill only these; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=[*chain(*VICTIMS.values())], help="kill only these; may be repeated"
+    )
     parser.add_argument("--backup", type=int, action="append", choices=(0, 1), help="backup workers (default: 0 and 1)")
     parser.add_argument("--seed", type=int, default=1, help="decides which processes are killed")
     parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
@@ -69,13 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _crew(given: argparse.Namespace, results: dict[str, Any], victims: list[str], *, cluster: bool, backup: int) -> int:
+def _crew(given: argparse.Namespace, results: dict[str, Any], victims: list[str], crew: Crew) -> int:
     """Measures a crew, and adds it to the results. Returns how many steps differ between its runs or workers."""
     digests: dict[int, set[int]] = {}
 
     def measured(victim: str, every: float | None) -> Outcome:
         seconds = max(given.seconds, every or 0)
-        found = run(seconds, victim, every, cluster=cluster, backup=backup, seed=given.seed)
+        found = run(seconds, victim, every, crew, seed=given.seed)
         for step, values in found.digests.items():
             digests.setdefault(step, set()).update(values)
         print(
@@ -104,8 +108,8 @@ def _crew(given: argparse.Namespace, results: dict[str, Any], victims: list[str]
     ]
     different = [step for step, values in digests.items() if len(values) > 1]
     rates = [one.steps / one.seconds for one in undisturbed]
-    crew = {"cluster": cluster, "backup": backup, "undisturbed": rates, "rows": rows}
-    results["crews"].append({**crew, "steps": len(digests), "different": len(different)})
+    measured_crew = {**asdict(crew), "undisturbed": rates, "rows": rows}
+    results["crews"].append({**measured_crew, "steps": len(digests), "different": len(different)})
     return len(different)
 
 

@@ -26,6 +26,21 @@ _FIRST_STEP = 10
 _TICK = 0.01
 
 
+@dataclass(frozen=True)
+class Crew:
+    """What is run.
+
+    Attributes:
+        cluster: whether the data are on a cluster, instead of one server.
+        training: whether all processes are the same, a ``Training``, instead of a chief and workers.
+        backup: how many workers more there are than gradients in a step.
+    """
+
+    cluster: bool = False
+    training: bool = False
+    backup: int = 0
+
+
 @dataclass
 class Outcome:
     """What a run has done.
@@ -45,26 +60,33 @@ class Outcome:
     digests: dict[int, set[int]] = field(default_factory=dict)
 
 
-def run(seconds: float, victim: str, every: float | None, *, cluster: bool, backup: int, seed: int) -> Outcome:
+def run(seconds: float, victim: str, every: float | None, crew: Crew, *, seed: int) -> Outcome:
     """Runs the training for some seconds, from one of its first steps on.
 
     Args:
         seconds: how long.
-        victim: "worker", "chief" or, on a cluster, "reducer" or "node".
+        victim: "worker" or "chief"; "any" of a training; or, on a cluster, "reducer" or "node".
         every: how often one is killed, in seconds, for the first time after half of that; None: never.
-        cluster: whether the data are on a cluster, instead of one server.
-        backup: how many workers more there are than gradients in a step.
+        crew: what is run.
         seed: decides which processes are killed.
     """
     choose = random.Random(seed)  # noqa: S311 - not for secrets
     with (
         tempfile.TemporaryDirectory(prefix="redisacc-goodput-") as directory,
-        OnCluster() if cluster else OneServer() as servers,
+        OnCluster() if crew.cluster else OneServer() as servers,
     ):
         folder = Path(directory)
         command = [sys.executable, "-m", "redisacc", "run", *servers.options, "--restarts", "100000"]
-        command += ["--workers", str(NEEDED + backup), "--", sys.executable, "-m", "benchmarks.goodput.trainee"]
+        command += ["--workers", str(NEEDED + crew.backup), "--total-workers", str(NEEDED + crew.backup)]
+        command += [
+            *(["--no-chief"] if crew.training else ()),
+            "--",
+            sys.executable,
+            "-m",
+            "benchmarks.goodput.trainee",
+        ]
         command += [str(folder), "--needed", str(NEEDED), "--partitions", str(servers.partitions)]
+        command += ["--training"] if crew.training else []
         with (folder / "log").open("wb") as log:
             running = subprocess.Popen(command, stdout=log, stderr=log)
             try:
@@ -85,7 +107,7 @@ def run(seconds: float, victim: str, every: float | None, *, cluster: bool, back
         found = Outcome(steps, seconds, len(deaths))
         for step, digest, _, _ in (line for worker in lines for line in worker):
             found.digests.setdefault(int(step), set()).add(int(digest))
-        if victim == "worker":
+        if victim in ("worker", "any"):
             found.back = [back for death in deaths if (back := seconds_until_back(lines, death)) is not None]
         return found
 

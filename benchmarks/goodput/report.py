@@ -8,7 +8,7 @@ from benchmarks.markdown import table
 
 Results = dict[str, Any]
 NAMES = ("goodput.json", "goodput.md")
-# The least goodput with a kill every 30 seconds on one host, for workers and chief: backup workers -> share.
+# The least goodput with a kill every 30 seconds on one host: backup workers -> share.
 BARS = {0: 0.95, 1: 0.98}
 BAR_EVERY = 30
 _TORCHFT = "https://github.com/pytorch/torchft"
@@ -37,10 +37,11 @@ def render(results: Results, drawn: dict[str, str]) -> str:
             "death of a worker until its successor begins a step: the start of Python "
             "and its imports, and the fetch of the parameters. Bars are for one host, with a kill every 30 s.\n",
             f"Each step needs {results['needed']} gradients of 1 MB in float32 from workers that compute for 0.1 s, "
-            "and AdamW updates the parameters. A backup worker is one more than a step needs. Workers and chief run "
-            "under `redisacc run`: on one host with its `--server`; on a cluster of three masters, each with a replica "
-            "and a reducer, `min_replicas=1` and nodes that count as failed after 5 s. A reducer that is killed is "
-            "started again at once; a node when its replica has taken its place.\n",
+            "and AdamW updates the parameters. A backup worker is one more than a step needs. Workers and chief, or "
+            "the equal processes of a `Training`, of which one leads, run under `redisacc run`: on one host with its "
+            "`--server`; on a cluster of three masters, each with a replica and a reducer, `min_replicas=1` and nodes "
+            "that count as failed after 5 s. A reducer that is killed is started again at once; a node when its "
+            "replica has taken its place.\n",
             "For comparison: torchft's operations time out after 60 s by default "
             f"([`torchft/manager.py`]({_MANAGER})), and a user reports 948 s from a fault until the replica group of "
             f"Llama 3 8B trained again ([issue 329]({_REPORTED})). The models differ, so these are no measurements "
@@ -60,7 +61,7 @@ def _options(results: Results) -> str:
 def _rows(crews: list[Results]) -> str:
     rows = []
     for crew in crews:
-        where = "a cluster" if crew["cluster"] else "one host"
+        where = "a cluster" if crew["cluster"] else "one host, `Training`" if crew["training"] else "one host"
         crowd = f"{where}, one backup worker" if crew["backup"] else where
         for row in crew["rows"]:
             bar = BARS[crew["backup"]] if not crew["cluster"] and row["every"] == BAR_EVERY else None

@@ -35,8 +35,8 @@ class OneServer:
         pass
 
     def kill(self, victim: str, folder: Path, choose: random.Random) -> bool:
-        """Kills a process of a kind, "chief" or "worker". Returns whether there was one."""
-        path = choose.choice(sorted(folder.glob(f"{victim}*.pid")))
+        """Kills a process of a kind: "chief", "worker" or "any". Returns whether there was one."""
+        path = choose.choice(sorted(folder.glob("*.pid" if victim == "any" else f"{victim}*.pid")))
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
             return True

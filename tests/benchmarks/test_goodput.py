@@ -25,7 +25,15 @@ def row(**more: Any) -> dict[str, Any]:
 
 
 def page(*rows: dict[str, Any], different: int = 0, **crew: Any) -> str:
-    of = {"cluster": False, "backup": 0, "undisturbed": [6.0, 5.4], "rows": rows, "steps": 700, **crew}
+    of = {
+        "cluster": False,
+        "training": False,
+        "backup": 0,
+        "undisturbed": [6.0, 5.4],
+        "rows": rows,
+        "steps": 700,
+        **crew,
+    }
     machine = {"cpu": "a processor", "cores": 2, "load_before": 0.5}
     results = {"machine": machine, "when": "2026-11-24T00:00:00", "seconds": 60, "needed": 3, "options": ""}
     return render({**results, "crews": [{**of, "different": different}]}, {})
@@ -38,6 +46,9 @@ def test_the_page_marks_bars_that_are_missed() -> None:
     assert "| 96.0% |  | 1.20 s | **1.60 s** |" in page(row(every=10, back=1.6))
     assert "| a cluster | node | 30 s | 4 | 40.0% |  | 1.20 s |  |" in page(
         row(victim="node", goodput=0.4, back=None), cluster=True
+    )
+    assert "| one host, `Training` | any | 30 s | 4 | 94.9% | **95%, missed** |" in page(
+        row(victim="any", goodput=0.949, back=None), training=True
     )
     assert "10.0% at most" in page(row())
 
@@ -55,9 +66,8 @@ def test_a_worker_is_back_with_the_first_step_of_another_process() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cluster", [False, True])
-def test_a_short_run(tmp_path: Path, cluster: bool) -> None:
-    victim = "reducer" if cluster else "worker"
+@pytest.mark.parametrize("victim", ["worker", "any", "reducer"])
+def test_a_short_run(tmp_path: Path, victim: str) -> None:
     arguments = ["--seconds", "3", "--every", "2", "--backup", "1", "--only", victim, "--out", str(tmp_path)]
     assert goodput.main(arguments) == 0
     (crew,) = json.loads((tmp_path / NAMES[0]).read_text())["crews"]
