@@ -15,7 +15,7 @@ PERMANENT = (2, 64, 78, 126, 127)
 WINDOW = 3600.0
 # A process that lived for this many seconds is started again at once: pauses are for processes that die while they
 # begin, and would cost a training on machines that fail now and then much of its time.
-STEADY = 10.0
+STEADY = 5.0
 # Seconds before the first restart in such a succession. Each further pause is twice as long as the one before.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
