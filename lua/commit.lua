@@ -13,7 +13,7 @@
 -- ARGV worker          text      name under which the gradient is counted
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
--- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
+-- ARGV notes           text      what is noted of it for takers: see contribution.lua; "" if nothing is
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""

@@ -9,7 +9,7 @@
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, trace, weight. is_buffered: whether the sizes of the buffered gradients are to be read, too.
+-- round_shape, once, notes, weight. is_buffered: whether the sizes of the buffered gradients are to be read, too.
 local function admit(keys, request, is_buffered)
   local names = {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count'}
   if is_buffered then
@@ -31,7 +31,7 @@ local function admit(keys, request, is_buffered)
     -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)
   end
-  local in_round, traces = read_contribution(keys.workers, request.worker)
+  local in_round, notes = read_contribution(keys.workers, request.worker)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
@@ -65,7 +65,7 @@ local function admit(keys, request, is_buffered)
     end
   end
   return {
-    record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
+    record = record, entry = entry, in_round = in_round, notes = notes, staleness = staleness,
     staleness_text = staleness_text, weight = weight, total_weight = total_weight,
   }
 end
@@ -100,7 +100,7 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
       redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
     end
   end
-  write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
+  write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.notes, request.notes)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
   local staleness, weight = '', ''

@@ -1,25 +1,26 @@
 -- #include "count_text"
 
 -- The field WORKER of the workers hash has the text "number": how many gradients of this worker are in the current
--- round. The traceparents of those that were traced follow, each after a space. Takers link their spans.
+-- round. Notes follow, each after a space: the traceparents of those that were traced, because takers link their spans;
+-- and "name=value*weight" for each metric of a gradient.
 
--- At most this many bytes of traceparents, sixteen of them, are kept for a worker. Later ones are dropped.
-local TRACES_BYTES = 16 * 56
+-- At most this many bytes of notes are kept for a worker, of which a gradient has at most 824. Later ones are dropped.
+local NOTES_BYTES = 896
 
--- Returns a worker's number and its traceparents as text, or nil if the field holds what redisacc never writes.
+-- Returns a worker's number and its notes as text, or nil if the field holds what redisacc never writes.
 local function read_contribution(workers_key, worker)
   local text = redis.call('HGET', workers_key, worker) or '0'
   local number = parse_count(text)
   if number then
     return number, ''
   end
-  local digits, traces = string.match(text, '^(%d+)( .*)$')
-  return parse_count(digits), traces and #traces <= TRACES_BYTES and traces or ''
+  local digits, notes = string.match(text, '^(%d+)( .*)$')
+  return parse_count(digits), notes and #notes <= NOTES_BYTES and notes or ''
 end
 
-local function write_contribution(workers_key, worker, number, traces, trace)
-  if trace ~= '' and #traces + 1 + #trace <= TRACES_BYTES then
-    traces = traces .. ' ' .. trace
+local function write_contribution(workers_key, worker, number, notes, added)
+  if added ~= '' and #notes + 1 + #added <= NOTES_BYTES then
+    notes = notes .. ' ' .. added
   end
-  redis.call('HSET', workers_key, worker, count_text(number) .. traces)
+  redis.call('HSET', workers_key, worker, count_text(number) .. notes)
 end

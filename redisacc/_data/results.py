@@ -78,6 +78,7 @@ class Round(Generic[G_co]):
             ``local_step`` was not below the step when it was accepted, as all are unless the accumulator has a
             ``max_staleness``.
         total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
+        metrics: the mean of each metric by weight, over the gradients that have it; NaN if one of these values is.
 
     Example:
         >>> import redisacc
@@ -95,3 +96,4 @@ class Round(Generic[G_co]):
     workers: dict[str, int] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
     total_weight: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from redisacc._data.metrics import mean_metrics
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
 from redisacc._format.staleness import parse_staleness
@@ -162,7 +163,7 @@ def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
 
 
 def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
-    """Returns worker's name → number of gradients, sorted by name. Each count may be followed by traceparents."""
+    """Returns worker's name → number of gradients, sorted by name. Each count may be followed by notes."""
     workers = {}
     for name, text in fields.items():
         count, _, _ = text.partition(b" ")
@@ -174,17 +175,24 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     return dict(sorted(workers.items()))
 
 
-def parse_traces(fields: Mapping[bytes, bytes]) -> list[TraceParent]:
-    """Returns the spans that have applied gradients of a round, given the same fields as ``parse_workers``.
+def parse_notes(fields: Mapping[bytes, bytes]) -> tuple[list[TraceParent], dict[str, float]]:
+    """Returns what is noted of the gradients of a round, given the same fields as ``parse_workers``.
 
-    Whatever is not a valid traceparent is left out: it only serves people who look at traces.
+    Whatever is not a valid note is left out: notes only serve people.
+
+    Returns:
+        The spans that have applied the gradients; and the mean of each metric. It is formed in the order in which
+        "worker 2" precedes "worker 10".
     """
     found = []
-    for text in fields.values():
-        # Most rounds are not traced.
+    for name, text in fields.items():
+        # Most gradients have none.
         if b" " in text:
-            found += [parse_traceparent(trace) for trace in text[:LONGEST_ENTRY].split(b" ")[1:]]
-    return [trace for trace in found if trace is not None] if found else []
+            found.append((len(name), name, text[:LONGEST_ENTRY].split(b" ")[1:]))
+    if not found:
+        return [], {}
+    notes = [note for *_, of_worker in sorted(found) for note in of_worker]
+    return [trace for note in notes if (trace := parse_traceparent(note)) is not None], mean_metrics(notes)
 
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:

@@ -14,6 +14,7 @@ from redisacc._data import validation
 from redisacc._data.encodings import Wire, checked_wire
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
+from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
 from redisacc._data.weights import checked_weight
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
@@ -166,6 +167,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         weight: object,
         once_per_worker: object,
         wire: object,
+        metrics: object = None,
     ) -> ApplyResult:
         """Applies a gradient. Apart from the shape that binds the round, the other arguments are the caller's."""
         label = self._own_label if name is None else self._label(name)
@@ -191,9 +193,10 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         )
         operation = self._telemetry.observe("apply", worker)
         if operation is NOT_OBSERVED:
-            return apply(trace="")
+            return apply(notes="" if metrics is None else metric_notes(metrics, checked))
         with operation:
-            result = apply(trace=operation.trace)
+            notes = [note for note in (operation.trace, metric_notes(metrics, checked)) if note]
+            result = apply(notes=" ".join(notes))
             operation.note_gradient(gradient, step, result.outcome, result.global_step)
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -104,6 +105,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
@@ -128,6 +130,9 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
             wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
+            metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
+                64 ASCII letters, digits and ``_ . / -``. The round has their means, by weight: see ``Round.metrics``.
+                Of a worker with several gradients in a round, the server keeps up to 896 bytes of them.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -154,6 +159,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
+            metrics=metrics,
         )
 
     def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0) -> Array:

@@ -365,6 +365,15 @@ class Chief(Participant):
                 "published"
             )
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In a loop over ``updates()``: the mean of each metric of the gradients of the last update, by their weights.
+
+        They are those that workers gave to ``apply``. Empty if they gave none. ``rounds()`` yields them as
+        ``Round.metrics``.
+        """
+        return {} if self._updating is None else dict(self._updating.metrics)
+
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
 

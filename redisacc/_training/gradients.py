@@ -59,13 +59,17 @@ def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any
 
 
 def apply_gradient(
-    accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float, step: int
+    accumulator: ConditionalAccumulatorBase[Any],
+    gradient: Any,
+    weight: float,
+    step: int,
+    metrics: Mapping[str, float] | None,
 ) -> ApplyResult:
     """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
     if isinstance(accumulator, SparseConditionalAccumulator):
         if type(gradient) is tuple:
             indices, values = gradient
-            return accumulator.apply_grad(indices, values, local_step=step, weight=weight)
-        return accumulator.apply_indexed_slices_grad(gradient, step, weight=weight)
+            return accumulator.apply_grad(indices, values, local_step=step, weight=weight, metrics=metrics)
+        return accumulator.apply_indexed_slices_grad(gradient, step, weight=weight, metrics=metrics)
     assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
-    return accumulator.apply_grad(gradient, step, weight=weight)
+    return accumulator.apply_grad(gradient, step, weight=weight, metrics=metrics)

@@ -74,6 +74,10 @@ class Training(Closing):
             gradients travel, and parameters in float32.
         finite: as for ``Worker``.
         patience: as for ``Worker``.
+        log: called with each step and the means of its metrics, in the thread that leads, for example
+            ``lambda step, metrics: wandb.log(metrics, step=step)`` in a program whose processes all call ``init``. If
+            the process that leads dies, the next one logs the steps that follow; a step may be missing, or logged
+            twice. An error that it raises ends this process as an error of ``update`` does.
         options: any further argument of ``Chief``, such as ``checkpoint``, ``partitions``, ``sparse`` or ``grace``.
             Every process should give the same ones, because each may lead.
 
@@ -105,12 +109,14 @@ class Training(Closing):
         wire: Wire | None = None,
         finite: bool = False,
         patience: float | None = None,
+        log: Callable[[int, dict[str, float]], object] | None = None,
         **options: Any,
     ) -> None:
         if (optimizer is None) == (update is None):
             raise InvalidArgumentError("a training needs either an optimizer or an update, a function")
-        if update is not None and not callable(update):
-            raise InvalidArgumentError(f"update must be a function, not {type(update).__name__}")
+        for name, function in (("update", update), ("log", log)):
+            if function is not None and not callable(function):
+                raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
         _check_options(options)
         here = place()
         needed = here.workers if workers is None else workers
@@ -119,6 +125,7 @@ class Training(Closing):
         self._workers = needed
         self._redis = redis
         self._update = update
+        self._log = log
         self._parameters = parameters
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
@@ -238,8 +245,9 @@ class Training(Closing):
 
     def _update_each(self, chief: Chief) -> None:
         if self._update is None:
-            for _ in chief.updates(until=self._until):
-                pass
+            for step in chief.updates(until=self._until):
+                if self._log is not None:
+                    self._log(step - 1, chief.metrics)
             return
         for taken in chief.rounds(until=self._until):
             updated = self._update(taken, chief.parameters, chief.state)
@@ -248,6 +256,8 @@ class Training(Closing):
                     f"update must return the parameters and the state, a tuple of two, not {type(updated).__name__}"
                 )
             chief.publish(updated[0], state=updated[1])
+            if self._log is not None:
+                self._log(taken.global_step, taken.metrics)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -259,8 +269,13 @@ class Training(Closing):
         if thread is not None:
             self._published._transport.waits.call(lambda: thread.join(timeout))
 
-    def apply(self, gradient: Any, *, weight: float = 1.0) -> ApplyResult:
+    def apply(self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
         """Applies the gradient of this worker for the current step, as ``Worker.apply`` does.
+
+        Args:
+            gradient: as for ``Worker.apply``.
+            weight: as for ``Worker.apply``.
+            metrics: as for ``Worker.apply``. ``log`` gets their means, in the process that leads.
 
         Raises:
             InvalidArgumentError: the gradient or the weight is invalid, or there is no step.
@@ -269,7 +284,7 @@ class Training(Closing):
         self._raise_failure()
         if self._worker is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
-        return self._worker.apply(gradient, weight=weight)
+        return self._worker.apply(gradient, weight=weight, metrics=metrics)
 
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.

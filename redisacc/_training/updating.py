@@ -127,6 +127,11 @@ class Updating:
         return other
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics of the last round that was used."""
+        return self._committer.metrics
+
+    @property
     def like(self) -> Any:
         """A tree with the shapes and dtypes of the parameters, which takes no memory."""
         assert self._known is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -139,6 +139,7 @@ class Worker(Participant):
         self._step: int | None = None
         self._gradient: Any = None
         self._weight = 1.0
+        self._metrics: Mapping[str, float] | None = None
         self._has_applied = False
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
@@ -353,7 +354,7 @@ class Worker(Participant):
                 "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
             )
-            self._apply(self._gradient, self._weight, step)
+            self._apply(self._gradient, self._weight, self._metrics, step)
 
     def _describe(self) -> str:
         clauses = [crew_text(self._crew)]
@@ -366,7 +367,7 @@ class Worker(Participant):
                 logger.debug("%s: %s", self.shared_name, error)
         return "; ".join(filter(None, clauses))
 
-    def apply(self, gradient: Any, *, weight: float = 1.0) -> ApplyResult:
+    def apply(self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
         """Applies the gradient of this worker for the current step of ``steps()``.
 
         Blocks for a round trip, and waits through an outage. However often the call is repeated, by this process or by
@@ -378,6 +379,9 @@ class Worker(Participant):
                 not be written to before the next step.
             weight: factor applied to the gradient, and its share in the mean: a number in [1.2e-38,
                 3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes accept 1 only.
+            metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
+                64 ASCII letters, digits and ``_ . / -``. The chief gets their means by weight, over those gradients of
+                the step that have them.
 
         Returns:
             The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"
@@ -396,8 +400,8 @@ class Worker(Participant):
         if step is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         self._check_lease()
-        result = self._apply(gradient, weight, step)
-        self._gradient, self._weight, self._has_applied = gradient, weight, True
+        result = self._apply(gradient, weight, metrics, step)
+        self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
         return result
 
     def as_sent(self, gradient: Any, *, weight: float = 1.0) -> Any:
@@ -422,11 +426,11 @@ class Worker(Participant):
         gradients = self._patience.call(self._gradients, "to open the accumulator")
         return gradient_as_sent(gradients, gradient, weight)
 
-    def _apply(self, gradient: Any, weight: float, step: int) -> ApplyResult:
+    def _apply(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, step: int) -> ApplyResult:
         what = f"to apply the gradient of step {step}"
         while True:
             try:
-                return self._patience.call(lambda: self._apply_once(gradient, weight, step), what)
+                return self._patience.call(lambda: self._apply_once(gradient, weight, metrics, step), what)
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
@@ -438,8 +442,8 @@ class Worker(Participant):
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
                 self._warn("%s", error)
 
-    def _apply_once(self, gradient: Any, weight: float, step: int) -> ApplyResult:
-        return apply_gradient(self._gradients(), gradient, weight, step)
+    def _apply_once(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, step: int) -> ApplyResult:
+        return apply_gradient(self._gradients(), gradient, weight, step, metrics)
 
     def _gradients(self) -> Any:
         """Returns the accumulator, and opens it first if it is not open yet.

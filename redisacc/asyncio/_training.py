@@ -44,6 +44,11 @@ class Chief(Handle[chief.Chief]):
         """The state that was published with them, or None."""
         return self.blocking.state
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In a loop over ``updates()``: the mean of each metric of the gradients of the last update."""
+        return self.blocking.metrics
+
     rounds = iterated(chief.Chief.rounds)
     updates = iterated(chief.Chief.updates)
     latest = awaited(chief.Chief.latest)

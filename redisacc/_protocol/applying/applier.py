@@ -81,7 +81,7 @@ class Applier:
         once: bool,
         worker: str,
         wire: Wire,
-        trace: str,
+        notes: str,
         label: str,
     ) -> ApplyResult:
         """Applies a gradient.
@@ -94,7 +94,7 @@ class Applier:
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             wire: how its elements of float32 travel if it is buffered.
-            trace: the traceparent of the span that applies it; "" if it is not traced.
+            notes: what is noted of it for takers, as in ``GradientRequest``.
             label: the accumulator's name in log records and errors.
 
         Raises:
@@ -106,7 +106,7 @@ class Applier:
         if wire != "float32":
             gradient = self._as_sent(gradient, wire, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
-        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, trace, weight, order)
+        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, notes, weight, order)
 
         def send() -> Counted:
             if rows is not None:

@@ -134,7 +134,9 @@ def read_round(
             weight = spec.weight_of(round_sum, weight)
             gradient = reduce(round_sum, spec.divisor(number, weight))
             total = float(number) if weight is None else weight
-            found = Round(gradient, record.global_step, number, contents.workers, record.staleness, total)
+            found = Round(
+                gradient, record.global_step, number, contents.workers, record.staleness, total, contents.metrics
+            )
             return found, not contents.buffered and read_whole(pieces)
 
         return StartedRead(record, finish)

@@ -14,7 +14,7 @@ from redisacc._data.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.buffered import BufferedGradient, PartMissingError
-from redisacc._format.entries import parse_traces, parse_workers
+from redisacc._format.entries import parse_notes, parse_workers
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._protocol.parts.fetch import lost_gradients
 from redisacc._protocol.parts.inline import INLINE_FIELDS, InlineReader
@@ -46,6 +46,7 @@ class RoundContents:
         inline: some fields of the ``inline`` hash. The others are still to be fetched.
         workers: worker's name → number of its gradients.
         traces: the spans that applied them, as far as they are known.
+        metrics: the mean of each metric.
     """
 
     of: RoundKeys
@@ -54,6 +55,7 @@ class RoundContents:
     inline: Fields
     workers: dict[str, int]
     traces: list[TraceParent]
+    metrics: dict[str, float]
 
 
 def read_commands(of: RoundKeys) -> list[Command]:
@@ -163,13 +165,15 @@ class RoundReader:
         """Returns a round's hashes: the replies to ``read_commands``, and the pieces that these lack."""
         workers = scan_whole(self._transport, of.workers, pieces[2])
         buffered = scan_whole(self._transport, of.buffered, pieces[1])
+        traces, metrics = parse_notes(workers)
         return RoundContents(
             of=of,
             sums=scan_whole(self._transport, of.sums, pieces[0]),
             buffered=buffered_format.parse(self._keys, buffered, self._spec, shape) if buffered else [],
             inline=scanned(of.inline, pieces[3])[1],
             workers=parse_workers(workers, of.workers),
-            traces=parse_traces(workers),
+            traces=traces,
+            metrics=metrics,
         )
 
     def leave_out_lost(self, contents: RoundContents) -> list[BufferedGradient]:

@@ -92,6 +92,7 @@ class Taker(Generic[G]):
     Attributes:
         kept: rounds that are in memory and whose takes were interrupted, the oldest first. The server may have removed
             them already, so the next calls deliver them.
+        is_updated: whether reducers update the parameters with the sums. Rounds are then granted, and not read.
     """
 
     def __init__(
@@ -118,7 +119,6 @@ class Taker(Generic[G]):
         # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
         self._loss: str | None = None
         self._reliance = ReducerReliance()
-        # Whether reducers update the parameters with the sums. Rounds are then granted, and not read.
         self.is_updated = False
 
     def take(
@@ -429,7 +429,7 @@ class Taker(Generic[G]):
             weight = self._spec.weight_of(round_sum, weight)
         gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
-        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
+        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total, contents.metrics)
         return TakenRound(granted.token, taken, buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, takes: object) -> None:

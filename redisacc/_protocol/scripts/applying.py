@@ -61,7 +61,7 @@ class ApplyScripts(RequestScripts):
             InvalidArgumentError: the round holds gradients of another shape.
         """
         args = self._of(request)
-        args["trace"] = request.trace
+        args["notes"] = request.notes
         reply, replicas = self._transport.run_and_read(
             *load("apply").bind(
                 keys=self._apply_keys,
@@ -128,7 +128,7 @@ class ApplyScripts(RequestScripts):
                 },
                 args={
                     **self._of(request),
-                    "trace": request.trace,
+                    "notes": request.notes,
                     "summed_weight": weight_text(summed_weight) if replaced else "",
                     "gradient": gradient,
                     "order": request.order,

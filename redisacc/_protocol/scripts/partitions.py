@@ -120,7 +120,7 @@ class PartitionScripts(Scripts):
                 keys=keys,
                 args={
                     **args,
-                    "trace": request.trace,
+                    "notes": request.notes,
                     "place": place,
                     "header": header,
                     "ahead_bytes": buffered_format.ANNOUNCED_BYTES,

@@ -53,7 +53,8 @@ class GradientRequest(Request):
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
         once: whether the gradient is dropped if the round has one of this worker.
-        trace: the traceparent of the span that applies it; "" if it is not traced.
+        notes: what is noted of it for takers, separated by spaces: the traceparent of the span that applies it, and its
+            metrics; "" if there is nothing.
         weight: factor applied to the gradient, before its staleness counts.
         order: its place in the order of the round, if that follows the workers' numbers; else "".
     """
@@ -61,7 +62,7 @@ class GradientRequest(Request):
     local_step: int
     round_shape: tuple[int, ...]
     once: bool = False
-    trace: str = ""
+    notes: str = ""
     weight: float = 1.0
     order: str = ""
 

@@ -159,6 +159,8 @@ class Committer:
         self._values = VersionValues(transport)
         self._tables = Tables(transport)
         self._round: _Round | None = None
+        # The means of the metrics of the round that was used last.
+        self.metrics: dict[str, float] = {}
         self._patience = Patience()
 
     def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> bool:
@@ -283,6 +285,7 @@ class Committer:
         if self._round is not None and self._round.found is found:
             return self._round
         contents, shape = self._taker.contents(found)
+        self.metrics = contents.metrics
         granted, buffered = found.granted, contents.buffered
         in_parts = (
             not contents.sums

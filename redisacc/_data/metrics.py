@@ -1,0 +1,89 @@
+"""Metrics: numbers with names that travel with a gradient, such as its loss."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
+
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# What a name may have: dashboards, Prometheus and redis-cli show it as it is.
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
+# As `metric_notes` writes them: the name, the value, and the weight of the gradient.
+_NOTE = re.compile(rb"([A-Za-z0-9_./-]{1,64})=(nan|-?inf|-?[0-9.e+-]{1,24})\*([0-9.e+-]{1,24})", re.ASCII)
+
+# A gradient has at most this many metrics, and their notes have at most this many bytes together.
+MOST_METRICS = 32
+MOST_BYTES = 768
+
+
+def metric_notes(metrics: object, weight: float) -> str:
+    """Returns the metrics of a gradient as they are stored with its worker: a note for each, separated by spaces.
+
+    Args:
+        metrics: a dict from names to numbers. None: there are none.
+        weight: the weight of the gradient.
+
+    Raises:
+        InvalidArgumentError: they are no such dict, or too many.
+    """
+    if metrics is None:
+        return ""
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(f"metrics must be a dict from names to numbers, not {shown(metrics)}")
+    if len(metrics) > MOST_METRICS:
+        raise InvalidArgumentError(f"metrics must have at most {MOST_METRICS} names, not {len(metrics)}")
+    text = " ".join([f"{_checked_name(name)}={_checked(name, value)!r}*{weight!r}" for name, value in metrics.items()])
+    if len(text) > MOST_BYTES:
+        raise InvalidArgumentError(
+            f"metrics must have at most {MOST_BYTES} bytes in all, with their names and values as text, not {len(text)}"
+        )
+    return text
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidArgumentError(
+            f"the name of a metric must be 1 to 64 ASCII letters, digits, or any of _ . / -, not {shown(name)}"
+        )
+    return name
+
+
+def _checked(name: str, value: object) -> float:
+    """Returns a value as a float: a number, or an array of another library that has one element."""
+    if not isinstance(value, numbers.Real):
+        item = getattr(value, "item", None)
+        # An array with more elements raises an error of its own library.
+        try:
+            value = item() if callable(item) else value
+        except Exception as error:
+            raise InvalidArgumentError(f"metric {name} must be a single number, not {shown(value)}") from error
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgumentError(f"metric {name} must be a number, not {shown(value)}")
+    return float(value)
+
+
+def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:
+    """Returns the mean of each metric by weight, over the gradients that have it, sorted by name.
+
+    Args:
+        notes: the notes of all gradients of a round, in the order in which they are added. What is not the note of a
+            metric is left out: any client may have written it.
+    """
+    sums: dict[str, tuple[float, float]] = {}
+    for note in notes:
+        found = _NOTE.fullmatch(note)
+        if found is None:
+            continue
+        try:
+            value, weight = float(found[2]), float(found[3])
+        except ValueError:
+            continue
+        if not 0 < weight < math.inf or (len(sums) == MOST_METRICS and found[1].decode() not in sums):
+            continue
+        total, whole = sums.get(found[1].decode(), (0.0, 0.0))
+        sums[found[1].decode()] = total + weight * value, whole + weight
+    return {name: total / whole for name, (total, whole) in sorted(sums.items())}
