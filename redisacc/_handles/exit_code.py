@@ -15,20 +15,19 @@ __all__ = ["FAILS_AGAIN", "advanced", "install"]
 # EX_CONFIG of sysexits.h, after which `redisacc run` starts nothing again.
 FAILS_AGAIN = 78
 
-# Errors of a program: the same call with the same data raises them again.
+# Errors of a program, which it raises whatever the data are.
 _OF_PROGRAMS = (
     InvalidArgumentError,
-    ArithmeticError,
     AssertionError,
     AttributeError,
     ImportError,
-    LookupError,
     NameError,
     NotImplementedError,
     SyntaxError,
     TypeError,
-    ValueError,
 )
+# Errors that may pass: a file that somebody is writing, or a graphics processor whose memory a dead process still has.
+_OF_DATA = (ArithmeticError, LookupError, RuntimeError, ValueError)
 
 _has_advanced = threading.Event()
 
@@ -41,9 +40,8 @@ def advanced() -> None:
 def install() -> None:
     """Lets a process that `redisacc run` has started end with `FAILS_AGAIN` if the error that ends it would come again.
 
-    That is an error of the program before a loop has gone beyond its first step. RuntimeError also stands for what may
-    pass, such as a graphics processor whose memory a dead process still has, so it counts in the first process of a
-    place only. The traceback is printed as ever.
+    That is an error of the program before a loop has gone beyond its first step. Errors that also stand for what may
+    pass count in the first process of a place only. The traceback is printed as ever.
     """
     if not os.environ.get(RUN_ID):
         return
@@ -63,5 +61,5 @@ def comes_again(error: BaseException) -> bool:
         return False
     if isinstance(error, _OF_PROGRAMS):
         return True
-    # EventLoopError and RoundNotPublishedError are ours, and were excluded above.
-    return isinstance(error, RuntimeError) and os.environ.get(RESTARTED) == "0"
+    # Errors of ours that are some of these were excluded above.
+    return isinstance(error, _OF_DATA) and os.environ.get(RESTARTED) == "0"

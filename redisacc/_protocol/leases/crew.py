@@ -30,6 +30,9 @@ STANDBY_ASKS_EVERY = 1.0
 STANDBY_LOOKS_EVERY = 0.1
 
 
+_STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
+
+
 class Crew:
     """The leases under one name.
 
@@ -119,12 +122,13 @@ class Crew:
             if time.monotonic() + taken.left > deadline:
                 raise LeaseHeldError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
-                    "be it. Stop that process first, or leave this one out"
+                    f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
                 )
             if not logged:
                 logged = True
                 logger.warning(
-                    "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
+                    "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out, or until that "
+                    "process shows that it is alive by extending it",
                     self._name,
                     taken.who,
                     place,
