@@ -63,7 +63,10 @@ def _checked(name: str, value: object) -> float:
             raise InvalidArgumentError(f"metric {name} must be a single number, not {shown(value)}") from error
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgumentError(f"metric {name} must be a number, not {shown(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InvalidArgumentError(f"metric {name} is too large for a float of 64 bits: {shown(value)}") from error
 
 
 def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:

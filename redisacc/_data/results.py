@@ -78,7 +78,9 @@ class Round(Generic[G_co]):
             ``local_step`` was not below the step when it was accepted, as all are unless the accumulator has a
             ``max_staleness``.
         total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
-        metrics: the mean of each metric by weight, over the gradients that have it; NaN if one of these values is.
+        metrics: the mean of each metric, over the gradients that have it, by the weights that were given with them;
+            NaN if one of these values is. Of a worker with several gradients in the round, those count whose metrics
+            fit into 896 bytes as text.
 
     Example:
         >>> import redisacc

@@ -131,8 +131,8 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 ``once_per_worker``, this argument changes nothing.
             wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
-                64 ASCII letters, digits and ``_ . / -``. The round has their means, by weight: see ``Round.metrics``.
-                Of a worker with several gradients in a round, the server keeps up to 896 bytes of them.
+                64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
+                ``Round.metrics``.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".

@@ -180,6 +180,8 @@ class Updating:
         before = self._record
         assert before is not None
         assert self._known is not None
+        # If somebody else has used the round, nothing is known of it.
+        self._committer.metrics = {}
         if before.record.step == found.granted.global_step == self._known.step:
             if not self._committer.commit(found, before, self._optimizer, finished=finished):
                 return False

@@ -380,8 +380,8 @@ class Worker(Participant):
             weight: factor applied to the gradient, and its share in the mean: a number in [1.2e-38,
                 3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes accept 1 only.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
-                64 ASCII letters, digits and ``_ . / -``. The chief gets their means by weight, over those gradients of
-                the step that have them.
+                64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The chief gets their means by
+                weight, over those gradients of the step that have them.
 
         Returns:
             The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"

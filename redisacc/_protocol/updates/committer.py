@@ -283,6 +283,7 @@ class Committer:
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
         if self._round is not None and self._round.found is found:
+            self.metrics = self._round.contents.metrics
             return self._round
         contents, shape = self._taker.contents(found)
         self.metrics = contents.metrics
