@@ -85,6 +85,8 @@ def _without_numbers(text: str) -> list[str]:
     """
     text = re.sub(r"process \d+", "process N", text)
     text = re.sub(r"(loss \d)\.\d+", r"\1", text)
+    # A reader kills later than a test, when there is no pause.
+    text = re.sub(r"(it starts again) in [\d.]+ s", r"\1", text)
     text = re.sub(r"(?:Valkey|Redis) \S+( as .*):\d+/0", r"SERVER\1", text)
     lines = [line for line in text.splitlines() if not line.startswith("$ ")]
     return sorted(line for line in lines if "is process" in line) + [line for line in lines if "is process" not in line]
