@@ -22,7 +22,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
-from redisacc._training.gradients import apply_gradient, gradient_as_sent
+from redisacc._training.gradients import apply_gradient, gradient_as_sent, has_no_gradients
 from redisacc._training.loss import Claimant
 from redisacc._training.participant import Participant
 from redisacc.errors import (
@@ -279,7 +279,7 @@ class Worker(Participant):
             return True
         # The parameters are there. If the accumulator is not, it was deleted alone, or a chief is replacing it.
         give_up = time.monotonic() + REPLACED_WITHIN
-        while not self._transport.call("HEXISTS", Keys(self.shared_name).record, "kind"):
+        while has_no_gradients(self._transport, self.shared_name):
             if time.monotonic() >= give_up:
                 return False
             self._transport.waits.sleep(ASK_EVERY)

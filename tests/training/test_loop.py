@@ -11,7 +11,7 @@ from support.servers import contents
 
 import redisacc
 import redisacc._training.worker as training_worker
-from redisacc._format.keys import ParameterKeys
+from redisacc._format.keys import DELETING, Keys, ParameterKeys
 from redisacc._protocol.parameters.announced_quorum import announce_quorum
 from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._redis.connect import connect
@@ -518,6 +518,19 @@ def test_a_training_that_is_deleted(training, until):
     chief.close()
     # Leases that somebody extends come back, and go with their holders.
     until(lambda: not remaining(training.client))
+
+
+def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(training, monkeypatch):
+    """The record of an accumulator stays while its gradients are removed. A worker waited for a chief then, forever."""
+    monkeypatch.setattr("redisacc._training.worker.REPLACED_WITHIN", 0.1)
+    training.chief()
+    worker = training.worker(0)
+    assert next(worker.steps())[0] == 0
+    assert worker.apply({"w": [1, 1]})
+    training.client.hset(Keys("train").record, "incarnation", f"{DELETING}1")
+    assert training.client.hexists(Keys("train").record, "kind")
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        worker.apply({"w": [1, 1]})
 
 
 def test_a_child_of_a_worker_does_not_give_its_number_back(training):
