@@ -74,6 +74,15 @@ class Bare:
             raise RuntimeError(data.decode())
         return data
 
+    def pop(self, name: bytes) -> bytes:
+        """Waits for an element of a list, and returns it."""
+        self.send(b"BRPOP", name, b"0")
+        return self.popped()
+
+    def popped(self) -> bytes:
+        """Returns the element of a list for which BRPOP has been sent."""
+        return self.lines(5).split(b"\r\n")[4]
+
     def bulk_into(self, array: np.ndarray[Any, Any]) -> None:
         """Receives a reply of the array's length into the array."""
         view = memoryview(array.reshape(-1).view(np.uint8)).cast("B")
@@ -89,3 +98,35 @@ class Bare:
         end = self.socket.recv(2)
         while len(end) < 2:
             end += self.socket.recv(1)
+
+
+class PieceSums:
+    """Adds up the pieces of gradients that workers SET, each as it comes.
+
+    Args:
+        bare: the connection to their server.
+        workers: how many workers have each piece.
+        longest: the most elements of a piece.
+    """
+
+    def __init__(self, bare: Bare, workers: int, longest: int) -> None:
+        self._bare = bare
+        self._workers = workers
+        self._passage = np.empty(longest, np.float32)
+        # Where a piece begins -> how many workers' pieces are in the sum, and the sum.
+        self._sums: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
+
+    def add(self, number: int, start: int, elements: int) -> np.ndarray[Any, Any] | None:
+        """GETs a worker's piece, and adds it. Returns the sum if it has a piece of every worker now, else None."""
+        count, total = self._sums.pop(start, (0, np.empty(0)))
+        place = self._passage[:elements] if count else np.empty(elements, np.float32)
+        self._bare.send(b"GET", b"piece:%d:%d" % (number, start))
+        self._bare.bulk_into(place)
+        if count:
+            total += place
+        else:
+            total = place
+        if count + 1 == self._workers:
+            return total
+        self._sums[start] = count + 1, total
+        return None

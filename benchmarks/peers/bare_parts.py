@@ -12,7 +12,7 @@ import traceback
 
 import common
 import numpy as np
-from bare import Bare
+from bare import Bare, PieceSums
 
 # Half a MiB and an eighth of it did equally well in a prototype.
 PIECE = 512 * 2**10
@@ -29,11 +29,6 @@ class Peer(common.Actor):
     def versions(self):
         """Returns the versions of the packages in use."""
         return {"numpy": np.__version__}
-
-    def pop(self, name):
-        """Waits for an element of a list, and returns it as numbers."""
-        self.bare.send(b"BRPOP", name, b"0")
-        return [int(word) for word in self.bare.lines(5).split(b"\r\n")[4].split()]
 
 
 class Worker(Peer):
@@ -62,23 +57,14 @@ class Reducer(Peer):
 
     def reduce(self):
         """Adds pieces until the process ends."""
-        sums, passage = {}, np.empty(PIECE // 4, np.float32)
+        sums = PieceSums(self.bare, self.settings["workers"], PIECE // 4)
         try:
             while True:
-                number, start, length = self.pop(b"pieces")
-                count, total = sums.pop(start, (0, None))
-                place = passage[: length // 4] if count else np.empty(length // 4, np.float32)
-                self.bare.send(b"GET", b"piece:%d:%d" % (number, start))
-                self.bare.bulk_into(place)
-                if count:
-                    total += place
-                else:
-                    total = place
-                if count + 1 < self.settings["workers"]:
-                    sums[start] = count + 1, total
-                    continue
-                self.bare.send(b"LPUSH", b"sums", np.int64(start).tobytes() + total.tobytes())
-                self.bare.lines()
+                number, start, length = map(int, self.bare.pop(b"pieces").split())
+                total = sums.add(number, start, length // 4)
+                if total is not None:
+                    self.bare.send(b"LPUSH", b"sums", np.int64(start).tobytes() + total.tobytes())
+                    self.bare.lines()
         except Exception:
             traceback.print_exc()
             raise

@@ -78,8 +78,7 @@ class Taker(Peer):
             total = _totals.SparseSum(dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
         passage = np.empty(PIECE, np.uint8)
         for arrived in range(self.job["num_required"]):
-            self.bare.send(b"BRPOP", b"come", b"0")
-            number = int(self.bare.lines(5).split(b"\r\n")[4])
+            number = int(self.bare.pop(b"come"))
             indices, values = self.gradient(self.job["workload"], number, self.job["variant"])
             commands = [self.bare.pack(b"GET", b"values:%d:%d" % (number, start)) for start, _ in pieces(values.nbytes)]
             if indices is not None:

@@ -9,34 +9,15 @@ pack them. Of the tables, the same number of rows is sent; as nobody adds them u
 import common
 import numpy as np
 from bare import PIECE, Bare
-from steps import StepActor
+from steps import FlatActor
 
 
-class Peer(StepActor):
+class Peer(FlatActor):
     """A process with one bare connection to the server."""
 
     def __init__(self, settings):
         super().__init__(settings)
         self.bare = Bare.of_url(settings["url"])
-        self.own = self.packed(self.initial)
-
-    def packed(self, arrays):
-        """Returns the dense arrays in one piece."""
-        return np.concatenate([arrays[name].ravel() for name in self.dense])
-
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"numpy": np.__version__}
-
-    def weights(self):
-        """Returns the dense weights that this process has."""
-        found, start = {}, 0
-        for name in self.dense:
-            shape = self.initial[name].shape
-            stop = start + self.initial[name].size
-            found[name] = self.own[start:stop].reshape(shape)
-            start = stop
-        return found
 
     @staticmethod
     def pieces(name, array):
@@ -61,11 +42,6 @@ class Peer(StepActor):
         self.bare.send_all([buffer for key, _ in pieces for buffer in self.bare.pack(b"GET", key)])
         for _, data in pieces:
             self.bare.bulk_into(data)
-
-    def pop(self, name):
-        """Waits for an element of a list, and returns it."""
-        self.bare.send(b"BRPOP", name, b"0")
-        return self.bare.lines(5).split(b"\r\n")[4]
 
 
 class Worker(Peer):
@@ -96,7 +72,7 @@ class Worker(Peer):
         """Does a worker's part of each step."""
         for _ in range(self.job["repeat"]):
             self.put(self.gradients[self.step % 2], (b"LPUSH", b"come", b"%d" % self.number))
-            self.pop(b"tokens:%d" % self.number)
+            self.bare.pop(b"tokens:%d" % self.number)
             self.get(self.wanted)
             self.step += 1
 
@@ -122,7 +98,7 @@ class Chief(Peer):
         tokens = [(b"LPUSH", b"tokens:%d" % worker, b"1") for worker in range(workers)]
         for _ in range(self.job["repeat"]):
             for arrived in range(workers):
-                number = self.pop(b"come")
+                number = self.bare.pop(b"come")
                 place = self.passage if arrived else self.total
                 self.get({b"dense:" + number: place} | ({b"rows:" + number: self.row_bytes} if self.rows else {}))
                 if arrived:

@@ -11,8 +11,8 @@ import traceback
 
 import common
 import numpy as np
-from bare import Bare
-from steps import StepActor
+from bare import Bare, PieceSums
+from steps import FlatActor
 
 # Elements of a piece.
 PIECE = 64 * 2**10
@@ -28,41 +28,7 @@ def pieces(start, end):
     return [(first, min(first + PIECE, end)) for first in range(start, end, PIECE)]
 
 
-class Node(Bare):
-    """A connection to one of the servers, for one thread."""
-
-    def pop(self):
-        """Returns the element of a list that was asked for before, as text."""
-        data = self.lines(5)
-        return data.split(b"\r\n")[4]
-
-
-class Member(StepActor):
-    """A process that has all weights in one piece of memory."""
-
-    def __init__(self, settings):
-        super().__init__(settings)
-        self.own = self.packed(self.initial)
-
-    def packed(self, arrays):
-        """Returns the arrays in one piece."""
-        return np.concatenate([arrays[name].ravel() for name in self.dense])
-
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"numpy": np.__version__}
-
-    def weights(self):
-        """Returns the weights that this process has."""
-        found, start = {}, 0
-        for name in self.dense:
-            shape = self.initial[name].shape
-            found[name] = self.own[start : start + self.initial[name].size].reshape(shape)
-            start += self.initial[name].size
-        return found
-
-
-class Worker(Member):
+class Worker(FlatActor):
     """Sends gradients and gets weights, with two threads and two connections for each server."""
 
     def __init__(self, settings):
@@ -72,10 +38,8 @@ class Worker(Member):
         nodes = settings["nodes"]
         found = list(zip(shares(len(self.own), len(nodes)), nodes, strict=True))
         # Each worker begins with another server, so that their links are used evenly.
-        self.nodes = found[self.number % len(found) :] + found[: self.number % len(found)]
-        self.calls = [
-            (call, Node(*node), pieces(*share)) for share, node in self.nodes for call in (self.put, self.fetch)
-        ]
+        turned = found[self.number % len(found) :] + found[: self.number % len(found)]
+        self.calls = [(call, Bare(*node), pieces(*share)) for share, node in turned for call in (self.put, self.fetch)]
 
     def put(self, node, cut):
         """Sends the pieces of a share."""
@@ -92,7 +56,7 @@ class Worker(Member):
         waiting = node.pack(b"BRPOP", b"ready:%d" % self.number, b"0")
         node.send_all(waiting)
         for left in reversed(range(len(cut))):
-            start, end = map(int, node.pop().split())
+            start, end = map(int, node.popped().split())
             node.send_all([*node.pack(b"GET", b"weights:%d" % start), *(waiting if left else ())])
             node.bulk_into(self.own[start:end])
 
@@ -107,32 +71,23 @@ class Worker(Member):
             self.step += 1
 
 
-class Updater(Member):
+class Updater(FlatActor):
     """Adds up the pieces of one share, and updates them; it gets no jobs."""
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.node = Node(*settings["nodes"][settings["number"]])
+        self.node = Bare(*settings["nodes"][settings["number"]])
         threading.Thread(target=self.update, daemon=True).start()
 
     def update(self):
         """Adds and updates pieces until the process ends."""
-        workers, sums = self.settings["workers"], {}
-        factor, passage = np.float32(self.rate / workers), np.empty(PIECE, np.float32)
+        workers = self.settings["workers"]
+        sums, factor = PieceSums(self.node, workers, PIECE), np.float32(self.rate / workers)
         try:
             while True:
-                self.node.send(b"BRPOP", b"pieces", b"0")
-                number, start, end = map(int, self.node.pop().split())
-                count, total = sums.pop(start, (0, None))
-                place = passage[: end - start] if count else np.empty(end - start, np.float32)
-                self.node.send(b"GET", b"piece:%d:%d" % (number, start))
-                self.node.bulk_into(place)
-                if count:
-                    total += place
-                else:
-                    total = place
-                if count + 1 < workers:
-                    sums[start] = count + 1, total
+                number, start, end = map(int, self.node.pop(b"pieces").split())
+                total = sums.add(number, start, end - start)
+                if total is None:
                     continue
                 total *= factor
                 self.own[start:end] -= total

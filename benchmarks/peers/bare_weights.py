@@ -33,8 +33,7 @@ class Peer(WeightsActor):
 
     def read(self):
         """Waits for the token, and GETs the weights."""
-        self.bare.send(b"BRPOP", b"tokens:%d" % self.settings["number"], b"0")
-        self.bare.lines(5)
+        self.bare.pop(b"tokens:%d" % self.settings["number"])
         found = np.empty_like(self.weights)
         pieces = self.pieces(found)
         self.bare.send_all([buffer for key, _ in pieces for buffer in self.bare.pack(b"GET", key)])

@@ -67,3 +67,28 @@ class StepActor(common.Actor):
             common.compare(
                 {"step": self.step, "leaf": name}, (None, values), (None, wanted), self.settings.get("tolerance", 0)
             )
+
+
+class FlatActor(StepActor):
+    """An actor that has all dense arrays in one piece of memory, ``own``."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.own = self.packed(self.initial)
+
+    def packed(self, arrays):
+        """Returns the dense arrays in one piece."""
+        return np.concatenate([arrays[name].ravel() for name in self.dense])
+
+    def weights(self):
+        """Returns the dense weights that this process has."""
+        found, start = {}, 0
+        for name in self.dense:
+            stop = start + self.initial[name].size
+            found[name] = self.own[start:stop].reshape(self.initial[name].shape)
+            start = stop
+        return found
+
+    def versions(self):
+        """Returns the versions of the packages in use."""
+        return {"numpy": np.__version__}
