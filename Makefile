@@ -173,7 +173,7 @@ $(VENV)/.bench: pyproject.toml $(ANOTHER)
 
 # Options, for example: make bench B="--quick --only six-rows"
 B ?=
-bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes docs/performance
+bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes benchmarks/results
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 # Total drift since a commit that stays the same. For example: make bench-against COMMIT=80e98f7 B="--quick"
@@ -183,15 +183,15 @@ bench-against: $(VENV)/.bench ## 5 min | compare rounds and steps with those of 
 
 # Options, for example: make goodput G="--seconds 60 --only worker --every 30"
 G ?=
-goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its processes are killed; writes docs/performance/goodput.md
+goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its processes are killed; writes benchmarks/results/goodput.md
 	$(BIN)/python -m benchmarks.goodput $(G)
 
 # The clock is simulated, and the same seeds give the same plots.
-simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
+simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/guides/choosing.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
 
 # Without root, the steps between namespaces are left out. `make scale B=--stored` measures nothing.
-scale: $(VENV)/.bench ## 15 min | simulate steps of 16 to 1,000 hosts with measured costs; writes docs/performance/scale.md
+scale: $(VENV)/.bench ## 15 min | simulate steps of 16 to 1,000 hosts with measured costs; writes benchmarks/results/scale.md
 	$(BIN)/python -m benchmarks.scale $(B)
 
 # The network is made of namespaces, so this needs Linux, root and iproute2.

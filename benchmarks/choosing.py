@@ -1,4 +1,4 @@
-"""Compares settings in simulated trainings, and draws the plots of docs/choosing.md: ``make simulate``.
+"""Compares settings in simulated trainings, and draws the plots of docs/guides/choosing.md: ``make simulate``.
 
 Prints the tables of that page. Nothing is measured: the clock is simulated, and the same seeds give the same bytes.
 """

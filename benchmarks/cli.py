@@ -70,14 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
         type=int,
         help="for experiments: in_place_limit of every accumulator, instead of the default",
     )
-    parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument("--out", type=Path, help="folder to write into (default: benchmarks/results)")
     parser.add_argument(
         "--render", action="store_true", help="measure nothing; write the report from the results in --out"
     )
     parser.add_argument("--no-plots", action="store_true", help="draw no plots, so that matplotlib is not needed")
     given = parser.parse_args(arguments)
     whole = not (given.quick or given.tiny or given.only or given.in_place_limit is not None)
-    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    out = given.out or (ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks")
 
     draw = None if given.no_plots else plots.draw
 

@@ -113,7 +113,7 @@ def write(directory: Path, workloads: list[Workload], crews: list[int]) -> None:
                 np.savez(folder / f"expected-{crew}-{variant}.npz", indices=held, mean=mean, counts=counts)
 
 
-# The rows of the first table of docs/performance. Each has two ratios to TensorFlow, for a server that writes nothing
+# The rows of the first table of benchmarks/results. Each has two ratios to TensorFlow, for a server that writes nothing
 # to disk: the goal, which the project aims for, and the bar, which is the least that it sets itself. Where the goal is
 # None, it is what bare sockets reach.
 SIX_ROWS: dict[Workload, tuple[float | None, float]] = {

@@ -19,7 +19,7 @@ html_theme = "furo"
 html_title = "redisacc"
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["manual.css"]
 
 # Docstrings enclose code in one pair of backticks or in two; both mean code.
 default_role = "code"

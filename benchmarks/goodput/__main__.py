@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     # A part of the rows must not replace the page that has all of them.
     whole = not (given.only or given.every or given.backup)
-    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    out = given.out or (ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks")
     if given.render:
         write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, None)
         return 0
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--backup", type=int, action="append", choices=(0, 1), help="backup workers (default: 0 and 1)")
     parser.add_argument("--seed", type=int, default=1, help="decides which processes are killed")
-    parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument("--out", type=Path, help="folder to write into (default: benchmarks/results)")
     parser.add_argument("--add", action="store_true", help="keep the figures in --out, and add others")
     parser.add_argument("--render", action="store_true", help="write the page from the figures in --out")
     return parser

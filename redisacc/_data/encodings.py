@@ -33,7 +33,7 @@ from redisacc.errors import CorruptDataError, InvalidArgumentError
 # How elements of float32 travel.
 Wire = Literal["float32", "bfloat16", "int8"]
 
-# The number of elements that share a scale: docs/measurements.md.
+# The number of elements that share a scale: docs/explanations/measurements.md.
 BLOCK = 256
 
 # A block as it is stored. A section of float32 whose header says "int8" is a vector of these.

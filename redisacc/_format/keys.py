@@ -89,7 +89,7 @@ class PartitionedKeys:
 
 
 class Keys(PartitionedKeys):
-    """The keys of one accumulator. lua/ and docs/design/data-model.md say what they hold.
+    """The keys of one accumulator. lua/ and docs/reference/keys.md say what they hold.
 
     Args:
         name: the name of the accumulator.

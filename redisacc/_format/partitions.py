@@ -19,7 +19,7 @@ _LAST_NUMBER = 99_999
 # The least bytes of a gradient for each partition if the number of partitions is chosen here. At 1 Gbit/s, with four
 # workers and a node on each one's host, a step of 1 MiB takes 47 ms in one partition and 34 ms in four. Smaller pieces
 # would cost more requests than the other nodes save. Beyond this many partitions, messages about parts are what takes
-# time (docs/performance/scale.md), so that each needs more bytes.
+# time (benchmarks/results/scale.md), so that each needs more bytes.
 AUTO_BYTES = 2**18
 AUTO_MANY = 64
 AUTO_BYTES_OF_MANY = 2**20

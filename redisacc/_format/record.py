@@ -71,7 +71,7 @@ def check_format(name: str, found: str) -> None:
 
 
 class Record:
-    """The record of an accumulator, parsed and checked. docs/design/data-model.md describes the fields.
+    """The record of an accumulator, parsed and checked. docs/reference/keys.md describes the fields.
 
     Args:
         keys: the keys of the accumulator.

@@ -59,7 +59,7 @@ def workers_by_state(known: Iterable[WorkerInfo], global_step: int, now: datetim
 
 
 def _state_of(worker: WorkerInfo, global_step: int, latest: datetime.datetime | None, now: datetime.datetime) -> str:
-    """Returns the state of a worker, as the table in docs/concepts.md defines it.
+    """Returns the state of a worker, as the table in docs/explanations/concepts.md defines it.
 
     Args:
         worker: the worker.

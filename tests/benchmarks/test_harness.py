@@ -240,7 +240,7 @@ def test_a_median_outside_its_quartiles_is_an_error() -> None:
 
 
 def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = Path(__file__).parents[2] / "docs" / "performance"
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
     monkeypatch.setattr("benchmarks.plots.paint_file", lambda _out, name, *_: f"{name}.svg")
     results = json.loads((folder / "results.json").read_text())
     page = render(results, plots.draw(results, tmp_path))

@@ -157,7 +157,7 @@ def test_results_are_added_to_those_of_an_earlier_run() -> None:
 
 
 def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = ROOT / "docs" / "performance"
+    folder = ROOT / "benchmarks" / "results"
     monkeypatch.setattr("benchmarks.plots.paint_file", lambda _out, name, *_: f"{name}.svg")
     results = json.loads((folder / "network.json").read_text())
     page = render(results, draw(results, tmp_path))

@@ -74,18 +74,18 @@ def test_automatic_partitions_are_those_of_the_library() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "docs" / "performance" / "scale.json").read_text())
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
     return found
 
 
 def test_the_page_is_what_its_results_give(results: dict[str, Any]) -> None:
-    page = ROOT / "docs" / "performance" / "scale.md"
+    page = ROOT / "benchmarks" / "results" / "scale.md"
     assert report.render(results, {report.TITLE: "scale.svg"}) == page.read_text()
     assert page.with_name("scale.svg").is_file()
 
 
 def test_sizing_quotes_the_results(results: dict[str, Any]) -> None:
-    text = (ROOT / "docs" / "sizing.md").read_text().partition("## Many hosts")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "guides" / "sizing.md").read_text().partition("## Many hosts")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([\d,]+) \| (.*?) \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
     runs = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"]) == ("31 MB", 10)]
     assert [(f"{run['hosts']:,}", *cells(run)) for run in runs] == rows

@@ -1,7 +1,7 @@
 """The cases that both TensorFlow and redisacc run.
 
 A case is a plain dictionary (see tensorflow_driver for its form) with an "id" and a "row", the row of the
-semantics page (docs/semantics.md) that it belongs to. Random cases are in sequences.
+semantics page (docs/reference/semantics.md) that it belongs to. Random cases are in sequences.
 
 Rows about processes that are killed have no case here: the process tests cover them, against redisacc only.
 """

@@ -38,10 +38,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 # Page → the test that runs it, where that isn't this one.
 RUN_BY = {
-    "arrays.md": "tests/docs/test_arrays.py",
-    "gpu.md": "tests/docs/test_arrays.py",
-    "kubernetes.md": "tests/docs/test_kubernetes.py",
-    "redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
+    "guides/arrays.md": "tests/docs/test_arrays.py",
+    "guides/gpu.md": "tests/docs/test_arrays.py",
+    "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
+    "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
 }
 
 _FENCE = re.compile(

@@ -12,8 +12,8 @@ from pages import DOCS, Block, Reader, blocks_of
 
 from redisacc.embedded import Server
 
-PAGE = DOCS / "arrays.md"
-GPU = DOCS / "gpu.md"
+PAGE = DOCS / "guides" / "arrays.md"
+GPU = DOCS / "guides" / "gpu.md"
 LIBRARIES = ("jax", "scipy", "tensorflow", "torch")
 
 

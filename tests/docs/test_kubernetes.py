@@ -22,7 +22,7 @@ from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
 from redisacc.embedded.cluster_node import BUS_OFFSET
 
-PAGE = DOCS / "kubernetes.md"
+PAGE = DOCS / "guides" / "kubernetes.md"
 FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file} if PAGE.is_file() else {}
 pytestmark = pytest.mark.skipif(not FILES, reason="the documentation isn't part of an installation")
 

@@ -15,6 +15,8 @@ from support.selection import thorough
 from redisacc.embedded import Server
 
 PAGES = sorted(DOCS.rglob("*.md"))
+SHELVES = ["start", "guides", "reference", "explanations"]
+REPOSITORY = "https://github.com/redisacc/redisacc"
 OURS = [page for page in PAGES if run_by(page) is None and blocks_of(page)]
 EXCUSED = [(page, block) for page in OURS for block in blocks_of(page) if block.excuse is not None]
 
@@ -25,10 +27,20 @@ def _name(value: object) -> str | None:
 
 # They train for many seconds. The README has a quick start of its own, which is run as well.
 LONG = [
-    page
-    for page in OURS
-    if page.name in ("quick-start.md", "processes.md", "from-sync-replicas.md")
-    or (page.parent.name == "recipes" and page.name != "synchronous-sgd.md")
+    DOCS / name
+    for name in (
+        "start/quick-start.md",
+        "guides/a3c.md",
+        "guides/backup-workers.md",
+        "guides/chief-restart.md",
+        "guides/elastic-training.md",
+        "guides/federated-averaging.md",
+        "guides/fewer-bytes.md",
+        "guides/from-sync-replicas.md",
+        "guides/many-clients.md",
+        "guides/processes.md",
+        "guides/stream-statistics.md",
+    )
 ]
 
 
@@ -129,11 +141,38 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-def test_the_index_links_every_page_and_the_sidebar_has_each_once() -> None:
+def test_the_manual_has_four_shelves() -> None:
+    assert {page.relative_to(DOCS).parts[0] for page in PAGES} == {"index.md", *SHELVES}
     text = (DOCS / "index.md").read_text()
-    pages = sorted(str(page.relative_to(DOCS)) for page in PAGES if page.name != "index.md")
-    tables = text.partition("## All pages")[2].partition("```")[0]
-    assert sorted(re.findall(r"\]\(([^)]+\.md)\)", tables)) == pages
+    assert set(_links(text)) >= {f"{shelf}/index.md" for shelf in SHELVES}
+    assert _entries(text) == [f"{shelf}/index.md" for shelf in SHELVES]
+
+
+@pytest.mark.parametrize("shelf", SHELVES)
+def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_once(shelf: str) -> None:
+    index = DOCS / shelf / "index.md"
+    if not index.is_file():
+        pytest.skip("the documentation isn't part of an installation")
+    pages = sorted(str(page.relative_to(DOCS / shelf)) for page in PAGES if page.is_relative_to(DOCS / shelf))
+    pages.remove("index.md")
+    text = index.read_text()
+    assert sorted(link for link in set(_links(text)) if "/" not in link) == pages
+    assert sorted(_entries(text)) == pages
+
+
+def test_links_out_of_the_manual_lead_to_something() -> None:
+    """They are absolute, because a built manual has no repository around it."""
+    for page in PAGES:
+        for kind, path in re.findall(rf"\]\({REPOSITORY}/(blob|tree)/main/([^)#\s]+)", page.read_text()):
+            found = DOCS.parent / path
+            assert found.is_dir() if kind == "tree" else found.is_file(), f"{page.name}: {path}"
+
+
+def _links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)#]+\.md)[^)]*\)", text)
+
+
+def _entries(text: str) -> list[str]:
+    """The pages of all toctrees, in order."""
     trees = re.findall(r"```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```", text, re.DOTALL)
-    entries = [re.sub(r".*<(.*)>", r"\1", line) for tree in trees for line in tree.split("\n") if line]
-    assert sorted(f"{entry}.md" for entry in entries) == pages
+    return [re.sub(r".*<(.*)>", r"\1", line) + ".md" for tree in trees for line in tree.split("\n") if line]

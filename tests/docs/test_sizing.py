@@ -1,4 +1,4 @@
-"""The calculator of docs/sizing.md, compared with the memory that servers report."""
+"""The calculator of docs/guides/sizing.md, compared with the memory that servers report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def round_bytes() -> Callable[..., int]:
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
     names: dict[str, Any] = {}
-    exec(blocks_of(DOCS / "sizing.md")[0].text, names)
+    exec(blocks_of(DOCS / "guides" / "sizing.md")[0].text, names)
     return names["round_bytes"]  # type: ignore[no-any-return]
 
 
@@ -93,7 +93,7 @@ TABLE = {
 
 
 def test_the_table_is_what_the_calculator_says(round_bytes: Callable[..., int]) -> None:
-    text = (DOCS / "sizing.md").read_text()
+    text = (DOCS / "guides" / "sizing.md").read_text()
     found = re.findall(r"^\| (.*?) \| (?:in place|buffered) \| (.*?) \|$", text, re.MULTILINE)
     assert [gradient for gradient, _ in found] == list(TABLE)
     for gradient, cells in found:

@@ -1,4 +1,4 @@
-"""The calculator of docs/sizing.md for a training step, compared with what a server receives, sends and stores."""
+"""The calculator of docs/guides/sizing.md for a training step, compared with what a server receives, sends and stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page() -> dict[str, Any]:
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
     names: dict[str, Any] = {}
-    for block in blocks_of(DOCS / "sizing.md"):
+    for block in blocks_of(DOCS / "guides" / "sizing.md"):
         if block.text.startswith(("import math", "def step_bytes")):
             exec(block.text, names)
     return names

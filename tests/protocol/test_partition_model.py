@@ -1,4 +1,4 @@
-"""The protocol of docs/design/partitions.md, checked in every state that it can reach."""
+"""The protocol of docs/explanations/partitions.md, checked in every state that it can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How docs/design/partitions.md publishes versions of parameters, checked in every state that it can reach."""
+"""How docs/explanations/partitions.md publishes versions of parameters, checked in every state that it can reach."""
 
 from __future__ import annotations
 

@@ -433,7 +433,7 @@ def test_the_summary_names_a_few_of_many(client, open_sparse):
 @pytest.mark.servers("redis7", "redis62")
 @pytest.mark.every_server
 def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, open_tree, background, until):
-    """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
+    """Every command of docs/reference/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
     a, b, c = (
         open_sparse("float32", [10000, 4], "embeddings", worker=f"worker-{n}", in_place_limit=0 if n == 1 else None)
@@ -501,7 +501,7 @@ ROOT = Path(__file__).parents[2]
 
 def console_blocks():
     """(command, output) of every command on the page, and last the one that listens."""
-    page = (ROOT / "docs" / "redis-cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "redis-cli.md").read_text()
     blocks = "\n".join(re.findall(r"```console\n(.*?)\n```", page, re.DOTALL))
     found = [part.partition("\n")[::2] for part in re.split(r"^\$ ", blocks, flags=re.MULTILINE)[1:]]
     *steps, live = [(command, output.rstrip()) for command, output in found]

@@ -1,4 +1,4 @@
-"""The state of a worker, at each moment that the table of states in docs/concepts.md names."""
+"""The state of a worker, at each moment that the table of states in docs/explanations/concepts.md names."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def owns(node, slot):
     return any(first <= slot <= last and master[1] == node.port for first, last, master, *_ in ranges)
 
 
-# What docs/deployment.md says of the servers.
+# What docs/guides/deployment.md says of the servers.
 
 
 @pytest.mark.thorough
