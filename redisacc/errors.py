@@ -166,9 +166,10 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_accumulated: how many had arrived.
         workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
             are more than 10,000.
-        expected: names of the workers that are expected, as the table of states in docs/explanations/concepts.md defines it, the
-            most recently seen first, and at most 100. An accumulator may remember more than 10,000 sessions; then only
-            the first 10,000 are looked at. If the round has more than 10,000 workers, nobody is named.
+        expected: names of the workers that are expected, as the table of states in docs/explanations/concepts.md
+            defines it, the most recently seen first, and at most 100. An accumulator may remember more than 10,000
+            sessions; then only the first 10,000 are looked at. If the round has more than 10,000 workers, nobody is
+            named.
         late: the same for those that are late.
         gone: the same for those that are gone.
         num_expected: how many are expected.

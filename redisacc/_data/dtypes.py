@@ -1,7 +1,7 @@
 """The element types: how each is given, sent, summed and returned.
 
-docs/reference/semantics.md shows the same table under "Numbers". All types work that TensorFlow's documentation lists for its
-accumulators, including those that TensorFlow itself accepts and then fails to run.
+docs/reference/semantics.md shows the same table under "Numbers". All types work that TensorFlow's documentation
+lists for its accumulators, including those that TensorFlow itself accepts and then fails to run.
 """
 
 from __future__ import annotations

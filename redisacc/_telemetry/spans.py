@@ -1,7 +1,8 @@
 """Spans and metrics by OpenTelemetry's API. Names follow its semantic conventions for messaging.
 
 To these conventions, an accumulator is a destination, a gradient is a message, whoever applies it is a producer, and a
-taker is a consumer, whose span links the producers' spans. docs/guides/opentelemetry.md lists everything that is recorded.
+taker is a consumer, whose span links the producers' spans. docs/guides/opentelemetry.md lists everything that is
+recorded.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ settings it keeps them for the next gradient: freeing 64 strings of 2 MiB then t
 _MIB = 1 << 20
 
 
-# After this many seconds with a change, the server saves a snapshot (docs/explanations/measurements.md). A number of changes says
-# little about gradients: one may have a few bytes or many megabytes. So one change is enough.
+# After this many seconds with a change, the server saves a snapshot (docs/explanations/measurements.md). A number of
+# changes says little about gradients: one may have a few bytes or many megabytes. So one change is enough.
 _SNAPSHOT_SECONDS = 60
 
 
@@ -68,7 +68,7 @@ def _rewrite_size(directory: Path) -> int:
     """Returns the size in bytes below which the server doesn't rewrite its append-only file.
 
     Large gradients are written once and deleted with their round. At 64 MiB, the server's default, every such round
-    would cause a rewrite, with a fork (docs/explanations/measurements.md). The limit is up to 1 GiB instead, but at most a quarter
-    of the free space, so that the file doesn't fill a small disk.
+    would cause a rewrite, with a fork (docs/explanations/measurements.md). The limit is up to 1 GiB instead, but at
+    most a quarter of the free space, so that the file doesn't fill a small disk.
     """
     return max(64 * _MIB, min(1024 * _MIB, shutil.disk_usage(directory).free // 4))

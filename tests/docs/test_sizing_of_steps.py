@@ -1,4 +1,4 @@
-"""The calculator of docs/guides/sizing.md for a training step, compared with what a server receives, sends and stores."""
+"""The calculator of docs/guides/sizing.md for a step, compared with what a server receives, sends and stores."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class ClientKind:
         options = {
             "protocol": self.protocol,
             "decode_responses": self.decode,
-            # docs/explanations/reliability.md asks users for it: without it, some versions wait forever for the first replies of a
-            # silent server. Those with retries wait for as long six times.
+            # docs/explanations/reliability.md asks users for it: without it, some versions wait forever for the first
+            # replies of a silent server. Those with retries wait for as long six times.
             "socket_timeout": 2,
             **self._options(library),
             **more,
