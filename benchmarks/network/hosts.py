@@ -97,6 +97,14 @@ class Hosts:
         """Returns the beginning of a command that runs on a host."""
         return ["ip", "netns", "exec", self._prefix + name]
 
+    def cut_off(self, name: str) -> None:
+        """Takes a host from the network, as if its cable was pulled. Its processes run on, with open connections."""
+        _run("ip", "-n", self._switch, "link", "set", f"p{self._numbers[name]}", "down")
+
+    def connect(self, name: str) -> None:
+        """Connects a host again that was cut off."""
+        _run("ip", "-n", self._switch, "link", "set", f"p{self._numbers[name]}", "up")
+
     def traffic(self) -> dict[str, dict[str, int]]:
         """Returns what each host has received and sent in bytes, and how many packets its two ports have dropped."""
         ports = {port["ifname"]: port["stats64"] for port in _json("ip", "-n", self._switch, "-j", "-s", "link")}

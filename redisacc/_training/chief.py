@@ -49,6 +49,7 @@ from redisacc.errors import (
     RoundNotPublishedError,
     RoundRecoveredError,
     StaleSequenceError,
+    StepConflictError,
     TakeTimeoutError,
 )
 from redisacc.optim import Optimizer
@@ -955,10 +956,18 @@ class Chief(Participant):
         # As after a restart, so that no program breaks only then.
         parameters, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
         stored = pack_state(parameters, state) if self._rounds_parameters else state
-        self._surviving(
-            lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
-            f"to publish step {step}",
-        )
+        try:
+            self._surviving(
+                lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
+                f"to publish step {step}",
+            )
+        except StepConflictError as error:
+            # If the network was away for longer than the lease, a successor has published this step and later ones.
+            self._check_lease()
+            published = self._parameters.step()
+            if published is not None and published > step:
+                raise self._lost(published) from error
+            raise
         self.step, self.parameters, self.state = step, parameters, state
         self._is_finished = self._is_finished or is_last
         self._acknowledge()

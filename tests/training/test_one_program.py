@@ -296,6 +296,24 @@ def test_a_chief_that_stands_by_takes_over(training, background, until, caplog):
     assert second.parameters["w"].tolist() == [4, 6]
 
 
+def test_a_publication_that_comes_later_than_those_of_a_successor(training, background, monkeypatch):
+    """It left before the network was away for longer than the lease, so nothing had said that the lease is lost."""
+    first = training.chief()
+    successor = background(lambda: training.chief(standby=True))
+    one = training.work()
+    rounds = first.rounds()
+    taken = next(rounds)
+    first._lease.give_back()
+    monkeypatch.setattr(first, "_check_lease", lambda: None)
+    second = successor.result(60)
+    training.lead(second, 3)
+    with pytest.raises(redisacc.LeaseLostError, match=r"another process has published step 3, while .* at step 0"):
+        first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
+    rounds.close()
+    assert one.result(60) == (0, [0, 1, 2])
+    assert second.parameters["w"].tolist() == [3, 3]
+
+
 def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, background, monkeypatch):
     attempts = []
     take = redisacc._protocol.leases.crew.Crew._take
