@@ -22,6 +22,7 @@
 -- ARGV bytes           number    how many bytes they have together
 -- ARGV lease_ms        number    how long the attempt may take, in milliseconds
 -- ARGV announced       text      header of the gradient, in hexadecimal, if it is announced; else ""
+-- ARGV holds_ms        number    for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual
 -- ARGV replaced_bytes  number    bytes in partitions of the gradients that are replaced
 -- ARGV replaced...     text      ids of the gradients that are replaced, the oldest first
 --
@@ -73,6 +74,7 @@ redis.call('ZADD', keys.attempts, count_text(now_ms() + args.lease_ms), string.f
 extend_leases(admission.record.lease_ms, keys.attempts)
 if args.announced ~= '' then
   local order = args.order ~= '' and args.order or place
-  announce_upload(keys.record, attempt, order, admission.weight, args.round_shape, args.announced)
+  announce_upload(keys.record, attempt, order, admission.weight, args.round_shape, args.announced,
+    args.holds_ms)
 end
 return {'registered', place}

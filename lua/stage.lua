@@ -13,6 +13,7 @@
 -- ARGV gradient        text      id of the gradient
 -- ARGV order           text      its place in the order of the round if that follows the workers' numbers; else ""
 -- ARGV header          text      its header, in hexadecimal, for the announcement
+-- ARGV holds_ms        number    for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual
 -- ARGV expiry_ms       number    expiry of the place, in milliseconds; the same as for the parts
 --
 -- Replies:
@@ -51,5 +52,5 @@ end
 local place = args.order ~= '' and args.order or redis.call('GET', keys.place)
   or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
-announce_upload(keys.record, args.gradient, place, weight, args.round_shape, args.header)
+announce_upload(keys.record, args.gradient, place, weight, args.round_shape, args.header, args.holds_ms)
 return {'placed', place}

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from redisacc._protocol.lifecycle.info import AccumulatorInfo
     from redisacc._training.chief import Chief
     from redisacc._training.training import Training
+    from redisacc._training.upload import Upload
     from redisacc._training.worker import Worker
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "Training",
     "TreeAccumulator",
     "UnacknowledgedRound",
+    "Upload",
     "WaitingTaker",
     "Worker",
     "WorkerInfo",
@@ -141,6 +143,7 @@ _MODULES = {
     "Training": "redisacc._training.training",
     "TreeAccumulator": "redisacc._handles.tree",
     "UnacknowledgedRound": "redisacc._format.entries",
+    "Upload": "redisacc._training.upload",
     "WaitingTaker": "redisacc._format.entries",
     "Worker": "redisacc._training.worker",
     "WorkerInfo": "redisacc._format.entries",

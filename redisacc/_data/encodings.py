@@ -159,6 +159,13 @@ class BlockSection(Section):
 NameOf = Callable[[int, int], str]
 
 
+def encoded_dtype(dtype: DType, size: int, wire: Wire) -> np.dtype[Any]:
+    """Returns what ``encode`` makes of a section of that many elements."""
+    if dtype.storage != _FLOAT32 or wire == "float32" or (wire == "int8" and size < BLOCK):
+        return dtype.storage
+    return _BFLOAT16 if wire == "bfloat16" else BLOCKS
+
+
 def encode(gradient: Gradient, wire: Wire, name_of: NameOf) -> Gradient:
     """Returns a gradient with its sections of float32 encoded, in memory of its own. The others stay as they are.
 
@@ -181,6 +188,23 @@ def encode(gradient: Gradient, wire: Wire, name_of: NameOf) -> Gradient:
                 _check_finite(section, number, name_of)
         sections.append(encoded)
     return replace(gradient, sections=tuple(sections))
+
+
+def encode_run(section: Section, stored: np.dtype[Any], wire: Wire, name_of: NameOf) -> Section:
+    """Returns some elements of a section of float32 as they are stored: what ``encode`` makes of them.
+
+    Args:
+        section: the elements. Unless they are the last ones, whole blocks.
+        stored: what ``encoded_dtype`` says of the whole section.
+        wire: how they travel.
+        name_of: as for ``encode``, given the place among these elements.
+    """
+    if stored == BLOCKS:
+        return _in_blocks(section, 0, name_of)
+    if wire == "int8":
+        _check_finite(section, 0, name_of)
+        return section
+    return encode(Gradient((section,)), wire, name_of).sections[0]
 
 
 def check_finite(gradient: Gradient, name_of: NameOf) -> None:

@@ -197,6 +197,16 @@ def _header(
     return packed
 
 
+def header_of(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], lengths: tuple[int, ...]) -> bytes:
+    """Returns the header of a single gradient in parts.
+
+    Args:
+        described: the stored dtype and the shape of the values of each section.
+        lengths: the length of each part in bytes.
+    """
+    return _header(described, 1, None, lengths)
+
+
 def pack(gradient: Gradient) -> PackedGradient:
     """Returns the bytes of a gradient for a single slot: inline if there are few, in parts otherwise."""
     if gradient.nbytes > INLINE_BYTES:

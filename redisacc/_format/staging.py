@@ -19,9 +19,13 @@ ANNOUNCED_HEADER = 8 * 1024
 
 _BEGUN = re.compile(
     r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}(?:\*[0-9.e+-]{1,24})?) shape=(\[[\d,]*\]) header=([0-9a-f]*)"
+    r"(?: lease=(\d{1,6}))?"
 )
 _SUM_STORED = re.compile(r"sum=([0-9a-f]{32}) part=(\d{1,6})")
-_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})(?: position=(\d{1,4}))?")
+_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})(?: from=(\d{1,6}))?(?: position=(\d{1,4}))?")
+
+# The longest lease that a message can give an upload, in seconds.
+LONGEST_LEASE = 60.0
 
 
 class UploadBegun(NamedTuple):
@@ -31,25 +35,30 @@ class UploadBegun(NamedTuple):
         gradient: the id of the gradient.
         entry: the entry that the ``buffered`` hash will have for it, in all likelihood.
         round_shape: the shape that binds its round, as text.
+        lease: for how many seconds after each message the upload keeps its place although nothing arrives; 0: as long
+            as any other one.
     """
 
     gradient: str
     entry: bytes
     round_shape: str
+    lease: float = 0.0
 
 
 class PartsArrived(NamedTuple):
-    """The first parts of a gradient have been staged.
+    """Parts of a gradient have been staged. With no parts, it only says that the upload continues.
 
     Attributes:
         gradient: the id of the gradient.
         parts: the number of these parts.
         position: the position of a partition, if only the parts there are meant; else None.
+        first: the number of parts before them, of those that are meant.
     """
 
     gradient: str
     parts: int
     position: int | None = None
+    first: int = 0
 
 
 class SumStored(NamedTuple):
@@ -69,9 +78,15 @@ def sum_stored(digest: str, part: int) -> str:
     return f"sum={digest} part={part}"
 
 
-def parts_arrived(gradient: str, parts: int, position: int | None = None) -> str:
+def upload_begun(gradient: str, place: str, *, weight: str, round_shape: str, header: bytes, lease_ms: int) -> str:
+    """Returns what ``lua/include/announce_upload.lua`` publishes, for an upload whose weight was not known by then."""
+    return f"gradient={gradient} place={place}*{weight} shape={round_shape} header={header.hex()} lease={lease_ms}"
+
+
+def parts_arrived(gradient: str, parts: int, position: int | None = None, first: int = 0) -> str:
     """Returns the message that a client sends between parts. The arguments are the fields of ``PartsArrived``."""
-    return f"gradient={gradient} parts={parts}" + ("" if position is None else f" position={position}")
+    begins = f" from={first}" if first else ""
+    return f"gradient={gradient} parts={parts}{begins}" + ("" if position is None else f" position={position}")
 
 
 def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
@@ -79,7 +94,9 @@ def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
     if (match := _SUM_STORED.fullmatch(text)) is not None:
         return SumStored(match[1], int(match[2]))
     if (match := _ARRIVED.fullmatch(text)) is not None:
-        return PartsArrived(match[1], int(match[2]), None if match[3] is None else int(match[3]))
+        position = None if match[4] is None else int(match[4])
+        return PartsArrived(match[1], int(match[2]), position, int(match[3] or 0))
     if len(text) <= 3 * ANNOUNCED_HEADER and (match := _BEGUN.fullmatch(text)) is not None and len(match[4]) % 2 == 0:
-        return UploadBegun(match[1], f"{match[2]} ".encode() + bytes.fromhex(match[4]), match[3])
+        lease = min(int(match[5] or 0) / 1000, LONGEST_LEASE)
+        return UploadBegun(match[1], f"{match[2]} ".encode() + bytes.fromhex(match[4]), match[3], lease)
     return None

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
+from redisacc._data.finite import check_finite
+from redisacc._data.gradient import Gradient
+from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import Normalize, Order
 from redisacc._data.tree.gradient import tree_gradient
 from redisacc._data.tree.spec import TreeSpec, described_by, described_like
 from redisacc._data.weights import StalenessWeight
 from redisacc._handles.accumulator import Accumulator
+from redisacc._handles.base import host_and_process
 from redisacc._handles.options import Options
+from redisacc._protocol.applying.upload import Upload
+from redisacc.errors import InvalidArgumentError
 
 
 class TreeAccumulator(Accumulator[Any, Any]):
@@ -234,6 +241,61 @@ class TreeAccumulator(Accumulator[Any, Any]):
             InvalidArgumentError: the gradient or ``wire`` is invalid.
         """
         return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire, weight)
+
+    def _begin(self, local_step: int) -> Upload | None:
+        """Begins the upload of a gradient for a step, whose leaves follow one by one, in the background.
+
+        Returns None if such gradients are only sent whole: they are small, or some leaves are sparse.
+        """
+        self._lifetime.check()
+        layout = self._applier.layout_for(self._wire)
+        if layout is None:
+            return None
+        worker = self._options.worker or host_and_process(os.getpid())
+        return self._applier.begin(layout, local_step=local_step, worker=worker)
+
+    def _commit(
+        self, upload: Upload, tree: Any, weight: object, metrics: Mapping[str, float] | None, missing: str
+    ) -> ApplyResult:
+        """Counts the gradient of an upload.
+
+        Args:
+            upload: an upload that this handle has begun.
+            tree: the gradient, as for ``apply_grad``. Whatever has not been put is None.
+            weight: as for ``apply_grad``.
+            metrics: as for ``apply_grad``.
+            missing: the message of the error if leaves are missing, and the gradient would be accepted; else "".
+        """
+
+        def whole() -> Gradient:
+            if missing:
+                raise InvalidArgumentError(missing)
+            return tree_gradient(self._spec, tree, "grad")
+
+        try:
+            self._lifetime.check()
+            checked = self._checked_weight(weight)
+            noted = metric_notes(metrics, checked)
+            if self._options.finite and not missing:
+                check_finite(whole(), self._spec, self._wire)
+        except BaseException:
+            self._abandon(upload)
+            raise
+        with self._telemetry.observe("apply", upload.request.worker) as operation:
+            result = self._applier.commit(
+                upload,
+                whole,
+                weight=checked,
+                wire=self._wire,
+                notes=" ".join(filter(None, (operation.trace, noted))),
+                label=self._own_label,
+            )
+            operation.note_gradient(upload.layout, upload.request.local_step, result.outcome, result.global_step)
+        return result
+
+    def _abandon(self, upload: Upload) -> None:
+        """Ends an upload. Nothing of it is left."""
+        self._applier.abandon(upload)
 
     def _taken(self, gradient: Any) -> Any:
         return gradient

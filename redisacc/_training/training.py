@@ -20,6 +20,7 @@ from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.chief import Chief
 from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -285,6 +286,18 @@ class Training(Closing):
         if self._worker is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         return self._worker.apply(gradient, weight=weight, metrics=metrics)
+
+    def begin(self) -> Upload:
+        """Begins the upload of this worker's gradient for the current step, as ``Worker.begin`` does.
+
+        Raises:
+            InvalidArgumentError: there is no step.
+            RedisAccError: as ``Worker.begin``; or the error of this process as the one that leads.
+        """
+        self._raise_failure()
+        if self._worker is None:
+            raise InvalidArgumentError("begin() needs the step of a loop over steps()")
+        return self._worker.begin()
 
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.

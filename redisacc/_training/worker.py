@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from redisacc._data import validation
@@ -15,6 +16,7 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announced_quorum import read_quorum
 from redisacc._protocol.parameters.conclusion import is_concluded_by
@@ -25,6 +27,7 @@ from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_sent, has_no_gradients
 from redisacc._training.loss import Claimant
 from redisacc._training.participant import Participant
+from redisacc._training.upload import OpenUpload, Upload
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -133,6 +136,7 @@ class Worker(Participant):
         self._opened.callback(ahead.close)
         self._parameters._reader.fetch_ahead(ahead)
         self._accumulator: Any = None
+        self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly
         # The step of the parameters that the loop got last; the gradient of that step, and its outcome.
@@ -237,6 +241,7 @@ class Worker(Participant):
                 )
                 self._step, self._went_back = None, False
                 continue
+            self._upload.end()
             if self._step is not None:
                 exit_code.advanced()
             self._step, self._gradient, self._has_applied = step, None, False
@@ -264,6 +269,7 @@ class Worker(Participant):
                 self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
             self._transport.waits.sleep(LOOK_EVERY)
         # The accumulator is another one.
+        self._upload.end()
         if self._accumulator is not None:
             self._accumulator.close()
             self._accumulator = None
@@ -400,9 +406,56 @@ class Worker(Participant):
         if step is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         self._check_lease()
+        self._upload.end()
         result = self._apply(gradient, weight, metrics, step)
         self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
         return result
+
+    def begin(self) -> Upload:
+        """Begins the upload of this worker's gradient for the current step of ``steps()``, leaf by leaf.
+
+        The first call opens the accumulator; others do not block. An upload that was begun before and has not been
+        committed is abandoned, as it is when the loop continues, or by ``apply``.
+
+        Returns:
+            The upload, to which leaves are put, and which is then committed.
+
+        Raises:
+            InvalidArgumentError: there is no step.
+            LeaseLostError, AccumulatorNotFoundError, ParametersNotFoundError, ServerUnavailableError: as for ``apply``.
+        """
+        step = self._step
+        if step is None:
+            raise InvalidArgumentError("begin() needs the step of a loop over steps()")
+        self._check_lease()
+        self._upload.end()
+        what = "to open the accumulator"
+        while True:
+            try:
+                gradients = self._patience.call(self._gradients, what)
+                break
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                found_gone = error
+                self._wait_until_restored(found_gone)
+        spec = None
+        if isinstance(gradients, TreeAccumulator):
+            spec = gradients._spec
+            self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
+        streamed = self._upload.streamed
+
+        def commit(gradient: Any, missing: str, weight: float, metrics: Mapping[str, float] | None) -> ApplyResult:
+            if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
+                raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
+            self._check_lease()
+            try:
+                result = self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
+            finally:
+                self._upload.end()
+            if not missing:
+                self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
+            return result
+
+        return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
     def as_sent(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``wire``).
@@ -426,11 +479,22 @@ class Worker(Participant):
         gradients = self._patience.call(self._gradients, "to open the accumulator")
         return gradient_as_sent(gradients, gradient, weight)
 
-    def _apply(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, step: int) -> ApplyResult:
+    def _apply(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, float] | None,
+        step: int,
+        *,
+        upload: OpenUpload | None = None,
+        missing: str = "",
+    ) -> ApplyResult:
         what = f"to apply the gradient of step {step}"
         while True:
             try:
-                return self._patience.call(lambda: self._apply_once(gradient, weight, metrics, step), what)
+                return self._patience.call(
+                    lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing), what
+                )
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
@@ -442,8 +506,23 @@ class Worker(Participant):
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
                 self._warn("%s", error)
 
-    def _apply_once(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, step: int) -> ApplyResult:
-        return apply_gradient(self._gradients(), gradient, weight, step, metrics)
+    def _apply_once(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, float] | None,
+        step: int,
+        *,
+        upload: OpenUpload | None,
+        missing: str,
+    ) -> ApplyResult:
+        gradients = self._gradients()
+        if upload is not None and upload.streamed is not None:
+            return upload.commit(gradient, weight, metrics, missing)
+        if missing:
+            # The upload was over, and is lost now.
+            return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
+        return apply_gradient(gradients, gradient, weight, step, metrics)
 
     def _gradients(self) -> Any:
         """Returns the accumulator, and opens it first if it is not open yet.
@@ -463,4 +542,5 @@ class Worker(Participant):
                 self._parameters.step()
                 on_failure.pop_all()
             self._accumulator = self._opened.enter_context(opened)
+            self._opened.callback(self._upload.end)
         return self._accumulator

@@ -26,7 +26,7 @@ from redisacc.asyncio._accumulators import (
 )
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._parameters import Parameters
-from redisacc.asyncio._training import Chief, Training, Worker
+from redisacc.asyncio._training import Chief, Training, Upload, Worker
 
 __all__ = [
     "Chief",
@@ -38,5 +38,6 @@ __all__ = [
     "SparseConditionalAccumulator",
     "Training",
     "TreeAccumulator",
+    "Upload",
     "Worker",
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
 
-from redisacc._training import chief, training, worker
+from redisacc._data.results import ApplyResult
+from redisacc._training import chief, training, upload, worker
 from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
+from redisacc.asyncio._waits import LoopWaits
 
 
 class Chief(Handle[chief.Chief]):
@@ -58,6 +62,42 @@ class Chief(Handle[chief.Chief]):
     delete = awaited(chief.Chief.delete)
 
 
+class Upload:
+    """A gradient whose leaves are put one by one, as ``redisacc.Upload``, for asyncio.
+
+    ``Worker.begin`` and ``Training.begin`` return it. Parts leave while other tasks run.
+    """
+
+    def __init__(self, blocking: upload.Upload, waits: LoopWaits) -> None:
+        self._blocking = blocking
+        self._waits = waits
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others have completed the step, as :meth:`redisacc.Upload.is_over` says."""
+        return self._blocking.is_over
+
+    def put(self, path: str, array: Any) -> None:
+        """Does what :meth:`redisacc.Upload.put` does. It sends nothing itself, so there is nothing to await."""
+        self._blocking.put(path, array)
+
+    async def commit(self, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+        """Does what :meth:`redisacc.Upload.commit` does, and is to be awaited."""
+        return await self._waits.run(lambda: self._blocking.commit(weight=weight, metrics=metrics))
+
+    async def abandon(self) -> None:
+        """Does what :meth:`redisacc.Upload.abandon` does, and is to be awaited."""
+        await self._waits.run(self._blocking.abandon)
+
+
 class Worker(Handle[worker.Worker]):
     """A worker of a training, as ``redisacc.Worker``, whose arguments it has, for asyncio.
 
@@ -89,6 +129,11 @@ class Worker(Handle[worker.Worker]):
 
     steps = iterated(worker.Worker.steps)
     apply = awaited(worker.Worker.apply)
+
+    async def begin(self) -> Upload:
+        """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
+        return Upload(await self.waits.run(self.blocking.begin), self.waits)
+
     as_sent = awaited(worker.Worker.as_sent)
 
 
@@ -124,6 +169,11 @@ class Training(Handle[training.Training]):
 
     steps = iterated(training.Training.steps)
     apply = awaited(training.Training.apply)
+
+    async def begin(self) -> Upload:
+        """Does what :meth:`redisacc.Training.begin` does, and is to be awaited."""
+        return Upload(await self.waits.run(self.blocking.begin), self.waits)
+
     latest = awaited(training.Training.latest)
     latest_state = awaited(training.Training.latest_state)
     finish = awaited(training.Training.finish)

@@ -34,9 +34,9 @@ def tree_gradient(spec: TreeSpec, tree: object, what: str) -> Gradient:
     sections: list[Section | None] = [None] * len(spec.sections)
     for leaf, value in zip(spec.leaves, leaves, strict=True):
         if leaf.is_sparse:
-            sections[leaf.section] = _rows(leaf, value, what)
+            sections[leaf.section] = leaf_rows(leaf, value, what)
         else:
-            dense.setdefault(leaf.section, []).append(_elements(leaf, value, what))
+            dense.setdefault(leaf.section, []).append(leaf_elements(leaf, value, what))
     for number, arrays in dense.items():
         sections[number] = Section(_joined(arrays))
     if spec.missing == "skip":
@@ -66,8 +66,12 @@ def _joined(arrays: list[Array]) -> list[Array]:
     return joined
 
 
-def _elements(leaf: Leaf, value: object, what: str) -> Array:
-    """Returns the elements of a dense leaf as a vector; zeros if there is no gradient."""
+def leaf_elements(leaf: Leaf, value: object, what: str) -> Array:
+    """Returns the elements of a dense leaf as a vector; zeros if there is no gradient.
+
+    Raises:
+        InvalidArgumentError: a dtype or a shape is wrong. The message names the path.
+    """
     storage = leaf.dtype.storage
     if type(value) is np.ndarray and value.dtype == storage and value.shape == leaf.shape:
         return value.ravel()
@@ -86,8 +90,8 @@ def _elements(leaf: Leaf, value: object, what: str) -> Array:
     return validation.cast(given, leaf.dtype, name, value=value).ravel()
 
 
-def _rows(leaf: Leaf, value: Any, what: str) -> Section:
-    """Returns the rows of a sparse leaf; none if there is no gradient."""
+def leaf_rows(leaf: Leaf, value: Any, what: str) -> Section:
+    """Returns the rows of a sparse leaf; none if there is no gradient. Raises as ``leaf_elements``."""
     if value is None:
         return Section(np.empty((0, *leaf.row_shape), leaf.dtype.storage), np.empty(0, np.int64))
     name = f"{what} at {shown(leaf.path)}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
+from functools import partial
 
 from redisacc._data.encodings import Wire, check_finite, encode
 from redisacc._data.gradient import Gradient
@@ -13,8 +16,10 @@ from redisacc._format.crew_entries import number_of_worker
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
 from redisacc._format.settings import SettingsChange
+from redisacc._format.upload_layout import UploadLayout, layout_of
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.requests import Requests
+from redisacc._protocol.applying.upload import Upload
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.replication import check_replicated
 from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
@@ -68,6 +73,8 @@ class Applier:
         self._in_place_limit = in_place_limit if in_place.can_add(spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
         self._min_replicas = min_replicas
+        # The layouts of uploads that were asked for.
+        self._layouts: dict[Wire, UploadLayout | None] = {}
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
         self._stale_of_step_0: int | None = 0
 
@@ -115,36 +122,99 @@ class Applier:
                     return counted
             return self._buffer_writer.buffer(gradient, request)
 
-        def finish(counted: Counted) -> ApplyResult:
-            if counted.outcome in ("stale", "repeated"):
-                logger.debug(
-                    "%s: dropped a gradient of step %d at step %d: %s",
-                    label,
-                    local_step,
-                    counted.global_step,
-                    "its step has passed" if counted.outcome == "stale" else f"the round has one of {worker}",
-                    extra={
-                        "accumulator": self._keys.name,
-                        "local_step": local_step,
-                        "global_step": counted.global_step,
-                        "num_accumulated": counted.num_accumulated,
-                    },
-                )
-                if counted.outcome == "stale" and local_step == 0:
-                    self._warn_of_step_0(counted, label)
-                return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
-            if self._stale_of_step_0:
-                self._stale_of_step_0 = 0
-            if self._min_replicas:
-                check_replicated(
-                    self._keys.name,
-                    "the gradient was counted",
-                    replicas=counted.replicas,
-                    min_replicas=self._min_replicas,
-                )
-            return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+        return self._requests.execute(
+            request, send, partial(self._result, request, label), f"{label}: to apply a gradient"
+        )
 
-        return self._requests.execute(request, send, finish, f"{label}: to apply a gradient")
+    def _result(self, request: GradientRequest, label: str, counted: Counted) -> ApplyResult:
+        """Turns the outcome of a request into the caller's result."""
+        if counted.outcome in ("stale", "repeated"):
+            logger.debug(
+                "%s: dropped a gradient of step %d at step %d: %s",
+                label,
+                request.local_step,
+                counted.global_step,
+                "its step has passed" if counted.outcome == "stale" else f"the round has one of {request.worker}",
+                extra={
+                    "accumulator": self._keys.name,
+                    "local_step": request.local_step,
+                    "global_step": counted.global_step,
+                    "num_accumulated": counted.num_accumulated,
+                },
+            )
+            if counted.outcome == "stale" and request.local_step == 0:
+                self._warn_of_step_0(counted, label)
+            return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
+        if self._stale_of_step_0:
+            self._stale_of_step_0 = 0
+        if self._min_replicas:
+            check_replicated(
+                self._keys.name,
+                "the gradient was counted",
+                replicas=counted.replicas,
+                min_replicas=self._min_replicas,
+            )
+        return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+
+    def layout_for(self, wire: Wire) -> UploadLayout | None:
+        """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
+        if wire not in self._layouts:
+            layout = layout_of(self._spec, wire, max(len(self._keys.partitions), 1))
+            small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
+            self._layouts[wire] = None if small else layout
+        return self._layouts[wire]
+
+    def begin(self, layout: UploadLayout, *, local_step: int, worker: str) -> Upload:
+        """Begins the upload of a gradient, whose parts leave as soon as they are complete. Sends nothing itself.
+
+        Args:
+            layout: what ``layout_for`` has returned.
+            local_step: the step that it is computed for.
+            worker: the name under which it will be counted.
+        """
+        order = self._order_of(worker) if self._by_worker else ""
+        session, sequence = self._requests.sessions.begin()
+        return self._buffer_writer.begin(
+            layout, GradientRequest(session, sequence, worker, local_step, (), order=order)
+        )
+
+    def abandon(self, upload: Upload) -> None:
+        """Ends an upload. Nothing of it is left."""
+        upload.abandon()
+        self._requests.sessions.give_back(upload.request.session)
+
+    def commit(
+        self, upload: Upload, whole: Callable[[], Gradient], *, weight: float, wire: Wire, notes: str, label: str
+    ) -> ApplyResult:
+        """Counts the gradient of an upload, as ``apply`` does. If the upload has failed, sends the whole gradient.
+
+        Args:
+            upload: the upload, of which all leaves have been put, unless it is over.
+            whole: returns the gradient, or raises an error if leaves are missing.
+            weight: as for ``apply``.
+            wire: as for ``layout_for``.
+            notes: as for ``apply``.
+            label: as for ``apply``.
+        """
+        request = upload.request
+        request.weight, request.notes = weight, notes
+        sent: list[Gradient] = []
+
+        def send() -> Counted:
+            upload.complete()
+            counted = upload.commit()
+            if counted is not None:
+                return counted
+            if not sent:
+                sent.append(encode(whole(), wire, self._spec.name_of))
+            return self._buffer_writer.buffer(sent[0], request)
+
+        try:
+            return self._requests.execute(
+                request, send, partial(self._result, request, label), f"{label}: to apply a gradient"
+            )
+        finally:
+            upload.close()
 
     def as_sent(self, gradient: Gradient, wire: Wire, weight: float) -> Gradient:
         """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.

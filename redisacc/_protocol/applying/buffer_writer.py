@@ -11,8 +11,10 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER
+from redisacc._format.upload_layout import UploadLayout
 from redisacc._protocol.applying.compaction import Compactor, Reply, no_room
 from redisacc._protocol.applying.partition_writer import PartitionWriter
+from redisacc._protocol.applying.upload import PartitionedUpload, StagedUpload, Upload
 from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.applying import Full
@@ -61,11 +63,18 @@ class BufferWriter:
             telemetry: hears of compactions.
             partitions: writes the parts of gradients to partitions; None: the accumulator has none.
         """
+        self._transport = transport
         self._keys = keys
         self._partitions = partitions
         self._scripts = scripts
         self._by_worker = spec.order == "worker"
         self._compactor = Compactor(transport, keys, spec, telemetry)
+
+    def begin(self, layout: UploadLayout, request: GradientRequest) -> Upload:
+        """Begins an upload whose parts leave one by one."""
+        if self._partitions is None:
+            return StagedUpload(self._transport, self._keys, self._scripts, layout, request)
+        return PartitionedUpload(self._transport, self._keys, layout, request, writer=self._partitions)
 
     def buffer(self, gradient: Gradient, request: GradientRequest) -> Counted:
         """Buffers a gradient.

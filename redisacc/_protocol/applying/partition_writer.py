@@ -23,7 +23,7 @@ from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.scripts.applying import Full
-from redisacc._protocol.scripts.partitions import PartitionScripts, RegisteredGradient, Replaced
+from redisacc._protocol.scripts.partitions import NOTHING_REPLACED, PartitionScripts, RegisteredGradient, Replaced
 from redisacc._protocol.scripts.requests import Counted, GradientRequest
 from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._redis.transport import Hint, Transport
@@ -45,6 +45,9 @@ class PartitionWriter:
         scripts: its scripts.
         min_replicas: how many replicas of each node have to confirm the parts; 0: none.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+
+    Attributes:
+        scripts, min_replicas, lease_ms: as above.
     """
 
     def __init__(
@@ -52,9 +55,9 @@ class PartitionWriter:
     ) -> None:
         self._transport = transport
         self._keys = keys
-        self._scripts = scripts
-        self._lease_ms = lease_ms
-        self._min_replicas = min_replicas
+        self.scripts = scripts
+        self.lease_ms = lease_ms
+        self.min_replicas = min_replicas
 
     def send(
         self,
@@ -87,19 +90,19 @@ class PartitionWriter:
             "replaced": _replaced(replaced, summed_weight),
         }
         announced = nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
-        registered = self._scripts.register(
+        registered = self.scripts.register(
             request, **what, lease_ms=lease_of(nbytes), announced=of.header if announced else b""
         )
         if not isinstance(registered, RegisteredGradient):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
-        with given_up_on_error(self._transport, self._keys, [attempt], min_replicas=self._min_replicas):
+        with given_up_on_error(self._transport, self._keys, [attempt], min_replicas=self.min_replicas):
             replicas = write_parts(
                 self._transport,
                 self._keys,
                 {attempt.id: of.parts},
-                min_replicas=self._min_replicas,
-                lease_ms=self._lease_ms,
+                min_replicas=self.min_replicas,
+                lease_ms=self.lease_ms,
                 hints=self._messages(attempt.id, of.parts) if announced else None,
             )
             if replicas is None:
@@ -107,16 +110,48 @@ class PartitionWriter:
                 remove_parts_quietly(self._transport, self._keys, [attempt])
                 self._sweep([attempt])
                 return "unstaged"
-            if replaced and any(number < self._min_replicas for number in replicas):
+            if replaced and any(number < self.min_replicas for number in replicas):
                 # Replicas may have confirmed the gradients that it would replace, and their senders know that.
                 self._sweep([attempt])
                 return "unconfirmed"
-            lost = self._transport.lost
-            reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
+            return self.commit(request, **what, place=registered.place, header=of.header, replicas=replicas)
+
+    def commit(
+        self,
+        request: GradientRequest,
+        *,
+        gradient: str,
+        place: str,
+        header: bytes,
+        parts: int,
+        nbytes: int,
+        replicas: Sequence[int],
+        replaced: Replaced = NOTHING_REPLACED,
+    ) -> Reply:
+        """Counts a gradient whose parts are all written.
+
+        Args:
+            request: the request that applies it.
+            gradient: its id.
+            place: the place that its attempt was registered with.
+            header: its header.
+            parts: how many parts it has.
+            nbytes: how many bytes they have together.
+            replicas: how many replicas have confirmed them, of each node that was asked.
+            replaced: the gradients whose sum is part of it.
+
+        Returns:
+            As ``send``.
+        """
+        lost = self._transport.lost
+        attempt = StoredAttempt(f"{gradient}-{place}", parts)
+        reply = self.scripts.commit(
+            request, gradient=gradient, place=place, header=header, parts=parts, nbytes=nbytes, replaced=replaced
+        )
         is_counted = isinstance(reply, Counted) and reply.outcome == "applied"
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
-            if is_counted and not replaced:
+            if is_counted and not replaced.ids:
                 return reply
         if not is_counted and (reply == "expired" or self._transport.lost == lost):
             # No copy of the commit has counted it, or ever will. A sweeper may have missed parts that were written
@@ -143,7 +178,7 @@ class PartitionWriter:
         return messages
 
     def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
-        sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self._min_replicas)
+        sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self.min_replicas)
 
 
 def lease_of(nbytes: int) -> int:

@@ -14,7 +14,7 @@ from redisacc._redis.transport import Hint, Transport
 def write_parts(
     transport: Transport,
     keys: PartitionedKeys,
-    parts_of: Mapping[str, Sequence[memoryview | Pieces]],
+    parts_of: Mapping[str, Sequence[memoryview | Pieces] | Mapping[int, memoryview | Pieces]],
     *,
     min_replicas: int = 0,
     lease_ms: int = 0,
@@ -25,7 +25,7 @@ def write_parts(
     Args:
         transport: the way to the nodes.
         keys: the keys of the accumulator, or of the parameters, with their partitions.
-        parts_of: id → the parts, of each gradient or blob. No other attempt uses this id.
+        parts_of: id → the parts, all or some by their numbers, of each gradient or blob. No other attempt uses this id.
         min_replicas: how many replicas of each node have to confirm the parts; 0: none are asked.
         lease_ms: the expiry that parts keep, in milliseconds; 0: none.
         hints: number of a part → what its node does after it has stored that part; None: nothing.
@@ -40,7 +40,7 @@ def write_parts(
     # would count replicas that lack the parts. APPEND always writes.
     measure: Command = ("APPEND", b"") if min_replicas else ("STRLEN",)
     for owner, parts in parts_of.items():
-        for number, part in enumerate(parts):
+        for number, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
             key, partition = keys.part(owner, number), keys.partition(number)
             # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the parts
             # are in use. NX: it must not give an expiry to a part that is there.

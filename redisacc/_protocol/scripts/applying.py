@@ -153,13 +153,68 @@ class ApplyScripts(RequestScripts):
                 return self._full(buffered, limit, weight)
         return self._counted(reply, request.round_shape, replicas)
 
-    def stage(self, request: GradientRequest, *, gradient: str, header: bytes) -> Hint:
+    def renew_upload(
+        self,
+        request: GradientRequest,
+        *,
+        attempt: str = "",
+        lease_ms: int = 0,
+        staged: Sequence[str] = (),
+        message: str,
+        before: Sequence[Command] = (),
+    ) -> Literal["renewed", "over", "expired"]:
+        """Renews the lease of an upload that is under way.
+
+        Args:
+            request: its sender, and the fields common to all gradients.
+            attempt: the attempt, as the leader lists it, if its parts are in partitions.
+            lease_ms: how long it may take from now on, in milliseconds.
+            staged: otherwise, the keys whose expiry begins again.
+            message: tells takers and reducers that the upload continues.
+            before: commands that are sent before the script in the same round trip.
+
+        Returns:
+            "over" if its gradient would be dropped; "expired" if the attempt was given up, so that parts may be gone.
+        """
+        keys = self._keys
+        reply = self._transport.run(
+            *load("renew_upload").bind(
+                keys={
+                    "record": keys.record,
+                    "workers": keys.current.workers,
+                    "attempts": keys.attempts,
+                    "staged": staged,
+                },
+                args={
+                    "incarnation": self.incarnation,
+                    "worker": request.worker,
+                    "local_step": str(request.local_step),
+                    "once": "1" if request.once else "0",
+                    "attempt": attempt,
+                    "lease_ms": lease_ms,
+                    "expiry_ms": str(STAGING_MS),
+                    "message": message,
+                },
+            ),
+            before=before,
+        )
+        match reply:
+            case [b"renewed"]:
+                return "renewed"
+            case [b"over"]:
+                return "over"
+            case [b"expired"]:
+                return "expired"
+        self._refuse(reply)
+
+    def stage(self, request: GradientRequest, *, gradient: str, header: bytes, holds_ms: int = 0) -> Hint:
         """Returns the call of the script that announces a gradient. Its reply is not needed.
 
         Args:
             request: its sender, and the fields common to all gradients.
             gradient: id of the gradient.
             header: header of the gradient.
+            holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
         """
         keys = self._keys
         return Hint.running(
@@ -180,6 +235,7 @@ class ApplyScripts(RequestScripts):
                     "gradient": gradient,
                     "order": request.order,
                     "header": header.hex(),
+                    "holds_ms": holds_ms,
                     "expiry_ms": str(STAGING_MS),
                 },
             )

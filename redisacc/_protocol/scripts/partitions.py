@@ -44,6 +44,9 @@ class Replaced:
     summed_weight: float = 1.0
 
 
+NOTHING_REPLACED = Replaced()
+
+
 class PartitionScripts(Scripts):
     """Runs the scripts that concern partitions. Raises the errors of ``Scripts``."""
 
@@ -56,7 +59,8 @@ class PartitionScripts(Scripts):
         nbytes: int,
         lease_ms: int,
         announced: bytes = b"",
-        replaced: Replaced = Replaced(),
+        holds_ms: int = 0,
+        replaced: Replaced = NOTHING_REPLACED,
     ) -> RegisteredGradient | Counted | Full | Literal["changed"]:
         """Registers an attempt to store a gradient, before the first of its parts is written.
 
@@ -67,6 +71,7 @@ class PartitionScripts(Scripts):
             nbytes: how many bytes they have together.
             lease_ms: how long the attempt may take, in milliseconds.
             announced: header of the gradient, if takers and reducers are told of it; else empty.
+            holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
             replaced: the gradients whose sum is part of this one.
 
         Returns:
@@ -78,7 +83,10 @@ class PartitionScripts(Scripts):
         """
         keys, args = self._attempt(request, gradient, parts, nbytes, replaced)
         reply = self._transport.run(
-            *load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms, "announced": announced.hex()})
+            *load("register").bind(
+                keys=keys,
+                args={**args, "lease_ms": lease_ms, "announced": announced.hex(), "holds_ms": holds_ms},
+            )
         )
         match reply:
             case [b"registered", place]:
@@ -94,7 +102,7 @@ class PartitionScripts(Scripts):
         header: bytes,
         parts: int,
         nbytes: int,
-        replaced: Replaced = Replaced(),
+        replaced: Replaced = NOTHING_REPLACED,
     ) -> Counted | Full | Literal["changed", "expired"]:
         """Counts a gradient after all its parts have been written.
 

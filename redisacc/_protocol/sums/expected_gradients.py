@@ -25,6 +25,7 @@ class Upload:
         gradient: see below.
         cut: see below.
         sparse_parts: see below.
+        lease: see below.
 
     Attributes:
         gradient: the gradient.
@@ -32,23 +33,25 @@ class Upload:
         sparse_parts: the number of parts before the dense ones; 0 if it cannot be added part by part.
         there: for each part, whether it has arrived.
         admitted: whether the gradient is in the round, so that its parts have their final names.
-        moved_at: when the last part arrived, on ``time.monotonic()``'s clock.
+        moved_at: when the last part, or sign of life, arrived, on ``time.monotonic()``'s clock.
+        lease: for how many seconds after that it may hold up later ones; 0: for STALLED seconds.
         sparse: the bytes of its sparse sections, as far as they have been fetched.
         requested: for each sparse part, whether it has been fetched or is on its way.
         left: how many sparse parts are still to be fetched.
     """
 
     __slots__ = (
-        "admitted", "cut", "gradient", "left", "moved_at", "requested", "sparse", "sparse_parts", "there"
+        "admitted", "cut", "gradient", "lease", "left", "moved_at", "requested", "sparse", "sparse_parts", "there"
     )  # fmt: skip
 
-    def __init__(self, gradient: BufferedGradient, cut: Cut | None, sparse_parts: int) -> None:
+    def __init__(self, gradient: BufferedGradient, cut: Cut | None, sparse_parts: int, lease: float = 0.0) -> None:
         self.gradient = gradient
         self.cut = cut
         self.sparse_parts = sparse_parts
         self.there = bytearray(len(gradient.lengths))
         self.admitted = False
         self.moved_at = time.monotonic()
+        self.lease = lease
         self.sparse: Array | None = None
         self.requested = bytearray(sparse_parts)
         self.left = sparse_parts
@@ -147,6 +150,15 @@ class ExpectedGradients:
         self.num_admitted += 1
         return True
 
+    def late(self) -> list[Upload]:
+        """Returns the uploads that would come too late for a full round, and hold up others."""
+        if not self.is_full:
+            return []
+        last = max([place for place, upload in enumerate(self.every) if upload.admitted], default=0)
+        # By worker, those after the last one are expected no longer, either.
+        among = self.every if self.holds_early else self.every[:last]
+        return [upload for upload in among if not upload.admitted]
+
     def settle(self, uploads: Sequence[Upload]) -> int:
         """Replaces all uploads by the gradients of the round. Returns how many leading uploads are unchanged."""
         before = self.every
@@ -220,7 +232,7 @@ class ExpectedGradients:
         now = time.monotonic()
         expected = self.expected
         for position, upload in enumerate(self.every[:expected]):
-            if upload.admitted or now - upload.moved_at < STALLED:
+            if upload.admitted or now - upload.moved_at < (upload.lease or STALLED):
                 continue
             mine = sum(upload.there)
             if any(sum(later.there) > mine for later in self.every[position + 1 :]):

@@ -101,8 +101,8 @@ class PartSums:
 
     # Messages and lookups that tell of gradients.
 
-    def announce(self, gradient: BufferedGradient, *, admitted: bool = False) -> None:
-        """Notes a gradient whose upload has begun, or that is in the round."""
+    def announce(self, gradient: BufferedGradient, *, admitted: bool = False, lease: float = 0.0) -> None:
+        """Notes a gradient whose upload has begun, under a lease of some seconds or none, or that is in the round."""
         if self._by_worker and not self._makes_way_for(gradient, admitted=admitted):
             return
         known = self._uploads.find(gradient.id)
@@ -110,7 +110,7 @@ class PartSums:
             self._rewind(self._uploads.remove(known))
             known = None
         if known is None:
-            self._rewind(self._uploads.insert(self._upload_of(gradient)))
+            self._rewind(self._uploads.insert(self._upload_of(gradient, lease)))
         if admitted:
             self.admit(gradient.id)
 
@@ -141,7 +141,7 @@ class PartSums:
             return
         every = range(len(upload.there))
         there = every if message.position is None else every[message.position :: step]
-        for part in upload.arrive(there[: message.parts]):
+        for part in upload.arrive(there[message.first : message.first + message.parts]):
             cell = None if upload.cut is None else self._dense.cell(part - upload.sparse_parts)
             if cell is not None:
                 self._dense.advance(cell)
@@ -150,10 +150,8 @@ class PartSums:
         """Notes that the round has this gradient, and the server all its parts."""
         upload = self._uploads.find(gradient)
         if upload is not None and self._uploads.admit(upload):
-            if self._by_worker and self._uploads.is_full:
-                # Uploads of lower numbers that are under way would come too late.
-                for late in [late for late in self._uploads.every if not late.admitted]:
-                    self._rewind(self._uploads.remove(late))
+            for late in self._uploads.late():
+                self._rewind(self._uploads.remove(late))
             self._set_bound()
             self._dense.advance_all()
 
@@ -191,7 +189,7 @@ class PartSums:
         if upload is not None:
             self._rewind(self._uploads.remove(upload))
 
-    def _upload_of(self, gradient: BufferedGradient) -> Upload:
+    def _upload_of(self, gradient: BufferedGradient, lease: float = 0.0) -> Upload:
         sparse_parts, cut = gradient.cut or (0, None)
         if sparse_parts % (len(self._keys.partitions) or 1):
             # Its dense parts are in different partitions from the other gradients'.
@@ -206,7 +204,7 @@ class PartSums:
                 self._idle = False
         if cut is not None and not have_same_elements(cut, self._dense.cut or ()):
             sparse_parts, cut = 0, None
-        return Upload(gradient, cut, sparse_parts)
+        return Upload(gradient, cut, sparse_parts, lease)
 
     def _is_worthwhile(self, gradient: BufferedGradient, number: int) -> bool:
         """Returns whether the dense parts of this many such gradients are so large that a reducer saves time."""

@@ -216,7 +216,7 @@ class RoundSoFar:
             # Any client may publish. If a gradient really has this header, reading the round reports it.
             return
         if self._trusted_bytes(gradient) <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
-            part_sums.announce(gradient)
+            part_sums.announce(gradient, lease=message.lease)
 
     def _trusted_bytes(self, gradient: BufferedGradient) -> int:
         """Returns for how many bytes of an announced gradient memory would be allocated on the word of the message.

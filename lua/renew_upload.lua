@@ -1,0 +1,50 @@
+-- Renews the lease of an upload that is under way, and says whether its gradient would still be accepted.
+--
+-- KEYS record       redisacc:{NAME}                    the record of the accumulator
+-- KEYS workers      redisacc:{NAME}:workers            worker -> its number of gradients in this round
+-- KEYS attempts     redisacc:{NAME}:attempts           "ATTEMPT parts" -> end of its lease; 0: its parts are to go
+-- KEYS staged...    redisacc:{NAME}:staged:ID:K        parts and place that are staged, with an expiry
+-- ARGV incarnation  text     the incarnation that the handle opened
+-- ARGV worker       text     name under which the gradient will be counted
+-- ARGV local_step   int64    the step for which the gradient is computed
+-- ARGV once         flag     whether the gradient is dropped if the round has one of this worker
+-- ARGV attempt      text     "ATTEMPT parts" if its parts are in partitions; else ""
+-- ARGV lease_ms     number   how long the attempt may take from now on, in milliseconds
+-- ARGV expiry_ms    number   expiry of what is staged, in milliseconds
+-- ARGV message      text     tells takers and reducers that the upload continues
+--
+-- Replies:
+-- {'renewed'}                the upload may continue
+-- {'over'}                   its gradient would be dropped: the step has passed, or the round has one of this worker;
+--                            nothing changed
+-- {'expired'}                the attempt was given up, and its parts may be gone; nothing changed
+-- {'missing'}                there is no such accumulator
+-- {'replaced'}               the accumulator was deleted and created again
+-- {'corrupt', where, text}   a key or field holds what redisacc never writes; nothing changed
+
+-- #include "read_record"
+-- #include "accepted_staleness"
+-- #include "now_ms"
+-- #include "notify"
+-- #bind
+
+local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'}, 1)
+if not record then
+  return refusal
+end
+if not accepted_staleness(record, args.local_step)
+  or ((args.once or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
+  return {'over'}
+end
+if args.attempt ~= '' then
+  -- A lease of 0 must stay 0: somebody may be removing the parts.
+  if tonumber(redis.call('ZSCORE', keys.attempts, args.attempt) or 0) == 0 then
+    return {'expired'}
+  end
+  redis.call('ZADD', keys.attempts, 'XX', count_text(now_ms() + args.lease_ms), args.attempt)
+end
+for _, staged in ipairs(keys.staged) do
+  redis.call('PEXPIRE', staged, args.expiry_ms)
+end
+notify(keys.record .. ':wake', args.message)
+return {'renewed'}

@@ -1,0 +1,151 @@
+"""Where the leaves of a tree go in the parts of its gradient, so that a part can leave as soon as it is complete.
+
+The bytes of each part are those that ``buffered.py`` would make of the whole gradient, whichever leaf comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redisacc._data.encodings import Wire, encode_run, encoded_dtype, stored_bytes
+from redisacc._data.gradient import Section
+from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.validation import Array
+from redisacc._format import attempts
+from redisacc._format import buffered as buffered_format
+from redisacc._format.element_cut import Dense
+from redisacc._redis.sockets.fast_socket import Pieces
+
+
+class _Extent(NamedTuple):
+    """Where the elements of a leaf are.
+
+    Attributes:
+        section: the number of its section.
+        start: the place of its first element in the section.
+        size: the number of its elements.
+    """
+
+    section: int
+    start: int
+    size: int
+
+
+class UploadLayout:
+    """The parts of each gradient of a tree without sparse leaves.
+
+    Args:
+        spec: what the accumulator was created as.
+        wire: how elements of float32 travel.
+        partitions: among how many partitions the parts are spread; 1: all are in one slot.
+
+    Attributes:
+        header: the entry of a gradient in the ``buffered`` hash.
+        lengths: the length of each part in bytes.
+        leaves_of: for each part, the numbers of the leaves in it. What is noted of missing leaves comes after the last
+            leaf.
+        parts_of: for each of these leaves, the numbers of the parts that it is in.
+    """
+
+    def __init__(self, spec: TreeSpec, wire: Wire, partitions: int) -> None:
+        self._spec = spec
+        self._wire = wire
+        extents = [_Extent(leaf.section, leaf.start, leaf.size) for leaf in spec.leaves]
+        if spec.missing == "skip":
+            extents.append(_Extent(len(spec.sections) - 1, 0, len(spec.leaves)))
+        self._extents = extents
+        sizes = [math.prod(shape) for shape in spec.shapes]
+        stored = [encoded_dtype(section.dtype, size, wire) for section, size in zip(spec.sections, sizes, strict=True)]
+        # Sections without elements are in no part.
+        self._sections = [number for number, size in enumerate(sizes) if size]
+        dense = tuple([Dense(stored[number], sizes[number]) for number in self._sections])
+        self._stored = [section.dtype for section in dense]
+        self._offsets: list[int] = []
+        end = 0
+        for section in dense:
+            self._offsets.append(end + -end % buffered_format.ALIGNMENT)
+            end = self._offsets[-1] + stored_bytes(section.dtype, section.size)
+        cut = buffered_format.dense_cut(dense, partitions)
+        self._runs = cut.parts
+        self.lengths = tuple(cut.lengths(self._offsets, self._stored))
+        self.header = buffered_format.header_of(tuple(zip(stored, spec.shapes, strict=True)), self.lengths)
+        self.leaves_of = [self._leaves_in(part) for part in range(len(self._runs))]
+        self.parts_of: list[list[int]] = [[] for _ in extents]
+        for part, leaves in enumerate(self.leaves_of):
+            for leaf in leaves:
+                self.parts_of[leaf].append(part)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(self.lengths)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a gradient is so large that its parts leave one by one."""
+        return self.nbytes >= buffered_format.ANNOUNCED_BYTES and len(self.lengths) <= attempts.MOST_PARTS
+
+    def _leaves_in(self, part: int) -> list[int]:
+        runs = [(self._sections[run.section], run.first, run.first + run.size) for run in self._runs[part]]
+
+        def is_in(leaf: _Extent) -> bool:
+            stop = leaf.start + leaf.size
+            return any(leaf.section == of and leaf.start < end and start < stop for of, start, end in runs)
+
+        return [number for number, leaf in enumerate(self._extents) if is_in(leaf)]
+
+    def part(self, number: int, leaves: Mapping[int, Array]) -> memoryview | Pieces:
+        """Returns the bytes of a part. What is not encoded is not copied.
+
+        Args:
+            number: the number of the part.
+            leaves: the elements of each leaf in it, as vectors.
+
+        Raises:
+            InvalidArgumentError: the encoding is "int8", and an element is infinite or NaN.
+        """
+        pieces: list[memoryview] = []
+        runs = self._runs[number]
+        first = begin = self._offsets[runs[0].section] + stored_bytes(self._stored[runs[0].section], runs[0].first)
+        for run in runs:
+            place = self._offsets[run.section] + stored_bytes(self._stored[run.section], run.first)
+            if place > begin:
+                pieces.append(memoryview(bytes(place - begin)))
+            for array in self._elements(number, run.section, run.first, run.first + run.size, leaves):
+                pieces.append(array.view(np.uint8).data)
+                place += array.nbytes
+            begin = place
+        if begin - first < self.lengths[number]:
+            pieces.append(memoryview(bytes(self.lengths[number] - (begin - first))))
+        return pieces[0] if len(pieces) == 1 else Pieces(pieces)
+
+    def _elements(self, part: int, run: int, start: int, stop: int, leaves: Mapping[int, Array]) -> list[Array]:
+        """Returns the elements of a section from ``start`` to ``stop``, as they are stored."""
+        section = self._sections[run]
+        arrays = []
+        for number in self.leaves_of[part]:
+            leaf = self._extents[number]
+            if leaf.section == section:
+                some = leaves[number][max(start - leaf.start, 0) : max(stop - leaf.start, 0)]
+                if some.size:
+                    arrays.append(some)
+        stored = self._stored[run]
+        if self._wire != "float32" and self._spec.sections[section].dtype.storage == np.float32:
+
+            def name_of(_: int, place: int) -> str:
+                return self._spec.name_of(section, start + place)
+
+            arrays = list(encode_run(Section(arrays), stored, self._wire, name_of).arrays)
+        return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
+
+
+def layout_of(spec: Any, wire: Wire, partitions: int) -> UploadLayout | None:
+    """Returns the layout of the gradients of an accumulator; None if they are not known before they are complete."""
+    if not isinstance(spec, TreeSpec) or spec.fixed_shapes is None:
+        return None
+    layout = UploadLayout(spec, wire, partitions)
+    return layout if layout.is_streamed else None

@@ -1,0 +1,377 @@
+"""Uploads that begin before their gradient is complete: each part leaves as soon as all of its leaves are there.
+
+In the background, the upload is registered, parts are written, and the lease is renewed, so the caller computes
+meanwhile. Nothing of that counts a gradient, and whatever fails there only ends the upload: the request that commits it
+then sends the whole gradient, as any other apply does. So exactly one script decides, under the session and sequence
+number of one request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+from redisacc._data.validation import Array
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.buffered import STAGING_MS
+from redisacc._format.keys import Keys
+from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
+from redisacc._format.upload_layout import UploadLayout
+from redisacc._format.weights import weight_text
+from redisacc._protocol.applying.partition_writer import PartitionWriter, lease_of
+from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
+from redisacc._protocol.parts.write import write_parts
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.applying import Full
+from redisacc._protocol.scripts.partitions import RegisteredGradient
+from redisacc._protocol.scripts.requests import Counted, GradientRequest
+from redisacc._redis import forks
+from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.transport import LIMITS, Hint, Transport
+from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How often the lease is renewed, and whether the step has passed is looked up, in seconds.
+RENEWAL = 0.5
+# For how long an upload keeps its place in takers and reducers after its last sign of life, in milliseconds.
+HOLDS_MS = 10_000
+# The expiry of what is staged is renewed this often, in seconds.
+EXTENSION = STAGING_MS / 4000
+# About how many bytes are sent together: enough for all nodes to receive some.
+BATCH_BYTES = 16 * 2**20
+# How long ``abandon`` waits for what is on its way, in seconds. After that, the background removes the parts.
+ENDING = 2.0
+
+
+class Upload(ABC):
+    """An upload under way. Any thread may put leaves.
+
+    Attributes:
+        request: the request that will commit it.
+        layout: the parts of the gradient.
+    """
+
+    def __init__(
+        self, transport: Transport, keys: Keys, scripts: Scripts, layout: UploadLayout, request: GradientRequest
+    ) -> None:
+        self.request = request
+        self.layout = layout
+        self._transport = transport
+        self._keys = keys
+        self._scripts = scripts
+        self._name = f"{request.session.id}-{request.sequence}-{secrets.token_hex(4)}"
+        self._pid = os.getpid()
+        self._leaves: dict[int, Array] = {}
+        self._missing = [len(leaves) for leaves in layout.leaves_of]
+        # Guards these two.
+        self._lock = forks.lock()
+        self._ready: list[int] = []
+        self._written: list[int] = []
+        # Whether the gradient would be dropped; whether the upload has failed, so that all has to be sent again.
+        self.is_over = self._has_failed = False
+        self._is_abandoned = self._is_complete = False
+        self._alarm = transport.waits.alarm()
+        self._ended = transport.waits.event()
+        self._limits = LIMITS.get()
+        try:
+            transport.waits.start(self._run, "redisacc-upload")
+        except RuntimeError:
+            # There is no thread left.
+            self._has_failed = True
+            self._ended.set()
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether takers and reducers are told of it."""
+        return len(self.layout.header) <= ANNOUNCED_HEADER
+
+    def put(self, leaf: int, elements: Array) -> None:
+        """Adds the elements of a leaf, as a vector, which must not be written to. Sends nothing itself."""
+        with self._lock:
+            self._leaves[leaf] = elements
+            for part in self.layout.parts_of[leaf]:
+                self._missing[part] -= 1
+                if not self._missing[part]:
+                    self._ready.append(part)
+        self._alarm.set()
+
+    def complete(self) -> None:
+        """Waits until all parts are written, or the upload has failed. All leaves have been put."""
+        self._is_complete = True
+        self._wait(None)
+
+    def abandon(self) -> None:
+        """Ends the upload, and removes its parts. Raises nothing."""
+        self._is_abandoned = True
+        self._wait(ENDING)
+
+    def _wait(self, seconds: float | None) -> None:
+        if self._pid != os.getpid():
+            # The background is the parent's.
+            self._has_failed = True
+            return
+        self._alarm.set()
+        give_up = None if seconds is None else time.monotonic() + seconds
+        while not self._ended.is_set() and (give_up is None or time.monotonic() < give_up):
+            self._ended.wait(RENEWAL)
+
+    def close(self) -> None:
+        """Ends the background, soon. What it has written stays if it had ended before."""
+        self._is_abandoned = True
+        self._alarm.set()
+
+    def commit(self) -> Counted | None:
+        """Counts the gradient whose parts are all written. None: the whole gradient has to be sent."""
+        if self.is_over:
+            return self._ask()
+        if self._has_failed:
+            return None
+        counted = self._commit()
+        self._has_failed = counted is None
+        return counted
+
+    def _run(self) -> None:
+        LIMITS.set(self._limits)
+        try:
+            self._work()
+        except RedisAccError as error:
+            logger.debug("%s: an upload ended early: %s", self._keys.name, error)
+            self._has_failed = True
+        except BaseException:
+            self._has_failed = True
+            raise
+        finally:
+            if self._has_failed or self.is_over or self._is_abandoned:
+                self._remove()
+            self._ended.set()
+
+    @property
+    def _is_to_end(self) -> bool:
+        return self._is_abandoned or self._has_failed or self.is_over
+
+    def _work(self) -> None:
+        if not self._is_to_end:
+            self._begin()
+        renewed = time.monotonic()
+        while not self._is_to_end:
+            if time.monotonic() - renewed >= RENEWAL:
+                renewed = time.monotonic()
+                self._note(self._renew())
+                continue
+            batch = self._next()
+            if batch:
+                self._write(batch)
+                self._written += batch
+            elif self._is_complete:
+                return
+            else:
+                self._alarm.wait(max(renewed + RENEWAL - time.monotonic(), 0.0))
+
+    def _next(self) -> list[int]:
+        """Returns parts that are to be written together."""
+        batch: list[int] = []
+        nbytes = 0
+        with self._lock:
+            while self._ready and nbytes < BATCH_BYTES:
+                batch.append(self._ready.pop(0))
+                nbytes += self.layout.lengths[batch[-1]]
+        return sorted(batch)
+
+    def _part(self, number: int) -> memoryview | Pieces:
+        return self.layout.part(number, self._leaves)
+
+    def _note(self, state: str) -> None:
+        """Notes what the server has said about the upload."""
+        if state == "over":
+            self.is_over = True
+        elif state == "expired":
+            self._has_failed = True
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Registers the upload, and announces it."""
+
+    @abstractmethod
+    def _write(self, batch: Sequence[int]) -> None:
+        """Writes parts, and tells of them."""
+
+    @abstractmethod
+    def _renew(self) -> str:
+        """Renews the lease, and returns what the server says."""
+
+    @abstractmethod
+    def _commit(self) -> Counted | None:
+        """Counts the gradient. None: something is missing."""
+
+    @abstractmethod
+    def _ask(self) -> Counted | None:
+        """Returns the outcome of a gradient that is dropped. None: it would be accepted."""
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Removes what was written. Raises nothing: what is left expires, or is swept."""
+
+
+class StagedUpload(Upload):
+    """An upload to the accumulator's slot: parts are staged with an expiry, and renamed by the script that counts."""
+
+    _extended = 0.0
+
+    def _begin(self) -> None:
+        stage = self._scripts.stage(self.request, gradient=self._name, header=self.layout.header, holds_ms=HOLDS_MS)
+        self._extended = time.monotonic()
+        message = parts_arrived(self._name, 0)
+        before = [stage] if self.is_announced else ()
+        self._note(self._scripts.renew_upload(self.request, message=message, before=before))
+
+    def _write(self, batch: Sequence[int]) -> None:
+        commands: list[Command] = []
+        for number in batch:
+            commands.append(("SET", self._keys.staged(self._name, number), self._part(number), "PX", STAGING_MS))
+            if self.is_announced:
+                commands.append(Hint(("PUBLISH", self._keys.wake, parts_arrived(self._name, 1, None, number))))
+        self._transport.pipeline(commands)
+
+    def _renew(self) -> str:
+        staged: list[str] = []
+        if time.monotonic() - self._extended >= EXTENSION:
+            self._extended = time.monotonic()
+            staged = [self._keys.place(self._name), *[self._keys.staged(self._name, part) for part in self._written]]
+        return self._scripts.renew_upload(self.request, staged=staged, message=parts_arrived(self._name, 0))
+
+    def _commit(self) -> Counted | None:
+        return self._buffer(self.layout.header)
+
+    def _ask(self) -> Counted | None:
+        return self._buffer(b"")
+
+    def _buffer(self, header: bytes) -> Counted | None:
+        reply = self._scripts.buffer(
+            self.request,
+            gradient=self._name,
+            header=header,
+            data=b"",
+            lengths=self.layout.lengths,
+            stage=(),
+            # It was announced with a weight of 1.
+            announced=bool(header) and self.is_announced and self.request.weight != 1,
+        )
+        return reply if isinstance(reply, Counted) else None
+
+    def _remove(self) -> None:
+        keys = [self._keys.place(self._name), *self._keys.staged_parts(self._name, len(self.layout.lengths))]
+        try:
+            self._transport.pipeline([("UNLINK", key) for key in keys])
+        except RedisAccError as error:
+            logger.debug("%s: staged parts are left to expire: %s", self._keys.name, error)
+
+
+class PartitionedUpload(Upload):
+    """An upload to partitions: an attempt that the leader lists under a lease."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        layout: UploadLayout,
+        request: GradientRequest,
+        *,
+        writer: PartitionWriter,
+    ) -> None:
+        self._writer = writer
+        self._replicas: list[int] = []
+        self._place: str | None = None
+        super().__init__(transport, keys, writer.scripts, layout, request)
+
+    @property
+    def _attempt(self) -> StoredAttempt:
+        return StoredAttempt(f"{self._name}-{self._place}", len(self.layout.lengths))
+
+    def _begin(self) -> None:
+        registered = self._register(announced=self.layout.header if self.is_announced else b"")
+        if isinstance(registered, RegisteredGradient):
+            self._place = registered.place
+        elif isinstance(registered, Counted):
+            self.is_over = True
+        else:
+            self._has_failed = True
+
+    def _register(self, *, announced: bytes = b"") -> RegisteredGradient | Counted | Full | Literal["changed"]:
+        return self._writer.scripts.register(
+            self.request,
+            gradient=self._name,
+            parts=len(self.layout.lengths),
+            nbytes=self.layout.nbytes,
+            lease_ms=lease_of(self.layout.nbytes),
+            announced=announced,
+            holds_ms=HOLDS_MS,
+        )
+
+    def _ask(self) -> Counted | None:
+        # An attempt that this begins has no parts, and ends with its lease.
+        registered = self._register()
+        return registered if isinstance(registered, Counted) else None
+
+    def _write(self, batch: Sequence[int]) -> None:
+        attempt, step = self._attempt.id, len(self._keys.partitions)
+        parts: dict[int, memoryview | Pieces] = {number: self._part(number) for number in batch}
+        hints = {}
+        if self.is_announced:
+            for number in parts:
+                first, position = divmod(number, step)
+                text = parts_arrived(attempt, 1, position, first)
+                hints[number] = Hint(("PUBLISH", self._keys.wake_of(position), text))
+        replicas = write_parts(
+            self._transport,
+            self._keys,
+            {attempt: parts},
+            min_replicas=self._writer.min_replicas,
+            lease_ms=self._writer.lease_ms,
+            hints=hints,
+        )
+        if replicas is None:
+            self._has_failed = True
+        else:
+            self._replicas += replicas
+
+    def _renew(self) -> str:
+        return self._scripts.renew_upload(
+            self.request,
+            attempt=str(self._attempt),
+            lease_ms=lease_of(self.layout.nbytes),
+            message=parts_arrived(self._attempt.id, 0, 0),
+        )
+
+    def _commit(self) -> Counted | None:
+        assert self._place is not None
+        request, layout = self.request, self.layout
+        with given_up_on_error(self._transport, self._keys, [self._attempt], min_replicas=self._writer.min_replicas):
+            if self.is_announced and request.weight != 1:
+                # It was announced with a weight of 1.
+                weight, place = weight_text(request.weight), request.order or self._place
+                text = upload_begun(
+                    self._attempt.id, place, weight=weight, round_shape="[]", header=layout.header, lease_ms=HOLDS_MS
+                )
+                self._transport.pipeline([Hint(("PUBLISH", self._keys.wake, text))])
+            reply = self._writer.commit(
+                request,
+                gradient=self._name,
+                place=self._place,
+                header=layout.header,
+                parts=len(layout.lengths),
+                nbytes=layout.nbytes,
+                replicas=self._replicas,
+            )
+        return reply if isinstance(reply, Counted) else None
+
+    def _remove(self) -> None:
+        if self._place is not None:
+            sweep_quietly(self._transport, self._keys, [self._attempt], min_replicas=self._writer.min_replicas)
+            # A sweeper may have forgotten it before the last parts were written.
+            remove_parts_quietly(self._transport, self._keys, [self._attempt])

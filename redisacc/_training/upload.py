@@ -1,0 +1,194 @@
+"""An upload of a worker's gradient: its leaves are put one by one, as a backward pass makes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from redisacc._data.results import ApplyResult
+from redisacc._data.tree.gradient import leaf_elements, leaf_rows
+from redisacc._data.tree.spec import TreeSpec
+from redisacc._handles.tree import TreeAccumulator
+from redisacc._protocol.applying.upload import Upload as Streamed
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# At most this many paths are listed in an error.
+LISTED = 10
+
+
+class OpenUpload:
+    """The upload of a worker that is under way and sends parts in the background, if there is one.
+
+    Attributes:
+        streamed: that upload.
+    """
+
+    def __init__(self) -> None:
+        self.streamed: Streamed | None = None
+        self._gradients: TreeAccumulator | None = None
+
+    def begin(self, gradients: TreeAccumulator, step: int) -> None:
+        """Begins an upload, unless such gradients are only sent whole."""
+        self._gradients = gradients
+        self.streamed = gradients._begin(step)
+
+    def commit(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, missing: str) -> ApplyResult:
+        """Counts its gradient, once: a second attempt sends the whole gradient."""
+        assert self._gradients is not None
+        assert self.streamed is not None
+        streamed, self.streamed = self.streamed, None
+        return self._gradients._commit(streamed, gradient, weight, metrics, missing)
+
+    def end(self) -> None:
+        """Abandons it, if there is one."""
+        streamed, self.streamed = self.streamed, None
+        if streamed is not None and self._gradients is not None:
+            self._gradients._abandon(streamed)
+        self._gradients = None
+
+    def end_if(self, streamed: Streamed | None) -> None:
+        """Abandons it, if it is this one."""
+        if streamed is not None and streamed is self.streamed:
+            self.end()
+
+
+class Upload:
+    """A gradient whose leaves are put one by one. ``Worker.begin`` and ``Training.begin`` return it.
+
+    A part of the gradient leaves as soon as all leaves in it are there, while the caller computes the others. Nothing
+    counts before ``commit``. As a context manager, it is abandoned at the end of the block unless it was committed.
+
+    Gradients of less than 512 KiB, of parameters with sparse leaves, and of a single array are only collected;
+    ``commit`` then applies them as ``apply`` does.
+    """
+
+    def __init__(
+        self,
+        spec: TreeSpec | None,
+        streamed: Streamed | None,
+        commit: Callable[[Any, str, float, Mapping[str, float] | None], ApplyResult],
+        abandon: Callable[[], object],
+    ) -> None:
+        self._spec = spec
+        self._streamed = streamed
+        self._commit = commit
+        self._abandon = abandon
+        # Guards what follows: a backward pass may use several threads.
+        self._lock = threading.Lock()
+        self._values: dict[int, Any] = {}
+        self._has_ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others have completed the step, so that this gradient would be dropped. Sends nothing.
+
+        It is looked up twice a second. What remains of the gradient need not be computed: ``commit`` then reports
+        "stale" or "repeated", whatever was put. False for gradients that are only collected.
+        """
+        return self._streamed is not None and self._streamed.is_over
+
+    def put(self, path: str, array: Any) -> None:
+        """Adds the gradient of a leaf. Never blocks on the network. Any thread may call it, in any order of the leaves.
+
+        Args:
+            path: the path of the leaf, such as "layers/0/w"; "" if the parameters are a single array.
+            array: its gradient, as in the tree for ``apply``: an array, for a sparse leaf ``IndexedSlices``, or None if
+                there is no gradient. An array of the leaf's dtype that is contiguous is not copied, so do not write to
+                it before ``commit`` or ``abandon`` has returned.
+
+        Raises:
+            InvalidArgumentError: there is no such leaf, it was put before, or its dtype or shape is wrong: the message
+                names the path. Or the upload has ended.
+        """
+        number, elements = self._checked(path, array)
+        with self._lock:
+            if self._has_ended:
+                raise InvalidArgumentError("this upload has ended: begin another one")
+            if number in self._values:
+                raise InvalidArgumentError(f"the gradient at {shown(path)} was put before: put each leaf once")
+            self._values[number] = array
+        if self._streamed is not None:
+            self._streamed.put(number, elements)
+
+    def _checked(self, path: str, array: Any) -> tuple[int, Any]:
+        if self._spec is None:
+            if path != "":
+                raise InvalidArgumentError(f'the parameters are a single array, so path must be "", not {shown(path)}')
+            return 0, None
+        paths = self._spec.structure.numbers
+        if not isinstance(path, str) or path not in paths:
+            raise InvalidArgumentError(
+                f"{shown(path)} is not the path of a leaf. The paths are {shown(self._spec.structure.paths)}"
+            )
+        leaf = self._spec.leaves[paths[path]]
+        check = leaf_rows if leaf.is_sparse else leaf_elements
+        return paths[path], check(leaf, array, "grad")
+
+    def commit(self, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+        """Applies the gradient, exactly once, as ``apply`` does.
+
+        Blocks until what has not been sent yet is sent, and waits through an outage. If the upload was lost meanwhile,
+        this sends the whole gradient.
+
+        Args:
+            weight: as for ``apply``. If it is not 1, what reducers have added up ahead is added up again.
+            metrics: as for ``apply``.
+
+        Returns:
+            The result, as of ``apply``.
+
+        Raises:
+            InvalidArgumentError: leaves are missing: the message names their paths, and the upload continues. Or the
+                weight or the metrics are invalid, or the step is over.
+            RedisAccError: any other error of ``apply``.
+        """
+        missing = self._missing()
+        if missing and not self.is_over:
+            raise InvalidArgumentError(missing)
+        with self._lock:
+            if self._has_ended:
+                raise InvalidArgumentError("this upload has ended: begin another one")
+            self._has_ended = True
+        if self._spec is None:
+            return self._commit(self._values[0], "", weight, metrics)
+        leaves = self._spec.leaves
+        if self._streamed is not None and not missing and self._spec.missing == "skip":
+            there = [self._values[number] is not None for number in range(len(leaves))]
+            self._streamed.put(len(leaves), np.array(there, np.int32))
+        tree = self._spec.structure.build([self._values.get(number) for number in range(len(leaves))])
+        return self._commit(tree, missing, weight, metrics)
+
+    def _missing(self) -> str:
+        paths = ("",) if self._spec is None else self._spec.structure.paths
+        missing = [path for number, path in enumerate(paths) if number not in self._values]
+        if not missing:
+            return ""
+        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
+        return (
+            f"the gradient lacks {', '.join(map(shown, missing[:LISTED]))}{more}: put each leaf, and None for one "
+            "that has no gradient"
+        )
+
+    def abandon(self) -> None:
+        """Ends the upload, and removes what was sent. ``begin`` or ``apply`` may follow, also for the same step.
+
+        Blocks for a round trip, and for at most 2 seconds if the server does not answer. Does nothing after ``commit``.
+        """
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+        self._abandon()

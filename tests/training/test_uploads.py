@@ -1,0 +1,214 @@
+"""Uploads whose leaves are put one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+import redisacc
+import redisacc.asyncio
+from redisacc._protocol.applying import upload as upload_module
+
+pytestmark = pytest.mark.servers("valkey")
+
+SHAPES = {"a": (200, 300), "b": (150_001,), "c": (3,), "d": (100_000,)}
+
+
+def zeros():
+    return {path: np.zeros(shape, np.float32) for path, shape in SHAPES.items()}
+
+
+def gradient_of(number):
+    rng = np.random.default_rng(number)
+    return {path: rng.normal(size=shape).astype(np.float32) for path, shape in SHAPES.items()}
+
+
+def stream(worker, gradient, order="dcba", **how):
+    upload = worker.begin()
+    for path in order:
+        upload.put(path, gradient[path])
+    return upload.commit(**how)
+
+
+def staged(client):
+    return [key for key in client.scan_iter("redisacc:{train*") if b":staged:" in key or b"}:partition:" in key]
+
+
+def attempts(client):
+    return client.zcard("redisacc:{train}:attempts")
+
+
+@pytest.fixture
+def calm(monkeypatch):
+    """Makes the background of uploads quick to look."""
+    monkeypatch.setattr(upload_module, "RENEWAL", 0.02)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_the_sum_has_the_bits_of_an_apply(training, background, wire, partitions):
+    """Two workers put their leaves in different orders, or apply whole gradients, which are then all the same."""
+    chief = training.chief(zeros(), workers=2, in_place_limit=0, partitions=partitions)
+    first, second = training.worker(0, wire=wire), training.worker(1, wire=wire)
+    seen = []
+
+    def lead():
+        for taken in chief.rounds(until=3):
+            seen.append({path: array.tobytes() for path, array in taken.gradient.items()})
+            chief.publish(zeros())
+
+    leading = background(lead)
+    for (step, _), _ in zip(first.steps(), second.steps(), strict=True):
+        if step == 0:
+            results = [first.apply(gradient_of(0)), second.apply(gradient_of(1))]
+        elif step == 1:
+            results = [stream(first, gradient_of(0)), stream(second, gradient_of(1), "bdac")]
+        else:
+            results = [stream(first, gradient_of(0), "abcd"), second.apply(gradient_of(1))]
+        assert all(results)
+    leading.result(30)
+    assert seen[0] == seen[1] == seen[2]
+    assert staged(training.client) == []
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_parts_leave_early_and_abandoning_removes_them(training, until, partitions):
+    training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    worker = training.worker()
+    next(worker.steps())
+    gradient = gradient_of(0)
+    upload = worker.begin()
+    upload.put("d", gradient["d"])
+    upload.put("b", gradient["b"])
+    until(lambda: len(staged(training.client)) > 1)
+    upload.abandon()
+    assert staged(training.client) == []
+    assert not attempts(training.client)
+    assert worker.apply(gradient).outcome == "applied"
+    with pytest.raises(redisacc.InvalidArgumentError, match="has ended"):
+        upload.put("a", gradient["a"])
+
+
+def test_what_is_wrong_is_named_and_may_be_mended(training):
+    training.chief(zeros(), in_place_limit=0)
+    worker = training.worker()
+    with pytest.raises(redisacc.InvalidArgumentError, match="loop over steps"):
+        worker.begin()
+    next(worker.steps())
+    gradient = gradient_of(0)
+    with worker.begin() as upload:
+        with pytest.raises(redisacc.InvalidArgumentError, match="'x' is not the path of a leaf"):
+            upload.put("x", gradient["a"])
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"grad at 'a' must have the declared shape"):
+            upload.put("a", gradient["d"])
+        upload.put("a", gradient["a"])
+        with pytest.raises(redisacc.InvalidArgumentError, match="'a' was put before"):
+            upload.put("a", gradient["a"])
+        with pytest.raises(redisacc.InvalidArgumentError, match="lacks 'b', 'c', 'd'"):
+            upload.commit()
+        for path in "bc":
+            upload.put(path, gradient[path])
+        upload.put("d", None)
+        assert upload.commit(weight=2.0, metrics={"loss": 1.0})
+    assert training.record[b"num_accumulated"] == b"1"
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.usefixtures("calm")
+def test_it_ends_early_if_the_step_is_over(training, until, partitions):
+    chief = training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    rounds = chief.rounds()
+    slow, fast = training.worker(), training.worker()
+    next(slow.steps())
+    next(fast.steps())
+    upload = slow.begin()
+    upload.put("d", gradient_of(0)["d"])
+    fast.apply(gradient_of(1))
+    next(rounds)
+    until(lambda: upload.is_over)
+    upload.put("a", gradient_of(0)["a"])
+    assert upload.commit().outcome == "stale"
+    assert training.record[b"stale"] == b"1"
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.usefixtures("calm")
+def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partitions):
+    training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    worker = training.worker()
+    next(worker.steps())
+    gradient = gradient_of(0)
+    upload = worker.begin()
+    for path in "dba":
+        upload.put(path, gradient[path])
+    until(lambda: len(staged(training.client)) > 2)
+    if partitions:
+        # As a sweeper does when the lease is over.
+        for member in training.client.zrange("redisacc:{train}:attempts", 0, -1):
+            training.client.zadd("redisacc:{train}:attempts", {member: 0})
+    training.client.delete(*staged(training.client))
+    upload.put("c", gradient["c"])
+    assert upload.commit().outcome == "applied"
+    with redisacc.TreeAccumulator.like(
+        zeros(),
+        "train",
+        reduction_type="SUM",
+        redis=training.client,
+        once_per_worker=True,
+        partitions=partitions,
+        in_place_limit=0,
+    ) as gradients:
+        peeked = gradients.peek().gradient
+    assert all(np.array_equal(peeked[path], gradient[path]) for path in SHAPES)
+
+
+@pytest.mark.usefixtures("calm")
+def test_the_lease_is_renewed(training):
+    training.chief(zeros(), in_place_limit=0, partitions=3)
+    worker = training.worker()
+    next(worker.steps())
+    upload = worker.begin()
+    upload.put("d", gradient_of(0)["d"])
+    seen = set()
+    deadline = time.monotonic() + 10
+    while len(seen) < 3 and time.monotonic() < deadline:
+        seen |= {score for _, score in training.client.zrange("redisacc:{train}:attempts", 0, -1, withscores=True)}
+    assert len(seen) >= 3
+    worker.close()
+    assert not attempts(training.client)
+    assert staged(training.client) == []
+
+
+def test_small_and_sparse_gradients_are_collected(training):
+    training.chief({"w": np.zeros(2, np.int64), "e": np.zeros((9, 2), np.float32)}, sparse=["e"])
+    worker = training.worker()
+    next(worker.steps())
+    with worker.begin() as upload:
+        upload.put("w", [1, 2])
+        upload.put("e", redisacc.IndexedSlices([[1.0, 2.0]], [4]))
+        assert upload.commit().outcome == "applied"
+    assert not upload.is_over
+
+
+def test_asyncio(training):
+    training.chief(zeros(), in_place_limit=0)
+
+    async def work(where):
+        async with redisacc.asyncio.Worker("train", redis=where) as worker:
+            async for _ in worker.steps():
+                gradient = gradient_of(0)
+                async with await worker.begin() as upload:
+                    upload.put("d", gradient["d"])
+                    await asyncio.sleep(0.05)
+                assert staged(training.client) == []
+                upload = await worker.begin()
+                for path in "dcba":
+                    upload.put(path, gradient[path])
+                return await upload.commit()
+
+    arguments = training.client.connection_pool.connection_kwargs
+    where = f"redis://{arguments['host']}:{arguments['port']}/{arguments.get('db', 0)}" if "host" in arguments else None
+    assert asyncio.run(work(where or f"unix://{arguments['path']}")).outcome == "applied"

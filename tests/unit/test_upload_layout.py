@@ -1,0 +1,45 @@
+"""The parts of an upload are, byte for byte, those of the whole gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redisacc._data.encodings import encode
+from redisacc._data.tree.gradient import leaf_elements, tree_gradient
+from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._format import buffered
+from redisacc._format.keys import Keys
+from redisacc._format.upload_layout import UploadLayout
+
+SHAPES = {"a": (7,), "b": (300, 401), "c": (), "d": (0, 3), "e": (70_001,), "f": (100_003,)}
+
+
+@pytest.mark.parametrize("missing", ["zero", "skip"])
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("others", [{}, {"b": "float64", "c": "int32"}])
+def test_parts_are_those_of_the_whole_gradient(wire, partitions, missing, others):
+    dtypes = {path: others.get(path, "float32") for path in SHAPES}
+    described = described_by({path: (dtypes[path], shape) for path, shape in SHAPES.items()})
+    spec = TreeSpec.of(*described, reduction_type="MEAN", missing=missing)
+    rng = np.random.default_rng(1)
+    tree = {path: (rng.normal(size=shape) * 9).astype(dtypes[path]) for path, shape in SHAPES.items()}
+    if missing == "skip":
+        tree["e"] = None
+    whole = encode(tree_gradient(spec, tree, "grad"), wire, spec.name_of)
+    keys = Keys("x", tuple(range(partitions)) if partitions > 1 else ())
+    packed = buffered.pack(whole) if partitions == 1 else buffered.pack_for_partitions(keys, whole)
+    layout = UploadLayout(spec, wire, partitions)
+    leaves = {n: leaf_elements(leaf, tree[leaf.path], "grad") for n, leaf in enumerate(spec.leaves)}
+    leaves[len(leaves)] = np.array([tree[leaf.path] is not None for leaf in spec.leaves], np.int32)
+    assert layout.header == packed.header
+    assert list(layout.lengths) == list(packed.lengths)
+    for number, part in enumerate(packed.parts):
+        some = {leaf: leaves[leaf] for leaf in layout.leaves_of[number]}
+        found = layout.part(number, some)
+        assert _bytes(found) == _bytes(part), number
+
+
+def _bytes(part):
+    return b"".join(part) if isinstance(part, tuple) else bytes(part)
