@@ -65,6 +65,21 @@ class Upload:
 
     Gradients of less than 512 KiB, of parameters with sparse leaves, and of a single array are only collected;
     ``commit`` then applies them as ``apply`` does.
+
+    Example:
+        >>> import numpy as np
+        >>> import redisacc
+        >>> weights = {"first": np.zeros(100_000, np.float32), "last": np.zeros(100_000, np.float32)}
+        >>> optimizer = redisacc.optim.SGD(0.5)
+        >>> with redisacc.Training("docs-upload", weights, optimizer=optimizer, workers=1) as training:
+        ...     for step, weights in training.steps(until=1):
+        ...         with training.begin() as upload:
+        ...             for path in ("last", "first"):
+        ...                 upload.put(path, np.ones_like(weights[path]))
+        ...             result = upload.commit()
+        ...     training.delete()
+        >>> result.outcome
+        'applied'
     """
 
     def __init__(

@@ -57,6 +57,7 @@ class Rules:
         confirmation_before_removal: the sweeper removes parts only after the replica has confirmed the fence.
         names_outlive_failovers: the name of an attempt contains something random, so that it is not used again by a
             leader whose counter is that of a replica that lagged behind.
+        renewal_needs_lease: a renewal gives no lease to an attempt that was given up.
     """
 
     fence_before_removal: bool = True
@@ -68,6 +69,7 @@ class Rules:
     result_after_acknowledgement: bool = True
     confirmation_before_removal: bool = True
     names_outlive_failovers: bool = True
+    renewal_needs_lease: bool = True
 
 
 class Writer(NamedTuple):
@@ -274,6 +276,11 @@ class PartitionModel:
         yield from self._sweeper_steps(state)
         yield from self._gc_steps(state)
         yield from self._replica_steps(state)
+        if not self.rules.renewal_needs_lease:
+            # Otherwise, a renewal changes nothing here, because leases may end at any time.
+            for attempt in state.fenced:
+                renewed = state._replace(fenced=state.fenced - {attempt}, registered=state.registered | {attempt})
+                yield f"a renewal of {attempt} arrives", renewed
         for request, attempt in state.flying:
             yield from self._delivery(state, request, attempt)
         for attempt, persisted in state.parts:

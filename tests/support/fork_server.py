@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,18 @@ def open_shared(
         size: the number of elements of a dense leaf or array.
         limit: in_place_limit.
         worker: the name of this process.
-        kind: "dense", "tree", or "partitions" for a dense one with three of them.
+        kind: "dense", "tree", or "partitions" for a dense one with three of them; "leaves" or "leaves in partitions"
+            for a tree of two dense leaves of this size.
     """
     options: dict[str, Any] = {"reduction_type": "SUM", "redis": redis, "in_place_limit": limit, "worker": worker}
     if kind == "tree":
         # A gradient has an index and a row, the dense leaf, and which leaves it has.
         spec = {"d": ("float32", (size,)), "s": redisacc.Sparse("float32", (None, 2))}
         return redisacc.TreeAccumulator(spec, NAME, missing="skip", buffer_limit=ROOM * (4 * size + 24), **options)
+    if kind.startswith("leaves"):
+        partitions = 3 if kind == "leaves in partitions" else None
+        spec = {"d": ("float32", (size,)), "e": ("float32", (size,))}
+        return redisacc.TreeAccumulator(spec, NAME, buffer_limit=ROOM * 8 * size, partitions=partitions, **options)
     if kind == "partitions":
         options["partitions"] = 3
     return redisacc.ConditionalAccumulator("float32", [size], NAME, buffer_limit=ROOM * 4 * size, **options)
@@ -89,15 +95,29 @@ def open_chief(redis: Any, size: int, partitions: int | None, *, workers: int = 
 def gradient_of(kind: str, size: int, value: float) -> Any:
     """Returns a gradient whose elements all have this value."""
     dense = np.full(size, value, np.float32)
+    if kind.startswith("leaves"):
+        return {"d": dense, "e": dense}
     return dense if kind != "tree" else {"d": dense, "s": ([5], np.full((1, 2), value, np.float32))}
 
 
 def value_of(gradient: Any) -> float:
     """Returns the value that all elements of a gradient have."""
-    arrays = [gradient["d"], gradient["s"].values] if isinstance(gradient, dict) else [gradient]
+    leaves = gradient.values() if isinstance(gradient, dict) else [gradient]
+    arrays = [leaf.values if isinstance(leaf, redisacc.IndexedSlices) else leaf for leaf in leaves]
     values = {float(value) for array in arrays for value in (array.min(), array.max())}
     assert len(values) == 1, values
     return values.pop()
+
+
+def stream(acc: Any, gradient: dict[str, Any]) -> redisacc.ApplyResult:
+    """Applies a gradient leaf by leaf, from the last one on, so that some parts are there before the last leaf."""
+    upload = acc._begin(2**62)
+    for leaf in reversed(range(len(gradient))):
+        upload.put(leaf, gradient[acc.paths[leaf]])
+        while leaf and not upload._written and not upload._has_failed:
+            time.sleep(0.001)
+    result: redisacc.ApplyResult = acc._commit(upload, gradient, 1.0, None, "")
+    return result
 
 
 def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
@@ -117,6 +137,8 @@ def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
             return None
         case "apply":
             return acc.apply_grad(gradient_of(kind, size, CHILDS_VALUE)).outcome
+        case "stream":
+            return stream(acc, gradient_of(kind, size, CHILDS_VALUE)).outcome
         case "take":
             return value_of(acc.take_grad(1, timeout=30))
         case "wait":

@@ -10,7 +10,11 @@ import pytest
 
 import redisacc
 import redisacc.asyncio
+from redisacc._format.keys import Keys
 from redisacc._protocol.applying import upload as upload_module
+from redisacc._protocol.parts.sweep import sweep
+from redisacc._protocol.scripts.attempts import listed_attempts
+from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -105,9 +109,12 @@ def test_what_is_wrong_is_named_and_may_be_mended(training):
         with pytest.raises(redisacc.InvalidArgumentError, match=r"grad at 'a' must have the declared shape"):
             upload.put("a", gradient["d"])
         upload.put("a", gradient["a"])
-        with pytest.raises(redisacc.InvalidArgumentError, match="'a' was put before"):
+        with pytest.raises(redisacc.InvalidArgumentError, match="'a' was put before: put each leaf once"):
             upload.put("a", gradient["a"])
-        with pytest.raises(redisacc.InvalidArgumentError, match="lacks 'b', 'c', 'd'"):
+        with pytest.raises(
+            redisacc.InvalidArgumentError,
+            match="lacks 'b', 'c', 'd': put each leaf, and None for one that has no gradient",
+        ):
             upload.commit()
         for path in "bc":
             upload.put(path, gradient[path])
@@ -146,10 +153,12 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
         upload.put(path, gradient[path])
     until(lambda: len(staged(training.client)) > 2)
     if partitions:
-        # As a sweeper does when the lease is over.
-        for member in training.client.zrange("redisacc:{train}:attempts", 0, -1):
-            training.client.zadd("redisacc:{train}:attempts", {member: 0})
-    training.client.delete(*staged(training.client))
+        # As if the lease were over.
+        keys = Keys("train", (0, 1, 2))
+        transport = connect(training.client)
+        sweep(transport, keys, listed_attempts(transport, keys))
+    else:
+        training.client.delete(*staged(training.client))
     upload.put("c", gradient["c"])
     assert upload.commit().outcome == "applied"
     with redisacc.TreeAccumulator.like(

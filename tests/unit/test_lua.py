@@ -114,6 +114,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "register": lambda s: s.register(REQUEST, gradient="ID", parts=2, nbytes=8, lease_ms=1, replaced=REPLACED),
+    "renew_upload": lambda s: s.renew_upload(
+        REQUEST, attempt="ID-1 2", lease_ms=1, staged=[KEYS.staged("ID", 0)], message="m"
+    ),
     "resolve": lambda s: s.resolve(Request(SESSION, 1, "w")),
     "set_global_step": lambda s: s.set_global_step(Request(SESSION, 1, "w"), 1),
     "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),

@@ -18,7 +18,7 @@ from redisacc._format.keys import Keys
 
 pytestmark = pytest.mark.servers("valkey")
 
-SMALL, IN_PARTS, LARGE = 6, 20_000, 1_200_000
+SMALL, IN_PARTS, LEAF, LARGE = 6, 20_000, 80_000, 1_200_000
 
 # operation, in_place_limit, elements, kind
 CASES = {
@@ -44,11 +44,14 @@ CASES = {
     "take in partitions": ("take", 0, IN_PARTS, "partitions"),
     "recover in partitions": ("recover", 0, IN_PARTS, "partitions"),
     "delete in partitions": ("delete", 0, IN_PARTS, "partitions"),
+    "stream": ("stream", 0, LEAF, "leaves"),
+    "stream in partitions": ("stream", 0, LEAF, "leaves in partitions"),
     "apply in partitions making room": ("apply", 0, IN_PARTS, "partitions"),
 }
 # Of trees, the operations with most steps.
 USUAL = [case for case, (_, _, _, kind) in CASES.items() if kind == "dense"]
 USUAL += ["apply a tree in parts", "take a tree in parts", "apply in partitions", "take in partitions"]
+USUAL += ["stream in partitions"]
 
 
 class Scene:
@@ -106,7 +109,7 @@ class Scene:
                     break
                 total += value_of(found.gradient)
         total += value_of(self.acc.take_grad(1, timeout=30))
-        if self.operation == "apply":
+        if self.operation in ("apply", "stream"):
             # Counted once or not at all.
             assert total - self.sum in ((CHILDS_VALUE,) if finished == "applied" else (0.0, CHILDS_VALUE))
         elif isinstance(finished, float):
