@@ -217,8 +217,8 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*'
 	@touch $@
 
-examples: $(TORCH)/.examples ## 3 min | test the examples with torch, JAX and scikit-learn (installs them in .venv-torch)
-	$(TORCH)/bin/python -m pytest tests/examples
+examples: $(TORCH)/.examples ## 4 min | test redisacc.torch, and the examples with torch, JAX and scikit-learn (in .venv-torch)
+	$(TORCH)/bin/python -m pytest tests/torch tests/examples
 
 JAX := .venv-jax
 $(JAX)/.foreign: pyproject.toml

@@ -36,7 +36,7 @@ def metric_notes(metrics: object, weight: float) -> str:
         raise InvalidArgumentError(f"metrics must be a dict from names to numbers, not {shown(metrics)}")
     if len(metrics) > MOST_METRICS:
         raise InvalidArgumentError(f"metrics must have at most {MOST_METRICS} names, not {len(metrics)}")
-    text = " ".join([f"{_checked_name(name)}={_checked(name, value)!r}*{weight!r}" for name, value in metrics.items()])
+    text = " ".join([f"{metric_name(name)}={_checked(name, value)!r}*{weight!r}" for name, value in metrics.items()])
     if len(text) > MOST_BYTES:
         raise InvalidArgumentError(
             f"metrics must have at most {MOST_BYTES} bytes in all, with their names and values as text, not {len(text)}"
@@ -44,7 +44,12 @@ def metric_notes(metrics: object, weight: float) -> str:
     return text
 
 
-def _checked_name(name: object) -> str:
+def metric_name(name: object) -> str:
+    """Returns the name of a metric.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidArgumentError(
             f"the name of a metric must be 1 to 64 ASCII letters, digits, or any of _ . / -, not {shown(name)}"
@@ -72,11 +77,14 @@ def _checked(name: str, value: object) -> float:
 def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:
     """Returns the mean of each metric by weight, over the gradients that have it, sorted by name.
 
+    A mean is at least the smallest value and at most the largest, also in its last bit: that of equal values is one of
+    them.
+
     Args:
         notes: the notes of all gradients of a round, in the order in which they are added. What is not the note of a
             metric is left out: any client may have written it.
     """
-    sums: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, float, float, float]] = {}
     for note in notes:
         found = _NOTE.fullmatch(note)
         if found is None:
@@ -87,6 +95,7 @@ def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:
             continue
         if not 0 < weight < math.inf or (len(sums) == MOST_METRICS and found[1].decode() not in sums):
             continue
-        total, whole = sums.get(found[1].decode(), (0.0, 0.0))
-        sums[found[1].decode()] = total + weight * value, whole + weight
-    return {name: total / whole for name, (total, whole) in sorted(sums.items())}
+        total, whole, low, high = sums.get(found[1].decode(), (0.0, 0.0, value, value))
+        sums[found[1].decode()] = total + weight * value, whole + weight, min(low, value), max(high, value)
+    # In this order: NaN stays NaN.
+    return {name: min(max(total / whole, low), high) for name, (total, whole, low, high) in sorted(sums.items())}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from redisacc._data.validation import flag
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-from redisacc.optim.base import Optimizer, Scalars, Schedule
+from redisacc.optim.base import Optimizer, Rate, Scalars
 from redisacc.optim.options import betas, decode, number
 
 MOMENTUM_BUFFER = "momentum_buffer"
@@ -44,7 +44,7 @@ class SGD(Optimizer):
 
     name: ClassVar[str] = "sgd"
 
-    lr: float | Schedule = 1e-3
+    lr: Rate = 1e-3
     momentum: float = field(default=0.0, kw_only=True)
     dampening: float = field(default=0.0, kw_only=True)
     nesterov: bool = field(default=False, kw_only=True)
@@ -94,7 +94,7 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
 
-    lr: float | Schedule = 1e-3
+    lr: Rate = 1e-3
     betas: tuple[float, float] = field(default=(0.9, 0.999), kw_only=True)
     eps: float = field(default=1e-8, kw_only=True)
     amsgrad: bool = field(default=False, kw_only=True)
@@ -158,7 +158,7 @@ class Adagrad(Optimizer):
 
     name: ClassVar[str] = "adagrad"
 
-    lr: float | Schedule = 1e-2
+    lr: Rate = 1e-2
     lr_decay: float = field(default=0.0, kw_only=True)
     initial_accumulator_value: float = field(default=0.0, kw_only=True)
     eps: float = field(default=1e-10, kw_only=True)
@@ -207,7 +207,7 @@ class RMSprop(Optimizer):
 
     name: ClassVar[str] = "rmsprop"
 
-    lr: float | Schedule = 1e-2
+    lr: Rate = 1e-2
     alpha: float = field(default=0.99, kw_only=True)
     eps: float = field(default=1e-8, kw_only=True)
     momentum: float = field(default=0.0, kw_only=True)
@@ -251,7 +251,7 @@ class Lion(Optimizer):
 
     name: ClassVar[str] = "lion"
 
-    lr: float | Schedule = 1e-4
+    lr: Rate = 1e-4
     betas: tuple[float, float] = field(default=(0.9, 0.99), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -276,7 +276,7 @@ def from_config(config: object) -> Optimizer:
         config: what ``to_config`` returned, perhaps written and read as JSON or MessagePack.
 
     Returns:
-        An equal optimiser. If ``lr`` was a function, it has one that refuses to be called.
+        An equal optimiser. If ``lr`` was no number, it has a function that refuses to be called.
 
     Raises:
         InvalidArgumentError: this is no config, of an optimiser that this version knows, with exactly its options.

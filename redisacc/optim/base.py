@@ -8,16 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from redisacc._data.metrics import metric_name
 from redisacc._data.validation import Array, flag, integer
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.options import encode, factors, number, patterns
 
 Schedule = Callable[[int], float]
+
+# A number, a function of the step, or the name of a metric.
+Rate = float | Schedule | str
 
 # The numbers of one step for one group: see the class of the optimiser for what each is.
 Scalars = tuple[float, ...]
@@ -59,7 +64,9 @@ class Optimizer(ABC):
 
     Args:
         lr: the learning rate, at least 0; or a function that returns it for a step, which counts from 0. Only the chief
-            calls the function.
+            calls the function. Or the name of a metric, which begins with a letter: each gradient of a step then brings
+            the rate as this metric, and the step uses the mean. If all bring the same number, the mean is that number,
+            to the last bit.
         weight_decay: at least 0. ``AdamW`` and ``Lion`` multiply the weights by 1 - lr * weight_decay, the others add
             weight_decay * weights to the gradient.
         maximize: follow the gradient uphill.
@@ -79,7 +86,7 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
 
-    lr: float | Schedule
+    lr: Rate
     _: KW_ONLY
     weight_decay: float = 0.0
     maximize: bool = False
@@ -90,7 +97,7 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         self._set(
-            lr=self.lr if callable(self.lr) else number(self.lr, "lr"),
+            lr=_rate(self.lr),
             weight_decay=number(self.weight_decay, "weight_decay"),
             maximize=flag(self.maximize, "maximize"),
             no_decay=patterns(self.no_decay, "no_decay"),
@@ -182,7 +189,9 @@ class Optimizer(ABC):
 
     # The numbers of a step.
 
-    def scalars(self, step: int, updates: int) -> tuple[Scalars, ...]:
+    def scalars(
+        self, step: int, updates: int, metrics: Mapping[str, float] = MappingProxyType({})
+    ) -> tuple[Scalars, ...]:
         """Returns the numbers of a step that need a power or the schedule, for each group.
 
         Powers differ in their last bits between machines, so one process computes them, the chief.
@@ -190,13 +199,23 @@ class Optimizer(ABC):
         Args:
             step: the step of the training, counted from 0, for the schedule.
             updates: which update of this state it is, counted from 1, for the corrections of bias.
+            metrics: the means of the metrics of the step's gradients, for an ``lr`` that is one of them.
 
         Raises:
-            InvalidArgumentError: the function ``lr`` returned something other than a number of at least 0, the
-                optimiser came from a config without the function, or a number overflows.
+            InvalidArgumentError: the learning rate is missing from the metrics, it or what the function ``lr`` returned
+                is not a number of at least 0, the optimiser came from a config without its ``lr``, or a number
+                overflows.
         """
         updates = integer(updates, "updates", low=1)
-        lr = number(self.lr(step), f"what lr({step}) returns") if callable(self.lr) else self.lr
+        if isinstance(self.lr, str):
+            if self.lr not in metrics:
+                raise InvalidArgumentError(
+                    f"the learning rate is the metric {self.lr}, which no gradient of step {step} has: pass it to "
+                    "apply(), as metrics="
+                )
+            lr = number(metrics[self.lr], f"metric {self.lr}, the learning rate of step {step},")
+        else:
+            lr = number(self.lr(step), f"what lr({step}) returns") if callable(self.lr) else self.lr
         every = tuple(
             self._scalars(lr * group.factor, self.weight_decay if group.decays else 0.0, updates)
             for group in self._groups
@@ -204,6 +223,18 @@ class Optimizer(ABC):
         if not all(math.isfinite(scalar) for scalars in every for scalar in scalars):
             raise InvalidArgumentError(f"the numbers of step {step} must be finite, but lr={lr:g} makes one overflow")
         return every
+
+    def scalars_ahead(self, step: int, updates: int) -> tuple[Scalars, ...] | None:
+        """Returns ``scalars`` before the gradients of the step are there; None if their metrics have the learning rate.
+
+        Args:
+            step: as for ``scalars``.
+            updates: as for ``scalars``.
+
+        Raises:
+            InvalidArgumentError: as ``scalars``.
+        """
+        return None if isinstance(self.lr, str) else self.scalars(step, updates)
 
     @property
     def scalars_per_group(self) -> int:
@@ -235,10 +266,10 @@ class Optimizer(ABC):
     def to_config(self) -> dict[str, Any]:
         """Returns the name and all options as a dict of texts, booleans, lists and None, for ``from_config``.
 
-        Numbers are written by float.hex, which keeps all bits. A function as ``lr`` becomes None.
+        Numbers are written by float.hex, which keeps all bits. An ``lr`` that is no number becomes None.
         """
         options = {each.name: getattr(self, each.name) for each in fields(self)}
-        if callable(self.lr):
+        if callable(self.lr) or isinstance(self.lr, str):
             options["lr"] = None
         return {"name": self.name, **{name: encode(value) for name, value in options.items()}}
 
@@ -275,6 +306,13 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
             f"{what} must be float32 or float64 for an optimizer, not {dtype}: updates in fewer bits get lost in "
             "rounding. Give it float32 weights, and wire='bfloat16' if gradients have to be small"
         )
+
+
+def _rate(value: Any) -> Rate:
+    # The text "0.1" is meant as a number.
+    if isinstance(value, str) and value[:1].isalpha():
+        return metric_name(value)
+    return value if callable(value) else number(value, "lr")
 
 
 def _positive(value: object, what: str) -> float:

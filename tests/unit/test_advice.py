@@ -210,6 +210,14 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use one that an authority of the server has signed",
         "use rediss:// instead of redis://",
     ),
+    "torch/test_optimizer.py": (
+        "give the optimizer all groups before it is wrapped",
+        "leave load_state_dict() out",
+        "let a scheduler change all groups by the same factor",
+        "start it with `redisacc run --no-chief`",
+        "use torch.autocast with bfloat16",
+    ),
+    "torch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_loop.py": ("Call publish() once in the body of the loop",),
     "training/test_lost_data.py": (
@@ -223,6 +231,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "unit/test_environment.py": ("give it, or the environment variable",),
     "unit/test_lua.py": ("Install it again",),
     "unit/test_optim_kernel.py": ("Give it float32 weights, and wire='bfloat16' if gradients have to be small",),
+    "unit/test_optim_options.py": ("pass it to apply(), as metrics=",),
     "unit/test_slot_map.py": ("set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type to ip",),
     "unit/test_tree_structure.py": ("Rename it",),
 }

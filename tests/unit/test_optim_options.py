@@ -388,3 +388,21 @@ def test_a_scale_may_be_nan_but_nothing_else():
     for text in ("-0x1.0000000000000p+0", "0x1.0000000000001p+0", "inf", "NaN", "", "1"):
         with pytest.raises(ValueError, match="must be"):
             unpack_scale(text)
+
+
+def test_the_learning_rate_may_be_a_metric_of_the_gradients():
+    optimizer = optim.AdamW("rate", lr_factor={"b": 0.5})
+    found = optimizer.scalars(7, 3, {"rate": 0.02, "loss": 1.0})
+    assert found == optim.AdamW(0.02, lr_factor={"b": 0.5}).scalars(7, 3)
+    assert optimizer.scalars_ahead(7, 3) is None
+    assert optim.AdamW(0.02).scalars_ahead(7, 3) == optim.AdamW(0.02).scalars(7, 3)
+    # It is no part of what travels.
+    assert optimizer.to_config()["lr"] is None
+    with pytest.raises(
+        InvalidArgumentError, match=r"metric rate, which no gradient of step 7 has: pass it to apply\(\), as metrics="
+    ):
+        optimizer.scalars(7, 3)
+    with pytest.raises(InvalidArgumentError, match="metric rate, the learning rate of step 7, must be a number"):
+        optimizer.scalars(7, 3, {"rate": -1.0})
+    with pytest.raises(InvalidArgumentError, match="the name of a metric must be"):
+        optim.AdamW("learning rate")

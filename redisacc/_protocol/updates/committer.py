@@ -190,7 +190,7 @@ class Committer:
         follows = Follows(record.incarnation, record.version, step + 1)
         scripts = UpdateScripts(self._transport, record.keys, self._gradients)
         update = _Update(of, before, optimizer, finished, follows, scripts)
-        scalars = optimizer.scalars(step, before.updates + 1)
+        scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
         digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
         order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
         number = before.number
@@ -533,7 +533,7 @@ class Committer:
         updates = before.updates + 1
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
-        scalars = None if update.finished else update.optimizer.scalars(follows.step, updates + 1)
+        scalars = None if update.finished else update.optimizer.scalars_ahead(follows.step, updates + 1)
         fields += update_fields(model, updates, scalars)
         if update.finished:
             fields += ["finished", "1"]

@@ -76,7 +76,7 @@ def begin_updates(
     wanted = UpdateModel.new(schema, optimizer, gradients, wire, tables)
     found = read_update_record(transport, gradients)
     if found is not None and _continues(found, wanted):
-        scalars = None if found.record.finished else optimizer.scalars(found.record.step, found.updates + 1)
+        scalars = None if found.record.finished else optimizer.scalars_ahead(found.record.step, found.updates + 1)
         if found.model.config != wanted.config or found.scalars != scalars:
             # Updaters must not compute with the numbers of another optimiser.
             amend_latest(transport, gradients, event="optimizer", fields=update_fields(wanted, found.updates, scalars))
@@ -188,7 +188,7 @@ def _try(
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
     fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]
-    fields += update_fields(model, whole.updates, model.optimizer.scalars(step, whole.updates + 1))
+    fields += update_fields(model, whole.updates, model.optimizer.scalars_ahead(step, whole.updates + 1))
     if record is None:
         fields += ["format", FORMAT, "structure", schema.text]
         fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]

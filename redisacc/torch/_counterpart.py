@@ -1,0 +1,166 @@
+"""Reads an optimiser of torch into the one of ``redisacc.optim`` that makes the same updates."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from redisacc import optim
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# The metric by which each gradient brings the learning rate of its step.
+LR = "lr"
+
+# Class → its counterpart, and the options that both have.
+_COUNTERPARTS: dict[type[Any], tuple[type[optim.Optimizer], tuple[str, ...]]] = {
+    torch.optim.SGD: (optim.SGD, ("momentum", "dampening", "nesterov")),
+    torch.optim.Adam: (optim.Adam, ("betas", "eps", "amsgrad")),
+    torch.optim.AdamW: (optim.AdamW, ("betas", "eps", "amsgrad")),
+    torch.optim.SparseAdam: (optim.Adam, ("betas", "eps")),
+    torch.optim.Adagrad: (optim.Adagrad, ("lr_decay", "eps", "initial_accumulator_value")),
+    torch.optim.RMSprop: (optim.RMSprop, ("alpha", "eps", "momentum", "centered")),
+}
+
+# What groups may differ in, and what concerns only how fast torch computes an update.
+_OF_GROUPS = frozenset(
+    ("params", "param_names", "lr", "initial_lr", "weight_decay", "foreach", "fused", "capturable", "differentiable")
+)
+
+
+class Counterpart(NamedTuple):
+    """What an optimiser of torch is here.
+
+    Attributes:
+        optimizer: the one that makes the updates. Its learning rate comes with the gradients.
+        base: the number of the group whose learning rate that is.
+        factors: what the learning rate of each group is of it.
+    """
+
+    optimizer: optim.Optimizer
+    base: int
+    factors: tuple[float, ...]
+
+    def lr(self, groups: Sequence[Mapping[str, Any]]) -> float:
+        """Returns the learning rate of a step.
+
+        Raises:
+            InvalidArgumentError: the rates of the groups are no longer in the proportion that they began with.
+        """
+        lr = float(groups[self.base]["lr"])
+        for number, (group, factor) in enumerate(zip(groups, self.factors, strict=True)):
+            if not math.isclose(float(group["lr"]), lr * factor, rel_tol=1e-9, abs_tol=1e-300):
+                raise InvalidArgumentError(
+                    f"the learning rate of parameter group {number} must stay {factor:g} times as large as that of "
+                    f"group {self.base}, as it was in the beginning, but they are {float(group['lr']):g} and {lr:g}: "
+                    "let a scheduler change all groups by the same factor"
+                )
+        return lr
+
+
+def counterpart(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[torch.Tensor, str],
+    *,
+    clip_norm: float | None,
+    ema: float | None,
+) -> Counterpart:
+    """Returns what makes the updates of an optimiser of torch.
+
+    Args:
+        optimizer: the optimiser.
+        names: the name of each parameter of the model.
+        clip_norm: the largest norm of the mean gradient.
+        ema: the decay of a moving average of the weights.
+
+    Raises:
+        InvalidArgumentError: there is none for this optimiser, its options, or a parameter.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
+    if type(optimizer) not in _COUNTERPARTS:
+        known = ", ".join(sorted(each.__name__ for each in _COUNTERPARTS))
+        raise InvalidArgumentError(
+            f"optimizer must be one of torch's {known}, which have a counterpart in redisacc.optim, not "
+            f"{type(optimizer).__name__}. Train with another one by redisacc.Training(update=…)"
+        )
+    kind, options = _COUNTERPARTS[type(optimizer)]
+    groups = optimizer.param_groups
+    of_groups = [_names_of(group["params"], names, number) for number, group in enumerate(groups)]
+    first = groups[0]
+    for number, group in enumerate(groups):
+        for name in sorted({*first, *group} - _OF_GROUPS):
+            if group.get(name) != first.get(name):
+                raise InvalidArgumentError(
+                    f"parameter groups may differ in lr and weight_decay only, but {name} is {shown(first.get(name))} "
+                    f"in group 0 and {shown(group.get(name))} in group {number}"
+                )
+        if group.get("differentiable"):
+            raise InvalidArgumentError("differentiable=True has no counterpart: the update runs outside of torch")
+    if kind is optim.Adam and first.get("decoupled_weight_decay"):
+        kind = optim.AdamW
+    # The largest group needs no patterns.
+    base = max(range(len(groups)), key=lambda number: len(of_groups[number]))
+    factors = _factors(groups, base)
+    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
+    used = sorted({*decays} - {0.0})
+    if len(used) > 1:
+        raise InvalidArgumentError(
+            f"the weight_decay of parameter groups must be 0 or the same number in all, not {used[0]:g} and {used[1]:g}"
+        )
+    own: dict[str, Any] = {name: _number(first[name]) for name in options}
+    patterns = [[glob.escape(name) for name in of_group] for of_group in of_groups]
+    return Counterpart(
+        kind(
+            LR,
+            weight_decay=used[0] if used else 0.0,
+            maximize=first.get("maximize", False),
+            no_decay=[
+                name for names, decay in zip(patterns, decays, strict=True) if used and not decay for name in names
+            ],
+            lr_factor={
+                name: factor for names, factor in zip(patterns, factors, strict=True) if factor != 1 for name in names
+            },
+            clip_norm=clip_norm,
+            ema=ema,
+            **own,
+        ),
+        base,
+        factors,
+    )
+
+
+def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str], number: int) -> list[str]:
+    for place, parameter in enumerate(parameters):
+        if parameter not in names:
+            raise InvalidArgumentError(
+                f"each parameter of the optimizer must be one of the model, but parameter {place} of group {number}, "
+                f"of shape {tuple(parameter.shape)}, is none"
+            )
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise InvalidArgumentError(
+                f"parameter {shown(names[parameter])} must be float32 or float64, not {parameter.dtype}: updates in "
+                "fewer bits get lost in rounding. Keep the weights in float32, and compute under torch.autocast"
+            )
+        if parameter.layout is not torch.strided or parameter.is_meta:
+            raise InvalidArgumentError(f"parameter {shown(names[parameter])} must be a dense tensor that has values")
+    return [names[parameter] for parameter in parameters]
+
+
+def _factors(groups: Sequence[Mapping[str, Any]], base: int) -> tuple[float, ...]:
+    # A scheduler that warms up has changed "lr", and has noted what it was.
+    rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+    if not rates[base] and any(rates):
+        raise InvalidArgumentError(f"the learning rate of parameter group {base}, the largest one, must be above 0")
+    return tuple(rate / rates[base] if rates[base] else 1.0 for rate in rates)
+
+
+def _number(value: Any) -> Any:
+    """Returns an option of torch without its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(map(_number, value)) if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,399 @@
+"""An optimiser of torch whose steps several processes make together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from redisacc._data.slices import IndexedSlices
+from redisacc._handles.environment import place
+from redisacc._text import shown
+from redisacc._training.training import Training
+from redisacc.errors import InvalidArgumentError, SchemaMismatchError
+from redisacc.torch._counterpart import LR, Counterpart, counterpart
+from redisacc.torch._sampler import Progress, Sampler, sampler
+
+logger = logging.getLogger("redisacc")
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimiser of torch whose steps several processes make together, with the mean of their gradients.
+
+    All processes run the same program. ``step()`` sends this process's gradients, and returns with the next weights in
+    the model. Any process may be killed and started again: it continues with the weights of the others, and the result
+    has the same bits. See ``redisacc.Training``, which works underneath.
+
+    The constructor blocks until the training has weights, and writes them into the model: those of the process that
+    began it, or the latest if it began earlier. Weights are always written in place, so references to them stay valid.
+
+    Example:
+        ::
+
+            model = Net()
+            inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            optimizer = redisacc.torch.Optimizer(inner, "mnist", model, workers=4)
+            for x, y in DataLoader(data, 64, sampler=optimizer.sampler(data, 64)):
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
+    weight decays, and its momentum goes on. Parameters that the optimiser does not have, and buffers such as the
+    statistics of BatchNorm, stay in their process.
+
+    Args:
+        optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. Its options are read when
+            this is made, its learning rates (``param_groups``) in each step, so schedulers work: see ``resume``. Groups
+            may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
+        shared_name: the name of the training.
+        model: the model. The leaves of the training have the names of its parameters.
+        workers: how many gradients a step needs: usually the number of processes. None: the environment variable
+            ``REDISACC_WORKERS``, else ``WORLD_SIZE``, which torchrun sets.
+        number: the number of this process among the workers. None: ``REDISACC_WORKER_NUMBER``, else ``RANK``, else the
+            lowest free one.
+        clip_norm: the largest norm of the mean gradient, as for ``redisacc.optim.Optimizer``. It takes the place of
+            ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
+        ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
+        until: the step after which the training is finished, in all processes. None: it is never finished.
+        sparse: names of parameters whose gradients are sparse. Those of ``nn.Embedding(sparse=True)`` and
+            ``nn.EmbeddingBag(sparse=True)`` are found without it.
+        options: further arguments of ``redisacc.Training``, such as ``redis``, ``wire``, ``checkpoint`` or ``log``.
+            ``log`` also gets the learning rate, as the metric "lr".
+
+    Attributes:
+        training: the ``redisacc.Training`` underneath.
+        training_step: the step of the weights in the model: how many updates they have seen.
+        finished: whether the training is finished. Then ``step()`` changes nothing.
+
+    Raises:
+        InvalidArgumentError: the optimiser, an option of it, a parameter or another argument has no counterpart here.
+        SchemaMismatchError: another model is trained under this name. The message names the first parameter that
+            differs.
+        RedisAccError: as ``redisacc.Training`` and its ``steps``.
+    """
+
+    # GradScaler then calls step() also if its gradients overflow, and step() can say what to use instead.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        shared_name: str,
+        model: torch.nn.Module,
+        *,
+        workers: int | None = None,
+        number: int | None = None,
+        clip_norm: float | None = None,
+        ema: float | None = None,
+        until: int | None = None,
+        sparse: Collection[str] = (),
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
+        here = place()
+        if here.role == "chief":
+            raise InvalidArgumentError(
+                "the environment says that this process is the chief, but each process of this training works, and one "
+                "of them leads as well: start it with `redisacc run --no-chief`"
+            )
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        found: Counterpart = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
+        # Adagrad has state before its first step.
+        if any(float(state.get("step", 1)) for state in optimizer.state.values()):
+            raise InvalidArgumentError("optimizer must be new, without state of steps that it has made")
+        self._is_open = False
+        # The groups are the same dicts, so a scheduler may have either optimiser.
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._is_open = True
+        self._inner = optimizer
+        self._counterpart = found
+        self._tensors = {names[each]: each for group in self.param_groups for each in group["params"]}
+        self._rows = _sparse_names(model, names, sparse) & self._tensors.keys()
+        self._until = until
+        self._steps: Iterator[tuple[int, Any]] | None = None
+        self._step, self._jumped, self._is_finished = -1, 0, False
+        self._schedulers: list[Any] = []
+        self._all_workers = _from(here.workers, workers, "WORLD_SIZE")
+        self.training = Training(
+            shared_name,
+            {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
+            optimizer=found.optimizer,
+            workers=self._all_workers if workers is None else workers,
+            number=_from(here.number, number, "RANK"),
+            sparse=sorted(self._rows),
+            **options,
+        )
+        # Others need not wait for this process's leases once it has ended.
+        weakref.finalize(self, self.training.close)
+        try:
+            self._advance()
+        except BaseException:
+            self.training.close()
+            raise
+
+    def __enter__(self) -> Optimizer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.training.shared_name!r}, {self._inner!r})"
+
+    @property
+    def training_step(self) -> int:
+        """The step of the weights in the model: how many updates they have seen."""
+        return self._step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training is finished: ``until`` is reached, or a process has called ``finish``."""
+        return self._is_finished
+
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        weight: float = 1.0,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Any:
+        """Sends the gradients, and returns with the next weights in the model.
+
+        Blocks until each of the other workers has sent its gradients of this step as well. A finished training is not
+        changed.
+
+        Args:
+            closure: computes the loss and the gradients, as torch's optimisers take it. It is called once.
+            weight: the share of this process in the mean, such as the number of its examples.
+            metrics: numbers that travel with the gradients, such as the loss, as for ``redisacc.Training.apply``. "lr"
+                is the learning rate.
+
+        Returns:
+            What the closure returned, None without one.
+
+        Raises:
+            InvalidArgumentError: a GradScaler scales the gradients, or another argument is invalid.
+            RedisAccError: as ``redisacc.Training.steps`` and ``apply``.
+        """
+        if hasattr(self, "found_inf"):
+            # A GradScaler has set both.
+            del self.found_inf, self.grad_scale
+            raise InvalidArgumentError(
+                "a GradScaler cannot be used, since it would leave out steps in one process and not in the others: use "
+                "torch.autocast with bfloat16, which needs none"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._is_finished:
+            return loss
+        if metrics is not None and LR in metrics:
+            raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
+        lr = self._counterpart.lr(self.param_groups)
+        gradient = {name: self._gradient_of(name, tensor) for name, tensor in self._tensors.items()}
+        self.training.apply(gradient, weight=weight, metrics={**(metrics or {}), LR: lr})
+        self._advance()
+        # A scheduler may have been made for it, and looks.
+        self._inner._opt_called = True
+        return loss
+
+    def _gradient_of(self, name: str, tensor: torch.Tensor) -> Any:
+        gradient = tensor.grad
+        if gradient is None or gradient.is_sparse == (name in self._rows):
+            return gradient
+        if gradient.is_sparse:
+            return gradient.to_dense()
+        # A dense gradient of a table has all rows, for example if another module uses it as well.
+        return IndexedSlices(gradient.numpy(force=True), np.arange(len(tensor)), tuple(tensor.shape))
+
+    def _advance(self) -> None:
+        """Waits for the next weights, and writes them into the model."""
+        if self._steps is None:
+            self._steps = self.training.steps(until=self._until)
+        before = self._step
+        try:
+            self._step, tree = next(self._steps)
+        except StopIteration:
+            self._is_finished = True
+            self._step, tree = self.training.latest()
+        except BaseException:
+            # A generator that has raised is over. The next call begins another one.
+            self._steps = None
+            raise
+        self._write(tree)
+        if before >= 0 and self._step != before + 1 and not self._is_finished:
+            self._jumped += self._step - before - 1
+            for scheduler in self._schedulers:
+                for _ in range(self._step - before - 1):
+                    scheduler.step()
+
+    def _write(self, tree: Any) -> None:
+        if not isinstance(tree, dict) or tree.keys() != self._tensors.keys():
+            there = {*tree} if isinstance(tree, dict) else set()
+            name = min(there ^ self._tensors.keys(), default="")
+            where = "the model lacks" if name in there else "only the model has"
+            raise SchemaMismatchError(
+                f"another model is trained under the name {shown(self.training.shared_name)}: {where} the parameter "
+                f"{shown(name)}"
+            )
+        for name, tensor in self._tensors.items():
+            values = tree[name]
+            expected = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if (str(values.dtype), values.shape) != expected:
+                raise SchemaMismatchError(
+                    f"another model is trained under the name {shown(self.training.shared_name)}: parameter "
+                    f"{shown(name)} is {values.dtype} of shape {values.shape} there, and {expected[0]} of shape "
+                    f"{expected[1]} here"
+                )
+        for name, tensor in self._tensors.items():
+            if tensor.device.type == "cpu":
+                np.copyto(tensor.detach().numpy(), tree[name])
+                # As if torch had written it: a second backward through the old weights is an error.
+                torch.autograd.graph.increment_version(tensor)
+            else:
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(np.array(tree[name])))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulates the gradients of several batches: in the ``with`` block, none of them leaves this process.
+
+        ``step()`` sends the sums, as torch has them.
+        """
+        yield
+
+    def resume(self, scheduler: Any, *, steps: int | None = None) -> Any:
+        """Brings a new scheduler to the step of the training, and keeps it there.
+
+        A process that is started again has a scheduler that begins at 0. This calls its ``step()`` as often as the
+        training has made steps; and later, if others make steps without this process, once for each of them. Without
+        it, the process would send the learning rate of an earlier step.
+
+        Args:
+            scheduler: a scheduler of torch, for this optimiser or the one inside, which the loop steps after each
+                ``step()``.
+            steps: how often it has to be stepped now, for one that the loop steps otherwise, such as once in an epoch:
+                it is not kept there. None: as often as the training has made steps.
+
+        Returns:
+            The scheduler.
+        """
+        if self._step:
+            self._opt_called = self._inner._opt_called = True
+        for _ in range(self._step if steps is None else steps):
+            scheduler.step()
+        if steps is None:
+            self._schedulers.append(scheduler)
+        return scheduler
+
+    def sampler(
+        self, data: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0, workers: int | None = None
+    ) -> Sampler:
+        """Returns a sampler that gives each process its share of the data, for a ``DataLoader``.
+
+        Which examples a process uses in a step depends on the step, the worker's number and these arguments alone. So
+        a restart neither loses nor repeats an example, as long as the number of workers stays. If it changes, the next
+        pass begins as if the training had always had this number, so an epoch may repeat or leave out examples.
+
+        Args:
+            data: a dataset with a length.
+            batch_size: how many examples this process uses in each step: that of the DataLoader, times the number of
+                batches whose gradients are accumulated.
+            shuffle: whether each epoch has an order of its own.
+            seed: what the orders depend on; the same in all processes.
+            workers: among how many workers the data is cut. None: ``REDISACC_WORKERS`` or ``WORLD_SIZE``, else as many
+                as a step needs.
+
+        Returns:
+            The sampler. Pass k over it, from 0, yields what is left of epoch k.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid, or this worker's number is too high to have a share.
+        """
+        assert self.training.number is not None
+        return sampler(
+            data,
+            batch_size,
+            number=self.training.number,
+            workers=workers or self._all_workers or self.training.workers,
+            shuffle=shuffle,
+            seed=seed,
+            progress=lambda: Progress(self._step, self._jumped, self._is_finished),
+        )
+
+    def finish(self) -> None:
+        """Ends the training for all processes: their next ``step()`` returns with the last weights."""
+        self.training.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched."""
+        _, state = self.training.latest_state()
+        updates = int(state["updates"])
+        slots = [slot for slot in self._counterpart.optimizer.slots if slot != "ema"]
+        has_step = not isinstance(self._inner, torch.optim.SGD)
+        try:
+            for name, tensor in self._tensors.items():
+                of_tensor: dict[str, Any] = {"step": torch.tensor(float(updates))} if has_step else {}
+                of_tensor.update({slot: torch.from_numpy(np.array(state[slot][name])) for slot in slots})
+                if of_tensor:
+                    self.state[tensor] = of_tensor
+            found: dict[str, Any] = super().state_dict()
+        finally:
+            self.state.clear()
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refuses: a process that is started again continues with the state that is published.
+
+        Raises:
+            InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            f"the state of a training is published under its name, {shown(self.training.shared_name)}, from which this "
+            "process has continued already: leave load_state_dict() out. For a server that loses its data, "
+            "checkpoint= writes files"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: the parameters of a training cannot change.
+
+        Raises:
+            InvalidArgumentError: always.
+        """
+        if self._is_open:
+            raise InvalidArgumentError(
+                "the parameters of a training cannot change: give the optimizer all groups before it is wrapped"
+            )
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Says goodbye: another process leads within a second if this one did. The training can be continued."""
+        self.training.close()
+
+
+def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
+    """Returns a number: what was given, or what an environment variable of `redisacc run` or torchrun says."""
+    if given is not None or found is not None:
+        return found if given is None else given
+    text = os.environ.get(of_torchrun) or None
+    if text is not None and not text.isdecimal():
+        raise InvalidArgumentError(f"the environment variable {of_torchrun} must be a whole number, not {shown(text)}")
+    return None if text is None else int(text)
+
+
+def _sparse_names(model: torch.nn.Module, names: Mapping[torch.Tensor, str], given: Collection[str]) -> set[str]:
+    for name in given:
+        if name not in names.values():
+            raise InvalidArgumentError(f"sparse must list parameters of the model, but has {shown(name)}")
+    tables = [each for each in model.modules() if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
+    return {*given, *(names[table.weight] for table in tables if table.sparse)}

@@ -1,0 +1,34 @@
+"""A program that every process of a training runs: run by test_restarts.py.
+
+python program.py URL EPOCHS WORKERS. Says each step, and in the end the digest of the weights.
+"""
+
+import hashlib
+import sys
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import redisacc.torch
+
+_, url, epochs, workers = sys.argv
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(50, 4), torch.randint(3, (50,)))
+model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+
+inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+optimizer = redisacc.torch.Optimizer(inner, "torch", model, workers=int(workers), clip_norm=1.0, redis=url)
+scheduler = optimizer.resume(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200))
+loader = DataLoader(data, 5, sampler=optimizer.sampler(data, 5))
+for _ in range(int(epochs)):
+    for x, y in loader:
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        print("leads" if optimizer.training.leads else "works", optimizer.training_step, flush=True)
+weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+print("ends", optimizer.training_step, hashlib.sha256(weights).hexdigest(), flush=True)

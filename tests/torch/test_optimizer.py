@@ -1,0 +1,364 @@
+"""Models that several processes train: they equal what one process would make of the mean gradient, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.local_updates import LocalTraining, differences
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import redisacc
+import redisacc.torch
+from redisacc.torch._counterpart import counterpart
+
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
+
+STEPS = 6
+
+
+class Net(nn.Module):
+    """A table whose gradients are sparse if wanted, a layer that is used twice, and one that is not used."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, sparse=sparse)
+        self.inner = nn.Linear(8, 8)
+        self.also_inner = self.inner
+        self.unused = nn.Linear(2, 2)
+        self.out = nn.Linear(8, 3)
+        # Not that of torch, which all threads share.
+        random = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3, generator=random)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.inner(self.words(words).sum(dim=1)))
+        return self.out(torch.relu(self.also_inner(x)))
+
+
+def batch(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(100 * step + number)
+    return torch.randint(20, (5, 4), generator=random), torch.randint(3, (5,), generator=random)
+
+
+def lr_of(step: int) -> float:
+    return 0.02 * 0.9**step
+
+
+@pytest.fixture
+def wrap(real_client):
+    opened = []
+
+    def wrapped(model, inner=None, name="torch", **options):
+        inner = torch.optim.AdamW(model.parameters(), lr=0.02) if inner is None else inner
+        opened.append(redisacc.torch.Optimizer(inner, name, model, **{"workers": 1, "redis": real_client, **options}))
+        return opened[-1]
+
+    yield wrapped
+    for one in opened:
+        one.close()
+
+
+def train(wrap, make, sparse=False, steps=STEPS, **options):
+    """Runs the loop of a process, as users write it."""
+    model = Net(sparse)
+    optimizer = wrap(model, make(model.parameters()), **options)
+    scheduler = optimizer.resume(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step))
+    while optimizer.training_step < steps and not optimizer.finished:
+        x, y = batch(optimizer.training_step, optimizer.training.number)
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return model, optimizer
+
+
+def expected(make, workers, sparse=False, until=STEPS, rates=lambda base, step: base * 0.9**step, **options):
+    """Returns what one process makes of the mean gradient with the kernel of redisacc.optim."""
+    model = Net()
+    inner = make(model.parameters())
+    names = {each: name for name, each in model.named_parameters()}
+    found = counterpart(inner, names, clip_norm=options.get("clip_norm"), ema=None).optimizer
+    base = inner.param_groups[0]["lr"]
+    with_rate = dataclasses.replace(found, lr=lambda step: rates(base, step))
+
+    def gradient(number: int, step: int, parameters: Any) -> Any:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(torch.from_numpy(np.array(parameters[name])))
+        model.zero_grad()
+        x, y = batch(step, number)
+        cross_entropy(model(x), y).backward()
+        result = {}
+        for name, parameter in model.named_parameters():
+            grad = np.zeros(tuple(parameter.shape), np.float32) if parameter.grad is None else parameter.grad.numpy()
+            if sparse and name == "words.weight":
+                rows = np.unique(x.numpy())
+                result[name] = redisacc.IndexedSlices(grad[rows], rows)
+            else:
+                result[name] = grad.copy()
+        return result
+
+    begin = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    return LocalTraining(with_rate, begin, weights=(1.0,) * workers, gradient=gradient).train(until)
+
+
+def weights_of(model):
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+MAKE = {
+    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "Adam": lambda given: torch.optim.Adam(given, lr=0.02, amsgrad=True, betas=(0.8, 0.99)),
+    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.02, weight_decay=0.1),
+    "Adagrad": lambda given: torch.optim.Adagrad(given, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.1),
+    "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, momentum=0.5, centered=True),
+    "maximize": lambda given: torch.optim.SGD(given, lr=0.01, maximize=True),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_equals_the_kernel_and_torch_itself(wrap, name):
+    make = MAKE[name]
+    model, optimizer = train(wrap, make)
+    state = optimizer.training.latest_state()[1]
+    slots = {slot: leaves for slot, leaves in state.items() if slot != "updates"}
+    assert differences(expected(make, 1), weights_of(model), slots) == []
+    # Torch fuses multiplications and additions on some processors.
+    plain = Net()
+    alone = make(plain.parameters())
+    for step in range(STEPS):
+        for group in alone.param_groups:
+            group["lr"] = group.setdefault("first_lr", group["lr"]) * 0.9**step
+        cross_entropy(plain(batch(step, 0)[0]), batch(step, 0)[1]).backward()
+        alone.step()
+        alone.zero_grad()
+    used = [name for name in weights_of(plain) if not name.startswith("unused")]
+    for each in used:
+        np.testing.assert_allclose(weights_of(model)[each], weights_of(plain)[each], rtol=1e-4, atol=1e-5)
+    # What is gathered continues in torch, and has all of it.
+    alone.load_state_dict(optimizer.state_dict())
+    of_first = alone.state[next(iter(plain.parameters()))]
+    for slot, leaves in slots.items():
+        np.testing.assert_array_equal(of_first[slot].numpy(), leaves["words.weight"])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_several_processes_equal_one_that_has_the_mean_gradient(wrap, background, workers, sparse):
+    make = MAKE["Adagrad"]
+    running = [background(train, wrap, make, sparse, workers=workers, clip_norm=0.5) for _ in range(workers)]
+    models = [one.result(50)[0] for one in running]
+    local = expected(make, workers, sparse, clip_norm=0.5)
+    if sparse:
+        # The tables' squares come last in the norm, so its last bit may differ.
+        for name, values in local.parameters.items():
+            np.testing.assert_allclose(weights_of(models[0])[name], values, rtol=1e-5)
+    else:
+        assert differences(local, weights_of(models[0]), local.state) == []
+    for other in models[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+
+
+def test_groups_have_their_own_rates_and_decay(wrap):
+    def make(given):
+        every = list(given)
+        return torch.optim.AdamW(
+            [{"params": every[:1], "lr": 0.005}, {"params": every[1:3]}, {"params": every[3:], "weight_decay": 0.0}],
+            lr=0.02,
+            weight_decay=0.1,
+        )
+
+    model, optimizer = train(wrap, make)
+    found = optimizer.training._options["optimizer"]
+    # The largest group is the base.
+    assert found.lr_factor == {"words.weight": 0.25}
+    assert set(found.no_decay) == {"unused.weight", "unused.bias", "out.weight", "out.bias"}
+    local = expected(make, 1, rates=lambda _, step: 0.02 * 0.9**step)
+    assert differences(local, weights_of(model), local.state) == []
+
+
+def test_schedulers_that_change_groups_differently_are_refused(wrap):
+    model = Net()
+    every = list(model.parameters())
+    optimizer = wrap(model, torch.optim.SGD([{"params": every[:2]}, {"params": every[2:]}], lr=0.1))
+    optimizer.param_groups[0]["lr"] = 0.05
+    with pytest.raises(
+        redisacc.InvalidArgumentError,
+        match=r"group 0 must stay 1 times as.* let a scheduler change all groups by the same factor",
+    ):
+        optimizer.step()
+
+
+def test_references_to_weights_stay_valid_and_old_graphs_do_not(wrap):
+    model = Net()
+    weight, memory = model.out.weight, model.out.weight.data_ptr()
+    optimizer = wrap(model)
+    loss = cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1])
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    assert model.out.weight is weight
+    assert weight.data_ptr() == memory
+    np.testing.assert_array_equal(weight.detach(), optimizer.training.latest()[1]["out.weight"])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_closure_metrics_and_accumulation(wrap):
+    seen = []
+    model = Net()
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.5), log=lambda step, means: seen.append(means))
+
+    def closure():
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            (cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1]) / 2).backward()
+        loss = cross_entropy(model(batch(0, 1)[0]), batch(0, 1)[1]) / 2
+        loss.backward()
+        return loss
+
+    plain = Net()
+    for number in range(2):
+        (cross_entropy(plain(batch(0, number)[0]), batch(0, number)[1]) / 2).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.5).step()
+    assert optimizer.step(closure, metrics={"loss": 3.0}).item() > 0
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    optimizer.step()
+    assert seen[0] == {"loss": 3.0, "lr": 0.5}
+    with pytest.raises(redisacc.InvalidArgumentError, match='must not have "lr"'):
+        optimizer.step(metrics={"lr": 1.0})
+
+
+def test_bfloat16_under_autocast_and_no_float16_with_a_scaler(wrap):
+    model = Net()
+    optimizer = wrap(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1])
+    loss.backward()
+    optimizer.step()
+    assert optimizer.training_step == 1
+    assert model.out.weight.dtype == torch.float32
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1])).backward()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"use torch\.autocast with bfloat16"):
+        scaler.step(optimizer)
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    off.step(optimizer)
+    assert optimizer.training_step == 2
+
+
+def test_until_ends_the_training_for_all(wrap, background):
+    running = [background(train, wrap, MAKE["SGD"], workers=2, until=4) for _ in range(2)]
+    models = [one.result(50)[0] for one in running]
+    model = Net()
+    optimizer = wrap(model, MAKE["SGD"](model.parameters()), workers=2, until=4)
+    assert (optimizer.finished, optimizer.training_step) == (True, 4)
+    optimizer.step()
+    assert torch.equal(model.out.weight, models[0].out.weight)
+
+
+def test_a_process_that_ends_the_training_frees_those_that_wait(wrap, background, until):
+    first = wrap(Net(), workers=2)
+    model = Net()
+    second = background(lambda: wrap(model, workers=2))
+    other = second.result(50)
+    waits = background(other.step)
+    until(lambda: other.training._worker._has_applied)
+    first.finish()
+    waits.result(50)
+    assert other.finished
+
+
+def test_torchrun_says_which_process_this_is(wrap, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert wrap(Net(), workers=None).training.number == 0
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(redisacc.InvalidArgumentError, match="RANK must be a whole number, not 'x'"):
+        wrap(Net(), workers=None)
+
+
+class Half(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 4)
+
+
+class Renamed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(8, 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Half, "parameter 'out.weight' is float32 of shape .3, 8. there, and float32 of shape .4, 8. here"),
+        (Renamed, "outer"),
+    ],
+)
+def test_another_model_under_the_same_name_is_refused(wrap, other, message):
+    wrap(Net())
+    with pytest.raises(redisacc.SchemaMismatchError, match=message):
+        wrap(other())
+
+
+def test_parameters_must_be_those_of_the_model(wrap):
+    model, other = Net(), nn.Linear(2, 2)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"parameter 0 of group 0, of shape \(2, 2\), is none"):
+        wrap(model, torch.optim.SGD(other.parameters()))
+    # A part of the model may be trained.
+    optimizer = wrap(model, torch.optim.SGD(model.out.parameters()))
+    assert optimizer.training.latest()[1].keys() == {"out.weight", "out.bias"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "Adagrad, Adam, AdamW, RMSprop, SGD, SparseAdam.*not LBFGS"),
+        (lambda given: torch.optim.SGD(given, differentiable=True), "differentiable=True has no counterpart"),
+        (
+            lambda given: torch.optim.SGD([{"params": [each], "weight_decay": w} for w, each in enumerate(given, 1)]),
+            "weight_decay of parameter groups must be 0 or the same number in all, not 1 and 2",
+        ),
+        (
+            lambda given: torch.optim.SGD([{"params": [each], "momentum": m / 9} for m, each in enumerate(given)]),
+            "may differ in lr and weight_decay only, but momentum is 0.0 in group 0 and 0.1",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(wrap, make, message):
+    model = Net()
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        wrap(model, make(list(model.parameters())))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64])
+def test_parameters_of_other_types_are_refused(wrap, dtype):
+    model = nn.Linear(2, 2, dtype=dtype)
+    with pytest.raises(
+        redisacc.InvalidArgumentError,
+        match=r"'weight' must be float32.* Keep the weights in float32, and compute under torch.autocast",
+    ):
+        wrap(model, torch.optim.SGD(model.parameters()))
+
+
+def test_what_cannot_change_is_refused(wrap):
+    model = Net()
+    optimizer = wrap(model)
+    with pytest.raises(redisacc.InvalidArgumentError, match="give the optimizer all groups before it is wrapped"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"leave load_state_dict\(\) out"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_chief_of_redisacc_run_is_told_what_to_do(wrap, monkeypatch):
+    monkeypatch.setenv("REDISACC_ROLE", "chief")
+    with pytest.raises(redisacc.InvalidArgumentError, match="start it with `redisacc run --no-chief`"):
+        wrap(Net())

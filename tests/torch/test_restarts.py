@@ -1,0 +1,72 @@
+"""Processes that are killed and started again change no bit, although they have schedulers and samplers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("program.py")
+EPOCHS = 8
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
+
+
+def run(url, workers, kills):
+    """Runs the program in some processes, and kills one that has said some words. Returns what the last ones say."""
+    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    left, endings, codes, lock = list(kills), [], [], threading.Lock()
+    every = {}
+
+    def start(place):
+        command = [sys.executable, PROGRAM, url, str(EPOCHS), str(workers)]
+        every[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def follow(place):
+        while True:
+            process = every[place]
+            for line in process.stdout:
+                what, step, *digest = line.split()
+                if what == "ends":
+                    endings.append((int(step), *digest))
+                with lock:
+                    due = [one for one in left if one[0] == what and one[1] <= int(step)][:1]
+                    for one in due:
+                        left.remove(one)
+                if due:
+                    process.kill()
+            process.stdout.close()
+            if process.wait() != -signal.SIGKILL:
+                codes.append(process.returncode)
+                return
+            start(place)
+
+    for place in range(workers):
+        start(place)
+    threads = [threading.Thread(target=follow, args=[place]) for place in range(workers)]
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(160)
+    finally:
+        for one in every.values():
+            one.kill()
+            one.wait()
+    assert codes == [0] * workers
+    assert left == []
+    return endings
+
+
+def test_kills_change_no_bit(real_server, real_client):
+    undisturbed = run(real_server.url, 2, ())
+    real_client.flushall()
+    disturbed = run(real_server.url, 2, [("leads", 7), ("works", 12), ("leads", 23)])
+    # 8 epochs of 50 examples, 10 in a step.
+    assert {step for step, _ in undisturbed} == {40}
+    assert undisturbed == [undisturbed[0]] * 2
+    assert disturbed == undisturbed
