@@ -497,6 +497,39 @@ def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(m
     assert one.complete(1, 2, 3) == []
 
 
+def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads_module, "STALLED", -1.0)
+    now = 1000.0
+    monkeypatch.setattr(uploads_module.time, "monotonic", lambda: now)
+    one = ByWorker(0, 1, 2, 3)
+    slow = one.every[0]
+    one.sums.announce(slow, lease=10.0)
+    for k in (1, 2, 3):
+        one.sums.announce(one.every[k], lease=1000.0)
+        one.sums.arrive(PartsArrived(one.every[k].id, 1))
+    now += 9
+    one.sums.skip_stalled()
+    assert one.sums.knows(slow.id)
+    # It says that it continues.
+    one.sums.arrive(PartsArrived(slow.id, 0))
+    now += 9
+    one.sums.skip_stalled()
+    assert one.sums.knows(slow.id)
+    now += 2
+    one.sums.skip_stalled()
+    assert not one.sums.knows(slow.id)
+
+
+def test_parts_that_arrive_in_another_order_are_added_as_they_come() -> None:
+    one = ByWorker(0, 1, 2)
+    first = one.every[0]
+    one.upload(0, 0)
+    last = len(first.lengths) - 1
+    one.server.strings[KEYS.staged(first.id, last)] = one._uploads[0].bytes_of(last)
+    one.sums.arrive(PartsArrived(first.id, 1, None, last))
+    assert one.look_ahead() == [KEYS.staged(first.id, last)]
+
+
 def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
     spec, server = SPECS["dense"], Server()
     with pytest.MonkeyPatch.context() as patch:

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from support.local_updates import LocalTraining, differences
 
 import redisacc
 import redisacc.asyncio
@@ -15,6 +16,7 @@ from redisacc._protocol.applying import upload as upload_module
 from redisacc._protocol.parts.sweep import sweep
 from redisacc._protocol.scripts.attempts import listed_attempts
 from redisacc._redis.connect import connect
+from redisacc.optim import AdamW
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -172,6 +174,40 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
     ) as gradients:
         peeked = gradients.peek().gradient
     assert all(np.array_equal(peeked[path], gradient[path]) for path in SHAPES)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_reducers_update_with_the_bits_of_an_undisturbed_training(training, background, reducing, partitions):
+    """Each worker streams, pauses for longer than other uploads may, and uses another order."""
+    optimizer, crew, until = AdamW(0.01), 3, 3
+    chief = training.chief(zeros(), workers=crew, optimizer=optimizer, reduction_type="MEAN", partitions=partitions)
+    reducing(wanted=crew)
+
+    def compute(number, step, parameters):
+        gradient = gradient_of(10 * step + number)
+        return {path: gradient[path] + parameters[path] for path in SHAPES}
+
+    def work(number):
+        worker = training.worker(number)
+        for step, parameters in worker.steps():
+            gradient = compute(number, step, parameters)
+            upload = worker.begin()
+            for place, path in enumerate(np.random.default_rng(number + step).permutation(list(SHAPES))):
+                upload.put(str(path), gradient[str(path)])
+                if place == 1 and number == step % crew:
+                    time.sleep(0.7)
+            assert upload.commit()
+
+    working = [background(work, number) for number in range(crew)]
+    for _ in chief.updates(until=until):
+        pass
+    for one in working:
+        one.result(30)
+    local = LocalTraining(optimizer, zeros(), weights=(1.0,) * crew, gradient=compute).train(until)
+    step, found = chief.latest()
+    state = chief.latest_state()[1]
+    assert step == until
+    assert differences(local, found, {slot: state[slot] for slot in optimizer.slots}) == []
 
 
 @pytest.mark.usefixtures("calm")

@@ -69,7 +69,9 @@ class Upload(ABC):
         self._pid = os.getpid()
         self._leaves: dict[int, Array] = {}
         self._missing = [len(leaves) for leaves in layout.leaves_of]
-        # Guards these two.
+        # For each leaf, in how many parts it is that have not been written. The last one frees a converted copy.
+        self._unsent = list(map(len, layout.parts_of))
+        # Guards what ``put`` changes.
         self._lock = forks.lock()
         self._ready: list[int] = []
         self._written: list[int] = []
@@ -168,6 +170,7 @@ class Upload(ABC):
             if batch:
                 self._write(batch)
                 self._written += batch
+                self._free(batch)
             elif self._is_complete:
                 return
             else:
@@ -182,6 +185,13 @@ class Upload(ABC):
                 batch.append(self._ready.pop(0))
                 nbytes += self.layout.lengths[batch[-1]]
         return sorted(batch)
+
+    def _free(self, batch: Sequence[int]) -> None:
+        for part in batch:
+            for leaf in self.layout.leaves_of[part]:
+                self._unsent[leaf] -= 1
+                if not self._unsent[leaf]:
+                    del self._leaves[leaf]
 
     def _part(self, number: int) -> memoryview | Pieces:
         return self.layout.part(number, self._leaves)

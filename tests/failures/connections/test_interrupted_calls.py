@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -249,6 +250,57 @@ class ApplyInPartitions(ApplyInParts):
 class ApplyWithRoomToMake(ApplyInParts):
     before = 3
     buffer_limit = 3 * 4 * IN_PARTS
+
+
+class Stream(ApplyInParts):
+    """A gradient of two leaves, the last of which leaves first. It is interrupted wherever the caller waits."""
+
+    size = 80_000
+
+    def _open(self, opener: Any) -> Any:
+        spec = dict.fromkeys("ab", ("float32", (self.size,)))
+        options = {"reduction_type": "SUM", "in_place_limit": 0, "partitions": self.partitions}
+        return opener(redisacc.TreeAccumulator, spec, "w", **options)
+
+    def grad(self, value):
+        return dict.fromkeys("ab", np.full(self.size, value, np.float32))
+
+    def do(self, scene):
+        if not isinstance(scene.where, DrivenClient):
+            return self.stream(self.through)
+        handle = self.through._driven
+        return self.through._driver.run(lambda: handle.waits.run(lambda: self.stream(handle.blocking)))
+
+    def stream(self, acc):
+        gradient = self.grad(1)
+        upload = None
+        try:
+            self.upload = upload = acc._begin(2**62)
+            for leaf, path in ((1, "b"), (0, "a")):
+                upload.put(leaf, gradient[path])
+            return acc._commit(upload, gradient, 1.0, None, "")
+        finally:
+            if upload is not None:
+                upload.close()
+
+    def check(self, scene, value, *, is_over):
+        # What is in the background has heard that it is over, and removes its parts.
+        give_up = time.monotonic() + 20
+        while not self.upload._ended.is_set():
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+        super().check(scene, value, is_over=is_over)
+
+    def rounds(self):
+        found = []
+        with contextlib.suppress(redisacc.TakeTimeoutError):
+            while True:
+                found.append(only(np.concatenate(list(self.through.take_grad(1, timeout=0).values()))))
+        return found
+
+
+class StreamInPartitions(Stream):
+    partitions = 3
 
 
 class ApplyAgain(Apply):
@@ -639,6 +691,7 @@ class DeleteParameters(OnParameters):
 
 CALLS = [
     *(Apply, ApplyBuffered, ApplyInParts, ApplyInPartitions, ApplyWithRoomToMake, ApplyAgain),
+    *(Stream, StreamInPartitions),
     *(Take, TakeInParts, TakeInPartitions, TakeInVain, TakeInABlock, Recover),
     *(Peek, PeekInPartitions, Info, SetStep, Configure, WaitForStep, ListenToEvents),
     *(Open, OpenAndClosePrivate, Delete),
@@ -648,6 +701,7 @@ CALLS = [
 # The others differ less from those of their kind.
 UNUSUAL_CALLS = (
     *(ApplyBuffered, ApplyInPartitions, TakeInParts, PeekInPartitions, Info, Configure, WaitForStep, LatestState),
+    *(Stream, StreamInPartitions),
     *(PublishInPartitions, PublishTheNext, PublishTheFirst, LatestInPartitions, Wait, Finish),
 )
 USUAL_CALLS = [kind for kind in CALLS if kind not in UNUSUAL_CALLS]
