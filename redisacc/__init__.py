@@ -39,7 +39,7 @@ from redisacc.errors import (
 )
 
 if TYPE_CHECKING:
-    from redisacc import optim, raw_ops
+    from redisacc import data, optim, raw_ops
     from redisacc._data.results import ApplyResult, Round, Tally
     from redisacc._data.slices import IndexedSlices
     from redisacc._data.tree.spec import Sparse
@@ -114,6 +114,7 @@ __all__ = [
     "WaitingTaker",
     "Worker",
     "WorkerInfo",
+    "data",
     "errors",
     "optim",
     "place",
@@ -150,7 +151,7 @@ _MODULES = {
     "place": "redisacc._handles.environment",
 }
 # Public modules that are loaded with them.
-_SUBMODULES = ("optim", "raw_ops")
+_SUBMODULES = ("data", "optim", "raw_ops")
 
 
 # Type checkers read the imports above: with this function, they would accept every misspelt name.

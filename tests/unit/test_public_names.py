@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import redisacc
-from redisacc import errors, optim, raw_ops
+from redisacc import data, errors, optim, raw_ops
 
 
-@pytest.mark.parametrize("module", [redisacc, errors, optim, raw_ops])
+@pytest.mark.parametrize("module", [redisacc, data, errors, optim, raw_ops])
 def test_all_is_what_is_public(module: object) -> None:
     public = {
         name
@@ -23,7 +23,7 @@ def test_all_is_what_is_public(module: object) -> None:
         and (inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value))
         and _ours(value, module)
     }
-    modules = {"errors", "optim", "raw_ops"} if module is redisacc else set()
+    modules = {"data", "errors", "optim", "raw_ops"} if module is redisacc else set()
     assert set(module.__all__) == public | modules  # type: ignore[attr-defined]
 
 
