@@ -229,6 +229,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "training/test_uploads.py": ("put each leaf once",),
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),
     "unit/test_environment.py": ("give it, or the environment variable",),
+    "unit/test_data.py": ("If there are spare workers, pass the number of all as workers",),
     "unit/test_lua.py": ("Install it again",),
     "unit/test_optim_kernel.py": ("Give it float32 weights, and wire='bfloat16' if gradients have to be small",),
     "unit/test_optim_options.py": ("pass it to apply(), as metrics=",),
