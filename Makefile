@@ -218,7 +218,7 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	@touch $@
 
 examples: $(TORCH)/.examples ## 4 min | test redisacc.torch, and the examples with torch, JAX and scikit-learn (in .venv-torch)
-	$(TORCH)/bin/python -m pytest tests/torch tests/examples
+	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples
 
 JAX := .venv-jax
 $(JAX)/.foreign: pyproject.toml
