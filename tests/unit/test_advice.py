@@ -210,14 +210,14 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use one that an authority of the server has signed",
         "use rediss:// instead of redis://",
     ),
-    "torch/test_optimizer.py": (
+    "pytorch/test_optimizer.py": (
         "give the optimizer all groups before it is wrapped",
         "leave load_state_dict() out",
         "let a scheduler change all groups by the same factor",
         "start it with `redisacc run --no-chief`",
         "use torch.autocast with bfloat16",
     ),
-    "torch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
+    "pytorch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_loop.py": ("Call publish() once in the body of the loop",),
     "training/test_lost_data.py": (
