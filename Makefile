@@ -98,6 +98,8 @@ chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes
 	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50
 	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50 --updates
 	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 30 --updates --cluster
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 30 --streams
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 20 --streams --cluster
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"

@@ -24,6 +24,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import RUN_ID
+from redisacc._protocol.applying import upload
 from redisacc._protocol.leases import crew
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.sums import part_sums, reduction
@@ -111,7 +112,12 @@ FLAT = {
     "c": np.ones((3, 5), np.float32),
     "table": np.linspace(-1, 2, 300, dtype=np.float32).reshape(100, 3),
 }
-TABLES = ("table",)
+TABLES = ["table"]
+
+
+def without_tables() -> None:
+    """Lets all gradients be dense, in this process: with tables, they do not leave leaf by leaf."""
+    TABLES.clear()
 
 
 def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
@@ -127,7 +133,7 @@ def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
 
 
 def lead_updates(url: str, workers: int, until: int, partitions: int | None, optimizer: str) -> None:
-    options: dict[str, Any] = {"sparse": TABLES, "redis": url, "partitions": partitions}
+    options: dict[str, Any] = {"sparse": tuple(TABLES), "redis": url, "partitions": partitions}
     with redisacc.Chief(NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], **options) as training:
         for _ in training.updates(until=until):
             time.sleep(random.choice([0, 0, 0.003]))
@@ -161,12 +167,24 @@ def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
             training.publish(parameters, changed=changed, state=state)
 
 
-def worker(url: str, number: int, optimizer: str) -> None:
+def worker(url: str, number: int, optimizer: str, streams: bool) -> None:
     compute = flat_gradient_of if optimizer else gradient_of
     with redisacc.Worker(NAME, number=number, redis=url) as training:
         for step, parameters in training.steps():
             time.sleep(random.choice([0, 0, 0.003]))
-            training.apply(compute(number, step, parameters), weight=weight_of(number))
+            gradient = compute(number, step, parameters)
+            if not streams:
+                training.apply(gradient, weight=weight_of(number))
+                continue
+            under_way = training.begin()
+            for path in random.sample(sorted(gradient), len(gradient)):
+                under_way.put(path, gradient[path])
+                time.sleep(random.choice([0, 0, 0.003]))
+            if random.random() < 0.05:
+                under_way.abandon()
+                training.apply(gradient, weight=weight_of(number))
+            else:
+                under_way.commit(weight=weight_of(number))
 
 
 def cut_what_is_small() -> None:
@@ -186,11 +204,15 @@ def work(
     in_parts: bool = False,
     partitions: int | None = None,
     optimizer: str = "",
+    streams: bool = False,
 ) -> int:
     """Does the work of a process, and returns how it ended."""
     crew.LEASE = LEASE
     reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
     reliance.SHORTEST = reliance.LONGEST = 0.1
+    if streams:
+        without_tables()
+        upload.RENEWAL = 0.05
     if in_parts:
         cut_what_is_small()
     if partitions:
@@ -205,7 +227,7 @@ def work(
         elif role == "chief":
             chief(url, workers, until, partitions)
         else:
-            worker(url, number, optimizer)
+            worker(url, number, optimizer, streams)
     except (redisacc.LeaseLostError, redisacc.LeaseHeldError):
         return REPLACED
     except redisacc.ServerUnavailableError as error:

@@ -44,6 +44,7 @@ from chaos.trainee import (
     beginning,
     undisturbed,
     undisturbed_updates,
+    without_tables,
 )
 from support.leaks import leftovers
 from support.local_updates import differences
@@ -97,6 +98,7 @@ class Training:
         legs: tuple[int, int] = (3, 20),
         cluster: bool = False,
         updates: bool = False,
+        streams: bool = False,
     ) -> None:
         self._random = random.Random(seed)
         self._seed = seed
@@ -110,7 +112,10 @@ class Training:
         self._replaced: list[Process] = []
         # With reducers, gradients are uploaded in parts, as large ones are.
         self._reducers: list[Process] = []
-        self._in_parts = seed % 2 == 1 and (updates or not cluster)
+        self._streams = streams
+        if streams:
+            without_tables()
+        self._in_parts = streams or (seed % 2 == 1 and (updates or not cluster))
         names = sorted(OPTIMIZERS)
         self._optimizer = names[seed // 2 % len(names)] if updates else ""
         self._stack = contextlib.ExitStack()
@@ -176,6 +181,7 @@ class Training:
                 "in_parts": self._in_parts,
                 "partitions": 3 if self._on_cluster else None,
                 "optimizer": self._optimizer,
+                "streams": self._streams,
             }
         )
         return Process(role, number, run_id, pid)
@@ -363,9 +369,11 @@ class Training:
         return f"{sorted(self._crew)}, {len(self._replaced)} replaced, until {self._until}"
 
 
-def train(seed: int, kills: int, *, cluster: bool = False, updates: bool = False) -> tuple[Counter[str], list[str]]:
+def train(
+    seed: int, kills: int, *, cluster: bool = False, updates: bool = False, streams: bool = False
+) -> tuple[Counter[str], list[str]]:
     """Runs a training, and returns what was done and what is wrong."""
-    with Training(seed=seed, cluster=cluster, updates=updates) as training:
+    with Training(seed=seed, cluster=cluster, updates=updates, streams=streams) as training:
         started = time.monotonic()
         training.disturb(kills)
         training.end()
@@ -379,9 +387,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--cluster", action="store_true", help="in partitions of a cluster")
     parser.add_argument("--updates", action="store_true", help="with an optimiser")
+    parser.add_argument("--streams", action="store_true", help="with an optimiser, and gradients sent leaf by leaf")
     options = parser.parse_args()
-    done, problems = train(options.seed, options.kills, cluster=options.cluster, updates=options.updates)
-    print(f"training, seed {options.seed}{', with an optimiser' * options.updates}")
+    updates = options.updates or options.streams
+    done, problems = train(
+        options.seed, options.kills, cluster=options.cluster, updates=updates, streams=options.streams
+    )
+    print(f"training, seed {options.seed}{', with an optimiser' * updates}")
     for what, number in sorted(done.items()):
         print(f"{number:12,} {what}")
     print("\n".join(problems[:50]))
