@@ -1,8 +1,14 @@
 """Configures Sphinx for ``make docs``. The pages are plain Markdown, because people read them on GitHub as well."""
 
 import re
+import sys
+from pathlib import Path
 
 import redisacc
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import terms
 
 project = "redisacc"
 author = "The redisacc authors"
@@ -47,3 +53,4 @@ def _by_name(*event):
 
 def setup(app):
     app.connect("autodoc-process-signature", _by_name)
+    app.connect("doctree-resolved", terms.link)

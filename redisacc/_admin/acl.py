@@ -2,7 +2,7 @@
 
 A script runs with the rights of the user who sends it, so a role gets every command that its scripts run, on the keys
 that these touch, and no others. The keys separate the roles: a script is refused before it begins if the user has no
-right to one of its keys. docs/explanations/reliability-server.md explains what these rules cannot separate.
+right to one of its keys. docs/reference/access-control.md explains what these rules cannot separate.
 """
 
 from __future__ import annotations

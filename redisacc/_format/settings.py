@@ -1,4 +1,4 @@
-"""The settings of an accumulator: defaults for takes that pass none. They are fields of the record."""
+"""The settings of an accumulator, for takes without ``num_required``. They are fields of the record."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _COMMANDS = {
     "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
     "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
     "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),
-    "set": ("redisacc.cli.set", "Change the defaults for takes that pass none."),
+    "set": ("redisacc.cli.set", "Change how many gradients a step waits for, and how long."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),
     "show": ("redisacc.cli.show", "Show an accumulator and parameters, or rows."),
     "tail": ("redisacc.cli.tail", "Print the events of an accumulator as they happen."),

@@ -50,11 +50,12 @@ def _change(
 def set(  # noqa: A001 - named as the command
     *, name: str, settings: dict[str, Any], url: str | None, as_json: bool
 ) -> None:
-    """Change the defaults for takes that pass none, such as a chief's.
+    """Change how many gradients a step waits for, and how long.
 
-    n is the number of gradients that they require. With grace, they wait for this number of seconds longer, or until
-    there are up_to gradients. A setting that is not named stays; an empty value, or none, removes it. Takes that wait
-    check again at once. So a training continues when a machine is gone for good:
+    A step waits for n gradients. With grace, it then waits for this number of seconds longer, or until there are up_to
+    gradients. A setting that is not named stays; an empty value, or none, removes it. A chief that is waiting follows
+    at once, and so does any other take that does not name a number of gradients itself. When a machine is gone for
+    good, for example, lower n, and the training continues:
 
     \b
       redisacc set embeddings n=3

@@ -1,0 +1,79 @@
+"""The reference pages and the protocol page are complete: every key, every script, every folder, every term once."""
+
+from __future__ import annotations
+
+import re
+import runpy
+
+import pytest
+from pages import DOCS
+
+from redisacc._format.keys import NAMES, Keys, ParameterKeys
+
+ROOT = DOCS.parent
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
+
+
+def _keys() -> set[str]:
+    """Every key and channel of an accumulator and of parameters, without and with partitions."""
+    found = {NAMES}
+    for partitions in ((), (7,)):
+        keys, parameters = Keys("NAME", partitions), ParameterKeys("NAME", partitions)
+        position = 0 if partitions else None
+        for owner in (keys, parameters):
+            found |= {
+                value for value in vars(owner).values() if isinstance(value, str) and value.startswith("redisacc:")
+            }
+        found |= set(keys.current.hashes) | {keys.compacting, keys.reducer(position), keys.wake_of(position)}
+        found |= {keys.part("ID", 0), keys.staged("ID", 0), keys.place("ID"), keys.taken_round("TOKEN").sums}
+        found |= {keys.sum("DIGEST", 0), keys.squares("DIGEST", 0)}
+        found |= {parameters.part("BLOB", 0), parameters.updated_of(0)}
+    # A key that never exists.
+    return found - {ParameterKeys("NAME").guard}
+
+
+@pytest.mark.parametrize("key", sorted(_keys()))
+def test_the_table_of_keys_has_each_key(key: str) -> None:
+    shown = re.sub(r":0$", ":K", key).replace("/7}", "/p}").replace("reducer:7", "reducer:p")
+    table = (DOCS / "reference" / "keys.md").read_text().partition("## The record")[0]
+    assert f"`{shown}`" in table
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
+def test_the_protocol_page_has_each_script(script: str) -> None:
+    table = (DOCS / "explanations" / "protocol.md").read_text().partition("## Sessions")[0]
+    assert f"`{script}`" in table
+
+
+def _folders() -> list[str]:
+    package = ROOT / "redisacc"
+    parents = (package, package / "_protocol")
+    found = [folder for parent in parents for folder in parent.iterdir() if (folder / "__init__.py").is_file()]
+    return sorted(f"{folder.relative_to(ROOT)}/" for folder in found)
+
+
+@pytest.mark.parametrize("folder", _folders())
+def test_contributing_has_each_folder(folder: str) -> None:
+    assert f"| `{folder}` |" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:
+    entries = re.findall(r"^## (.+)\n\n(\S.+)$", (DOCS / "reference" / "glossary.md").read_text(), re.MULTILINE)
+    terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
+    assert [term for term, _ in entries] == sorted(terms)
+    assert 1 <= len(entries) <= 25
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Workers acknowledge a round.", {"Worker", "Acknowledgement", "Round"}),
+        ("It costs a round trip, step by step, in place of two.", set()),
+        ("The server adds in place, and later compacts.", {"In place", "Compaction"}),
+        ("the weights of the model", set()),
+    ],
+)
+def test_terms_are_found_in_sentences(text: str, found: set[str]) -> None:
+    terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
+    assert {term for term, pattern in terms.items() if pattern.search(text)} == found
