@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from typing import NamedTuple
 
-import numpy as np
 import torch.utils.data
 
 from redisacc._data import validation
 from redisacc._text import shown
+from redisacc.data import Batches
 from redisacc.errors import InvalidArgumentError
 
 
@@ -30,9 +30,8 @@ class Progress(NamedTuple):
 class Sampler(torch.utils.data.Sampler[int]):
     """Yields the indices of this process's examples, for a DataLoader: ``Optimizer.sampler`` returns one.
 
-    The data is one endless sequence: all examples in the order of epoch 0, then all in that of epoch 1, and so on.
-    Step s uses the next ``batch_size`` examples for each worker. So each example is used once in an epoch, all batches
-    are full, and all workers have as many. The last batch of an epoch may have the first examples of the next one.
+    The examples of a step are those of ``redisacc.data.Batches``, ``batch_size`` for each worker. So each example is
+    used once in an epoch, all batches are full, and all workers have as many.
 
     Pass number k, from 0, yields what is left of epoch k: nothing if the training has passed it before this process
     was started again. So a loop over epochs continues where the training is.
@@ -58,15 +57,12 @@ class Sampler(torch.utils.data.Sampler[int]):
         seed: int,
         progress: Callable[[], Progress],
     ) -> None:
-        self._size = size
+        self._batches = Batches(size, batch_size * workers, seed=seed, shuffle=shuffle)
         self._batch_size = batch_size
         self._number = number
-        self._all = batch_size * workers
-        self._shuffle = shuffle
-        self._seed = seed
+        self._workers = workers
         self._progress = progress
         self._epoch = 0
-        self._order: tuple[int, np.ndarray] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(epoch={self._epoch}, batch_size={self._batch_size})"
@@ -82,7 +78,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def steps(self, epoch: int) -> range:
         """Returns the steps of an epoch."""
-        return range(-(-epoch * self._size // self._all), -(-(epoch + 1) * self._size // self._all))
+        return range(self._batches.steps(epoch), self._batches.steps(epoch + 1))
 
     def __len__(self) -> int:
         """Returns how many examples a whole pass over the next epoch has."""
@@ -100,18 +96,8 @@ class Sampler(torch.utils.data.Sampler[int]):
             step, jumped = step + now.jumped - jumped, now.jumped
             if step >= stop or now.finished:
                 return
-            first = step * self._all + self._number * self._batch_size
-            for place in range(first, first + self._batch_size):
-                yield self._index(place)
+            yield from self._batches.indices(step, self._number, self._workers).tolist()
             step += 1
-
-    def _index(self, place: int) -> int:
-        epoch, at = divmod(place, self._size)
-        if not self._shuffle:
-            return at
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, np.random.default_rng((self._seed, epoch)).permutation(self._size)
-        return int(self._order[1][at])
 
 
 def sampler(
