@@ -8,6 +8,7 @@
 -- KEYS taken_inline    redisacc:{NAME}:taken:TOKEN:inline         the data of its inline gradients
 -- KEYS taken_workers   redisacc:{NAME}:taken:TOKEN:workers        its workers
 -- KEYS round_attempts  redisacc:{NAME}:attempts                   "ATTEMPT parts" -> 0: its parts are to be removed
+-- KEYS history...      redisacc:{NAME}:parameters:history         the history of the training; none if nothing is added
 -- KEYS parts...        redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot, which still have an expiry
 -- KEYS unused...       redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot that only the version before has:
 --                                                                 they get an expiry
@@ -21,6 +22,7 @@
 -- ARGV event           text     what waiting readers are told
 -- ARGV token           text     id of the take that was granted the round
 -- ARGV more            flag     whether acknowledge follows with further parts, because the round has very many
+-- ARGV past            text     what is added to the history: "STEP GRADIENTS NAME=MEAN ..." of the round; "": nothing
 -- ARGV lengths...      number   bytes of each part in this slot
 -- ARGV blobs...        text     "BLOB parts" of each blob that was written to partitions
 -- ARGV retired...      text     "BLOB parts" of blobs in partitions that only the version before has

@@ -3,6 +3,7 @@
 -- KEYS record       redisacc:{NAME}:parameters                 the record of the parameters
 -- KEYS attempts     redisacc:{NAME}:parameters:attempts        "BLOB parts" -> when its parts may be removed
 -- KEYS deleted      redisacc:{NAME}:parameters:deleted         incarnations that were deleted
+-- KEYS history...   redisacc:{NAME}:parameters:history         the history of the training; none if nothing is added
 -- KEYS parts...     redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot, which still have an expiry
 -- KEYS unused...    redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot that only the version before has:
 --                                                              they get an expiry
@@ -13,6 +14,7 @@
 -- ARGV replaces     flag     whether it may have the step of the version that it follows, which has lost parts
 -- ARGV registered   flag     whether register_version has begun it, and its parts are in partitions
 -- ARGV event        text     what waiting readers are told
+-- ARGV past         text     what is added to the history: "STEP GRADIENTS NAME=MEAN ..." of the round; "": nothing
 -- ARGV lengths...   number   bytes of each part in this slot
 -- ARGV blobs...     text     "BLOB parts" of each blob that was written to partitions
 -- ARGV retired...   text     "BLOB parts" of blobs in partitions that only the version before has

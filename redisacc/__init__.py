@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from redisacc._data.slices import IndexedSlices
     from redisacc._data.tree.spec import Sparse
     from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+    from redisacc._format.history_entries import PastStep
     from redisacc._format.reducer_lease import ReducerInfo
     from redisacc._format.settings import Settings
     from redisacc._handles.base import ConditionalAccumulatorBase
@@ -86,6 +87,7 @@ __all__ = [
     "ParametersFinishedError",
     "ParametersNotFoundError",
     "ParametersTimeoutError",
+    "PastStep",
     "PeekTimeoutError",
     "Place",
     "RedisAccError",
@@ -133,6 +135,7 @@ _MODULES = {
     "Events": "redisacc._protocol.lifecycle.events",
     "IndexedSlices": "redisacc._data.slices",
     "Parameters": "redisacc._handles.parameters",
+    "PastStep": "redisacc._format.history_entries",
     "Place": "redisacc._handles.environment",
     "Reducer": "redisacc._handles.reducer",
     "ReducerInfo": "redisacc._format.reducer_lease",

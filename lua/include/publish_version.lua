@@ -31,6 +31,10 @@ end
 local function publish_version(keys, args)
   -- How long readers of the version before may still fetch its parts.
   local RETIRED_MS = 60000
+  if keys.history[1] then
+    -- This raises if the key has another type, before anything changes.
+    redis.call('ZCARD', keys.history[1])
+  end
   -- The parts already occupy their memory, so refusing the version now would free none.
   even_when_full(keys.record)
   for _, part in ipairs(keys.parts) do
@@ -55,6 +59,11 @@ local function publish_version(keys, args)
     redis.call('PERSIST', keys.record)
   end
   local published_ms = string.format('%.0f', now)
+  if keys.history[1] then
+    -- #include "keep_history"
+    args.fields[#args.fields + 1] = 'history_latest'
+    args.fields[#args.fields + 1] = keep_history(keys.record, keys.history[1], args.past, published_ms)
+  end
   redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
     'published_ms', published_ms, unpack(args.fields))
   redis.call('HSETNX', keys.record, 'created_ms', published_ms)

@@ -52,7 +52,7 @@ _TAKES = (
 # Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = (
     "hmget hsetnx hincrby hdel set rename persist pexpire pttl unlink strlen publish get exists zadd zscore "
-    "zrangebyscore zrem"
+    "zcard zrangebyscore zrem"
 )
 _REDUCES = (
     "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
@@ -215,7 +215,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*"]
-        found += [parameters.attempts, parameters.deleted, _blobs_of(keys.name)]
+        found += [parameters.attempts, parameters.deleted, parameters.history, _blobs_of(keys.name)]
     return found
 
 

@@ -66,7 +66,7 @@ _WHOLE = frozenset(
     )
 )
 
-_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims))?")
+_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims|history))?")
 # How the keys of parts in partitions continue after the hash tag.
 _ELSEWHERE = ("partition:", "parameters:partition:")
 _BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
@@ -302,7 +302,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
             return []
         # Without partitions, a list belongs to an earlier incarnation.
         over = keys.attempts in objects and (not keys.partitions or _has_due_attempts(transport, keys))
-        objects = [key for key in objects if key not in listed and key != keys.attempts]
+        objects = [key for key in objects if key not in listed and key not in (keys.attempts, keys.history)]
         if over:
             found.append(Leftover(keys.name, "blobs", incarnation, {keys.attempts: ""}))
     if objects:

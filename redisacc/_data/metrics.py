@@ -12,8 +12,10 @@ from redisacc.errors import InvalidArgumentError
 
 # What a name may have: dashboards, Prometheus and redis-cli show it as it is.
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
-# As `metric_notes` writes them: the name, the value, and the weight of the gradient.
-_NOTE = re.compile(rb"([A-Za-z0-9_./-]{1,64})=(nan|-?inf|-?[0-9.e+-]{1,24})\*([0-9.e+-]{1,24})", re.ASCII)
+# A name and a value, as text.
+METRIC = re.compile(rb"([A-Za-z0-9_./-]{1,64})=(nan|-?inf|-?[0-9.e+-]{1,24})", re.ASCII)
+# As `metric_notes` writes them: these two, and the weight of the gradient.
+_NOTE = re.compile(METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
 
 # A gradient has at most this many metrics, and their notes have at most this many bytes together.
 MOST_METRICS = 32

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from redisacc._data import validation
+from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import WIRES
 from redisacc._handles.base import host_and_process
@@ -16,6 +17,7 @@ from redisacc._handles.options import checked_partitions
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.history import read_history
 from redisacc._protocol.parameters.publisher import Publisher
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.version_wait import VersionWait
@@ -244,12 +246,20 @@ class Parameters(Closing):
         )
 
     def _publish(
-        self, tree: Any, step: int, changed: object, state: Any, finished: object, *, restores: bool = False
+        self,
+        tree: Any,
+        step: int,
+        changed: object,
+        state: Any,
+        finished: object,
+        *,
+        past: str = "",
+        restores: bool = False,
     ) -> None:
         number = validation.integer(step, "step")
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
-        wanted = self._publisher.check(tree, number, changed, state, finished=finished)
+        wanted = self._publisher.check(tree, number, changed, state, finished=finished, past=past)
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
             operation.note_step(number)
@@ -436,6 +446,23 @@ class Parameters(Closing):
         """
         self._lifetime.check()
         return self._reader.latest_state()
+
+    def history(self) -> list[PastStep]:
+        """Returns the steps of a training, the first one first: their times and metrics. Fetches no values.
+
+        A ``Chief`` or ``Training`` of this name has written each of them together with the version that follows from
+        it. Steps without metrics are left out. Up to 1000 steps, all of them are kept; of a longer training, about 1000
+        that are spread evenly over it, and the latest one. They last as long as the parameters: a server that loses its
+        data loses them, and a training that is continued elsewhere from a checkpoint begins without them.
+
+        Returns:
+            The steps; an empty list if nothing has been published, or no gradient had metrics.
+
+        Raises:
+            CorruptDataError: Redis holds what redisacc did not write.
+        """
+        self._lifetime.check()
+        return read_history(self._transport, self._keys)
 
     # Ending
 

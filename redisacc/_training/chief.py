@@ -21,6 +21,7 @@ from redisacc._data.tree.arrays import as_arrays
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
 from redisacc._format.claims import Claim
+from redisacc._format.history_entries import PastStep, history_text
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
@@ -395,6 +396,10 @@ class Chief(Participant):
         if found is None:
             raise self._lost(self.step)
         return found[0], unpack_state(found[1])[1]
+
+    def history(self) -> list[PastStep]:
+        """Returns the steps of the training until now, as ``Parameters.history`` does."""
+        return self._patience.call(self._parameters.history, "to read the history")
 
     def _open_gradients(self, parameters: Any) -> None:
         self._accumulator = self._opened.enter_context(
@@ -956,9 +961,11 @@ class Chief(Participant):
         # As after a restart, so that no program breaks only then.
         parameters, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
         stored = pack_state(parameters, state) if self._rounds_parameters else state
+        taken = self._current
+        past = "" if taken is None else history_text(self.step, taken.num_accumulated, taken.metrics)
         try:
             self._surviving(
-                lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
+                lambda: self._parameters._publish(parameters, step, changed, stored, is_last, past=past),
                 f"to publish step {step}",
             )
         except StepConflictError as error:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult, Round
+from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.existing import open_existing
@@ -317,6 +318,10 @@ class Training(Closing):
         """
         step, published = self._required(self._published.latest_state())
         return step, unpack_state(published)[1]
+
+    def history(self) -> list[PastStep]:
+        """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does."""
+        return self._published.history()
 
     def _required(self, found: tuple[int, Any] | None) -> tuple[int, Any]:
         if found is None:

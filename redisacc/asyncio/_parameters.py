@@ -42,4 +42,5 @@ class Parameters(Handle[parameters.Parameters]):
     finished = awaited(parameters.Parameters.finished)
     is_complete = awaited(parameters.Parameters.is_complete)
     latest_state = awaited(parameters.Parameters.latest_state)
+    history = awaited(parameters.Parameters.history)
     delete = awaited(parameters.Parameters.delete)

@@ -57,6 +57,7 @@ class Chief(Handle[chief.Chief]):
     updates = iterated(chief.Chief.updates)
     latest = awaited(chief.Chief.latest)
     latest_state = awaited(chief.Chief.latest_state)
+    history = awaited(chief.Chief.history)
     publish = awaited(chief.Chief.publish)
     finish = awaited(chief.Chief.finish)
     delete = awaited(chief.Chief.delete)
@@ -176,5 +177,6 @@ class Training(Handle[training.Training]):
 
     latest = awaited(training.Training.latest)
     latest_state = awaited(training.Training.latest_state)
+    history = awaited(training.Training.history)
     finish = awaited(training.Training.finish)
     delete = awaited(training.Training.delete)

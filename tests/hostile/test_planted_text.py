@@ -108,6 +108,7 @@ def parameter_operations(client):
         (parameters,) = box
         first, second = trees()
         yield from (parameters.step, parameters.latest, parameters.latest_state, parameters.finished)
+        yield parameters.history
         yield lambda: parameters.wait(after=9, timeout=0)
         yield lambda: parameters.publish(second, 1, state={"momentum": np.zeros(3)})
         yield lambda: parameters.publish(first, 2, changed={"table": [0, 2]})

@@ -29,7 +29,7 @@ KINDS = {
     "attempts",
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
-    *("parameters", "parameters:object", "parameters:attempts", "parameters:guard"),
+    *("parameters", "parameters:object", "parameters:attempts", "parameters:guard", "parameters:history"),
 }
 
 

@@ -72,7 +72,7 @@ def work(real_client: redis.Redis, background: Callable[..., Any]) -> Callable[[
     def run() -> None:
         with redisacc.Worker("half", redis=real_client) as worker:
             for step, parameters in worker.steps():
-                worker.apply({path: values * step for path, values in parameters.items()})
+                worker.apply({path: values * step for path, values in parameters.items()}, metrics={"loss": step})
 
     return lambda: background(run)
 
@@ -109,6 +109,7 @@ def test_a_successor_makes_the_same_update(
         assert update(chief, 3) == expected
         worker.result(30)
         assert (chief.step, real_client.hget("redisacc:{half}:parameters", "updates")) == (3, b"3")
+        assert [past.step for past in chief.history()] == [0, 1, 2]
         only_what_is_listed(real_client)
         chief.delete()
     assert left(real_client) == []

@@ -125,6 +125,8 @@ def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str 
     key = record + b":attempts"
     if what == b"parameters:attempts":
         return None if all(_is_under_way(client, key, blob) for blob in client.zrange(key, 0, -1)) else "it is over"
+    if what == b"parameters:history":
+        return None if client.hexists(record, "history_latest") else "the record knows no latest step"
     _, kind, blob, _number = what.split(b":")
     if kind != b"object":
         return "nothing ever removes it"

@@ -188,6 +188,9 @@ class Planted:
         )
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
+        client.zadd(self.parameter_keys.history, {f"1 {now} 3 loss=0.5": 1})
+        latest = {"history_latest": f"2 {now} 3 loss=0.25", "history_stride": "1", "history_thinned": "1"}
+        client.hset(self.parameter_keys.record, mapping=latest)
         client.set(self.parameter_keys.deleted, "0" * 32, px=600_000)
         client.hset(self.parameter_keys.claims, "worker 0", f"7 {'0' * 32} {now}")
         client.pexpire(self.parameter_keys.claims, 600_000)
@@ -235,6 +238,7 @@ class Planted:
             "attempts": [others.attempts],
             "deleted": [others.deleted],
             "claims": [others.claims],
+            "history": [others.history],
         }
         others_are = {"name", "events", "updated_of", "partitions", "partition", "homes"}
         assert public == made_of_parameters.keys() | others_are

@@ -76,6 +76,7 @@ class Wanted:
         changed: leaf → indices of the rows that differ from the version before, ascending.
         state: the publisher's state: its schema and its leaves; None if there is none.
         finished: whether it is the last version.
+        past: what is added to the history of a training, as ``history_text`` makes it; "": nothing.
     """
 
     tree: object
@@ -85,6 +86,7 @@ class Wanted:
     changed: Mapping[int, Array]
     state: tuple[Schema, Sequence[Array]] | None
     finished: bool
+    past: str
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ class Publisher:
         """Notes the version that the caller got."""
         self._callers = version
 
-    def check(self, tree: object, step: int, changed: object, state: object, *, finished: bool = False) -> Wanted:
+    def check(
+        self, tree: object, step: int, changed: object, state: object, *, finished: bool = False, past: str = ""
+    ) -> Wanted:
         """Checks the arguments of a caller, and returns the version to publish.
 
         Raises:
@@ -151,7 +155,7 @@ class Publisher:
         schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
         rows = {} if changed is None else _checked_rows(schema, changed)
         given = None if state is None else schema_of(state, "state")
-        return Wanted(tree, schema, arrays, step, rows, given, finished)
+        return Wanted(tree, schema, arrays, step, rows, given, finished, past)
 
     def publish(self, wanted: Wanted, publisher: str, *, restores: bool = False) -> None:
         """Publishes a version.
@@ -385,7 +389,7 @@ class Publisher:
         kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
         # Readers do not fetch the state.
         event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
-        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed)
+        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed, wanted.past)
 
     def _agreed(self, wanted: Wanted) -> Wanted:
         """Returns the same, if its tree is like the one that is published.

@@ -58,6 +58,7 @@ class Version:
         kept: blobs of the version before that it needs.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
+        past: what is added to the history of a training; "": nothing.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Version:
     kept: Sequence[Blob]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
+    past: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class VersionWriter:
                 version=version.id,
                 event=version.event,
                 fields=version.fields,
+                past=version.past,
                 parts=lengths,
                 unused=self._part_keys(version.retired),
                 before=store,
@@ -196,6 +199,7 @@ class VersionWriter:
             version=version.id,
             event=version.event,
             fields=version.fields,
+            past=version.past,
             registered=True,
             blobs=attempts,
             retired=self._attempts(version.retired),

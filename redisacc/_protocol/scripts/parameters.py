@@ -89,6 +89,7 @@ class ParameterScripts:
         version: str,
         event: str,
         fields: Sequence[str],
+        past: str = "",
         parts: Mapping[str, int] = {},
         unused: Sequence[str] = (),
         registered: bool = False,
@@ -105,6 +106,7 @@ class ParameterScripts:
             version: its id.
             event: the message to waiting readers.
             fields: further fields of the record: names and values, alternately.
+            past: what is added to the history of a training, as ``history_text`` makes it; "": nothing.
             parts: key of each part in the slot of the record → its length in bytes. These parts have an expiry.
             unused: keys of parts in this slot that get an expiry.
             registered: whether ``register_version`` has begun it, and its parts are in partitions.
@@ -124,11 +126,18 @@ class ParameterScripts:
         """
         reply, _ = self._transport.run_and_read(
             *load("publish").bind(
-                keys={**self._leader_keys(), "deleted": self._keys.deleted, "parts": list(parts), "unused": unused},
+                keys={
+                    **self._leader_keys(),
+                    "deleted": self._keys.deleted,
+                    "history": self._history(past),
+                    "parts": list(parts),
+                    "unused": unused,
+                },
                 args={
                     **self._of(follows, version),
                     "registered": int(registered),
                     "event": event,
+                    "past": past,
                     "lengths": list(parts.values()),
                     "blobs": list(map(str, blobs)),
                     "retired": list(map(str, retired)),
@@ -186,6 +195,10 @@ class ParameterScripts:
 
     def _leader_keys(self) -> dict[str, str]:
         return {"record": self._keys.record, "attempts": self._keys.attempts}
+
+    def _history(self, past: str) -> list[str]:
+        """Returns the key of the history, if something is added to it."""
+        return [self._keys.history] if past else []
 
     @staticmethod
     def _of(follows: Follows, version: str) -> dict[str, str | int | Sequence[str]]:
@@ -293,7 +306,7 @@ class ParameterScripts:
         return run_delete(
             self._transport,
             self._keys.record,
-            [self._keys.attempts, self._keys.claims, self._keys.guard],
+            [self._keys.attempts, self._keys.claims, self._keys.history, self._keys.guard],
             marks=[self._keys.deleted],
             incarnation=incarnation,
             finish=finish,

@@ -111,6 +111,7 @@ class UpdateScripts(ParameterScripts):
         version: str,
         event: str,
         fields: Sequence[str],
+        past: str = "",
         parts: Mapping[str, int] = {},
         unused: Sequence[str] = (),
         registered: bool = False,
@@ -128,6 +129,7 @@ class UpdateScripts(ParameterScripts):
             version: as for ``publish``, like what follows.
             event: see there.
             fields: see there.
+            past: see there.
             parts: see there.
             unused: see there.
             registered: whether ``register_update`` has begun it, and its parts are in partitions.
@@ -155,6 +157,7 @@ class UpdateScripts(ParameterScripts):
                     "taken_inline": of_round.inline,
                     "taken_workers": of_round.workers,
                     "round_attempts": self._gradients.attempts,
+                    "history": self._history(past),
                     "parts": list(parts),
                     "unused": unused,
                     "round_parts": ended.parts,
@@ -165,6 +168,7 @@ class UpdateScripts(ParameterScripts):
                     "event": event,
                     "token": ended.token,
                     "more": int(ended.more),
+                    "past": past,
                     "lengths": list(parts.values()),
                     "blobs": list(map(str, blobs)),
                     "retired": list(map(str, retired)),

@@ -27,6 +27,7 @@ from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
+from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
 from redisacc._format.table_blobs import kept_in, tables_of
@@ -527,7 +528,7 @@ class Committer:
     def _commit(
         self, update: _Update, version: str, tables: TablesVersion | None
     ) -> Literal["published", "expired", "unknown"] | Refusal:
-        before, model, follows = update.before, update.model, update.follows
+        before, model, follows, granted = update.before, update.model, update.follows, update.of.found.granted
         keys = model.keys
         manifest, retired, removed = version_manifest(before, version, follows.step, tables)
         updates = before.updates + 1
@@ -553,6 +554,7 @@ class Committer:
             version=version,
             event=announcement(follows.step, sent),
             fields=fields,
+            past=history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics),
             parts={key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {},
             unused=[key for blob in retired for key in blob.keys(keys)] if in_slot else (),
             registered=not in_slot,
