@@ -117,7 +117,8 @@ class Chief(Participant):
             One with other numbers, or one whose state has the same slots, continues with the state that is there. None:
             the loop is one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
-            fetch it. None with an ``optimizer``.
+            fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as a
+            tree like the parameters, and "updates". None: it begins at the beginning.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
         reduction_type: "MEAN" (or None) or "SUM".
         missing: as for ``TreeAccumulator``.
@@ -295,7 +296,9 @@ class Chief(Participant):
         is_rescued = self._bring_back(published, claimed)
         if optimizer is not None:
             self._updating = Updating(self._parameters, self._accumulator, optimizer)
-            self.step, begins = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
+            self.step, begins = self._patience.call(
+                lambda: self._begin_updates(parameters, state), "to read the parameters"
+            )
         else:
             begins = self._begin_rounds(parameters, state)
             if is_rescued:
@@ -322,14 +325,14 @@ class Chief(Participant):
         self.step, self.parameters, self.state = self._unpacked(latest, found[1])
         return False
 
-    def _begin_updates(self, parameters: Any) -> tuple[int, bool]:
+    def _begin_updates(self, parameters: Any, state: Any) -> tuple[int, bool]:
         """Does the same for updates. Returns the step, and whether the training is new."""
         assert self._updating is not None
         step = self._parameters.step()
 
         def whole() -> tuple[Any, Any]:
             latest, found = self._parameters.latest(), self._parameters.latest_state()
-            return (parameters, None) if latest is None or found is None else self._unpacked(latest, found[1])[1:]
+            return (parameters, state) if latest is None or found is None else self._unpacked(latest, found[1])[1:]
 
         self._updating.begin(parameters, 0 if step is None else step, whole)
         return self._updating.step, step is None
@@ -788,7 +791,7 @@ class Chief(Participant):
         if self._updating is not None:
             # In parts as they were before, with the state that has just been published.
             self._updating = self._updating.reopened(self._accumulator)
-            self._begin_updates(held[0])
+            self._begin_updates(*held)
         self._quorum.store()
         self._may_be_left = True
 

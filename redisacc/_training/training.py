@@ -68,7 +68,7 @@ class Training(Closing):
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
             and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the
             next one that leads has to be able to run it: it must depend on nothing but its arguments.
-        state: with ``update``, the state to begin with, as for ``Chief``.
+        state: the state to begin with, as for ``Chief``.
         workers: how many gradients a step needs, as for ``Chief``: usually the number of processes.
         number: the number of this worker, as for ``Worker``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,12 @@ def check_optimizer(optimizer: object, *, state: object, missing: object) -> Non
             f"optimizer must be one of redisacc.optim, such as redisacc.optim.AdamW(1e-3), or None, not "
             f"{shown(type(optimizer).__name__)}"
         )
-    if state is not None:
-        raise InvalidArgumentError("state must be None with an optimizer, which keeps its own state")
+    slots = {*optimizer.slots, UPDATES}
+    if state is not None and not (isinstance(state, Mapping) and state.keys() == slots):
+        raise InvalidArgumentError(
+            f"state must be None with an optimizer, which keeps its own state, or a dict of {sorted(slots)} as "
+            "latest_state() returns it"
+        )
     if missing != "zero":
         raise InvalidArgumentError(f"missing must be 'zero' with an optimizer, not {shown(missing)}")
 

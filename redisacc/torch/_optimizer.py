@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from redisacc._data.slices import IndexedSlices
 from redisacc._handles.environment import place
 from redisacc._text import shown
 from redisacc._training.training import Training
 from redisacc.errors import InvalidArgumentError, SchemaMismatchError
 from redisacc.torch._counterpart import LR, Counterpart, counterpart
 from redisacc.torch._sampler import Progress, Sampler, sampler
+from redisacc.torch._state import state_of, torch_state
+from redisacc.torch._upload import Gradients, dtype_name, is_elsewhere, watch
 
 logger = logging.getLogger("redisacc")
 
@@ -26,9 +27,10 @@ logger = logging.getLogger("redisacc")
 class Optimizer(torch.optim.Optimizer):
     """An optimiser of torch whose steps several processes make together, with the mean of their gradients.
 
-    All processes run the same program. ``step()`` sends this process's gradients, and returns with the next weights in
-    the model. Any process may be killed and started again: it continues with the weights of the others, and the result
-    has the same bits. See ``redisacc.Training``, which works underneath.
+    All processes run the same program. The backward pass sends each gradient as soon as it is ready; ``step()`` sends
+    the rest, and returns with the next weights in the model. Any process may be killed and started again: it continues
+    with the weights of the others, and the result has the same bits. See ``redisacc.Training``, which works underneath,
+    and its ``begin``.
 
     The constructor blocks until the training has weights, and writes them into the model: those of the process that
     began it, or the latest if it began earlier. Weights are always written in place, so references to them stay valid.
@@ -46,13 +48,14 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer.zero_grad()
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
-    weight decays, and its momentum goes on. Parameters that the optimiser does not have, and buffers such as the
+    weight decays, and its momentum moves it on. Parameters that the optimiser does not have, and buffers such as the
     statistics of BatchNorm, stay in their process.
 
     Args:
-        optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. Its options are read when
-            this is made, its learning rates (``param_groups``) in each step, so schedulers work: see ``resume``. Groups
-            may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
+        optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
+            its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, its
+            learning rates (``param_groups``) in each step, so schedulers work: see ``resume``. Groups may differ in
+            ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
         shared_name: the name of the training.
         model: the model. The leaves of the training have the names of its parameters.
         workers: how many gradients a step needs: usually the number of processes. None: the environment variable
@@ -107,9 +110,6 @@ class Optimizer(torch.optim.Optimizer):
             )
         names = {parameter: name for name, parameter in model.named_parameters()}
         found: Counterpart = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
-        # Adagrad has state before its first step.
-        if any(float(state.get("step", 1)) for state in optimizer.state.values()):
-            raise InvalidArgumentError("optimizer must be new, without state of steps that it has made")
         self._is_open = False
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -127,6 +127,7 @@ class Optimizer(torch.optim.Optimizer):
             shared_name,
             {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
             optimizer=found.optimizer,
+            state=state_of(optimizer, self._tensors, found.optimizer),
             workers=self._all_workers if workers is None else workers,
             number=_from(here.number, number, "RANK"),
             sparse=sorted(self._rows),
@@ -134,11 +135,13 @@ class Optimizer(torch.optim.Optimizer):
         )
         # Others need not wait for this process's leases once it has ended.
         weakref.finalize(self, self.training.close)
+        self._gradients = Gradients(self.training, self._tensors, self._rows)
         try:
             self._advance()
         except BaseException:
             self.training.close()
             raise
+        self._hooks = watch(self._tensors, _weak(self._ready))
 
     def __enter__(self) -> Optimizer:
         return self
@@ -166,10 +169,14 @@ class Optimizer(torch.optim.Optimizer):
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
     ) -> Any:
-        """Sends the gradients, and returns with the next weights in the model.
+        """Sends what is left of the gradients, and returns with the next weights in the model.
 
         Blocks until each of the other workers has sent its gradients of this step as well. A finished training is not
         changed.
+
+        If a gradient has changed since the backward pass sent it, for example by clipping or a second backward pass,
+        this sends everything. A warning says so, and from then on all gradients are sent here. Torch counts changes of
+        ``grad``, but not those of ``grad.data``: change a gradient only as the former.
 
         Args:
             closure: computes the loss and the gradients, as torch's optimisers take it. It is called once.
@@ -200,21 +207,15 @@ class Optimizer(torch.optim.Optimizer):
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         lr = self._counterpart.lr(self.param_groups)
-        gradient = {name: self._gradient_of(name, tensor) for name, tensor in self._tensors.items()}
-        self.training.apply(gradient, weight=weight, metrics={**(metrics or {}), LR: lr})
+        self._gradients.commit(weight, {**(metrics or {}), LR: lr})
         self._advance()
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
         return loss
 
-    def _gradient_of(self, name: str, tensor: torch.Tensor) -> Any:
-        gradient = tensor.grad
-        if gradient is None or gradient.is_sparse == (name in self._rows):
-            return gradient
-        if gradient.is_sparse:
-            return gradient.to_dense()
-        # A dense gradient of a table has all rows, for example if another module uses it as well.
-        return IndexedSlices(gradient.numpy(force=True), np.arange(len(tensor)), tuple(tensor.shape))
+    def _ready(self, tensor: torch.Tensor) -> None:
+        if not self._is_finished:
+            self._gradients.note(tensor)
 
     def _advance(self) -> None:
         """Waits for the next weights, and writes them into the model."""
@@ -248,7 +249,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         for name, tensor in self._tensors.items():
             values = tree[name]
-            expected = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            expected = dtype_name(tensor), tuple(tensor.shape)
             if (str(values.dtype), values.shape) != expected:
                 raise SchemaMismatchError(
                     f"another model is trained under the name {shown(self.training.shared_name)}: parameter "
@@ -256,21 +257,30 @@ class Optimizer(torch.optim.Optimizer):
                     f"{expected[1]} here"
                 )
         for name, tensor in self._tensors.items():
-            if tensor.device.type == "cpu":
+            if is_elsewhere(tensor):
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(np.array(tree[name])))
+            else:
                 np.copyto(tensor.detach().numpy(), tree[name])
                 # As if torch had written it: a second backward through the old weights is an error.
                 torch.autograd.graph.increment_version(tensor)
-            else:
-                with torch.no_grad():
-                    tensor.copy_(torch.from_numpy(np.array(tree[name])))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates the gradients of several batches: in the ``with`` block, none of them leaves this process.
+        """Accumulates gradients: in the ``with`` block, none of them leaves this process.
 
-        ``step()`` sends the sums, as torch has them.
+        Use it for all batches of a step but the last. The backward pass of that one sends the sums, as torch has them.
         """
-        yield
+        self._gradients.holds += 1
+        try:
+            yield
+        finally:
+            self._gradients.holds -= 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Resets the gradients, as torch's optimisers do. What was sent of a step that is left out is dropped."""
+        self._gradients.abandon()
+        super().zero_grad(set_to_none)
 
     def resume(self, scheduler: Any, *, steps: int | None = None) -> Any:
         """Brings a new scheduler to the step of the training, and keeps it there.
@@ -338,30 +348,37 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched."""
         _, state = self.training.latest_state()
-        updates = int(state["updates"])
-        slots = [slot for slot in self._counterpart.optimizer.slots if slot != "ema"]
-        has_step = not isinstance(self._inner, torch.optim.SGD)
         try:
-            for name, tensor in self._tensors.items():
-                of_tensor: dict[str, Any] = {"step": torch.tensor(float(updates))} if has_step else {}
-                of_tensor.update({slot: torch.from_numpy(np.array(state[slot][name])) for slot in slots})
-                if of_tensor:
-                    self.state[tensor] = of_tensor
+            self.state.update(torch_state(self._inner, self._tensors, state))
             found: dict[str, Any] = super().state_dict()
         finally:
             self.state.clear()
         return found
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refuses: a process that is started again continues with the state that is published.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Checks that the training has the state of a dict, or a later one, which is published and counts.
+
+        A process that is started again need not load anything. To begin a new training with the state of an earlier
+        one, load it into the optimiser inside before it is wrapped; all processes have to.
+
+        Args:
+            state_dict: what ``state_dict`` has returned.
 
         Raises:
-            InvalidArgumentError: always.
+            InvalidArgumentError: it has seen more updates than the training.
         """
-        raise InvalidArgumentError(
-            f"the state of a training is published under its name, {shown(self.training.shared_name)}, from which this "
-            "process has continued already: leave load_state_dict() out. For a server that loses its data, "
-            "checkpoint= writes files"
+        given = max([int(state.get("step", 0)) for state in state_dict["state"].values()], default=0)
+        updates = int(self.training.latest_state()[1]["updates"])
+        if given > updates:
+            raise InvalidArgumentError(
+                f"the state has seen {given} updates, and the training {shown(self.training.shared_name)} only "
+                f"{updates}: load it into the optimizer before it is wrapped, and begin a training of another name"
+            )
+        logger.info(
+            "%s: the state that was loaded has seen %d updates, and the published one counts, which has seen %d",
+            self.training.shared_name,
+            given,
+            updates,
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -378,7 +395,21 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Says goodbye: another process leads within a second if this one did. The training can be continued."""
+        for hook in self._hooks:
+            hook.remove()
         self.training.close()
+
+
+def _weak(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """Returns a function that calls a method, and does not keep its object alive: a model has it for good."""
+    found = weakref.WeakMethod(method)
+
+    def call(tensor: torch.Tensor) -> None:
+        alive = found()
+        if alive is not None:
+            alive(tensor)
+
+    return call
 
 
 def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:

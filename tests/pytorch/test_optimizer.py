@@ -354,8 +354,51 @@ def test_what_cannot_change_is_refused(wrap):
     optimizer = wrap(model)
     with pytest.raises(redisacc.InvalidArgumentError, match="give the optimizer all groups before it is wrapped"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"leave load_state_dict\(\) out"):
-        optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop"])
+def test_a_new_training_begins_with_the_state_of_another(wrap, name):
+    """The file is one that torch writes, and as long as the learning rate stays, the bits are the same."""
+    make = MAKE[name]
+
+    def run(optimizer, model, steps, number=0):
+        for step in steps:
+            cross_entropy(model(batch(step, number)[0]), batch(step, number)[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, model = Net(), Net()
+    run(wrap(whole, make(whole.parameters()), name="whole"), whole, range(5))
+    first = wrap(model, make(model.parameters()), name="first")
+    run(first, model, range(3))
+    saved = {"model": model.state_dict(), "optimizer": first.state_dict()}
+    # It is published, so there is nothing to load.
+    first.load_state_dict(saved["optimizer"])
+    loaded = Net()
+    loaded.load_state_dict(saved["model"])
+    inner = make(loaded.parameters())
+    inner.load_state_dict(saved["optimizer"])
+    second = wrap(loaded, inner, name="second")
+    run(second, loaded, range(3, 5))
+    assert second.training_step == 2
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
+    if name != "SGD":
+        # SGD does not count.
+        other = Net()
+        third = wrap(other, make(other.parameters()), name="third")
+        with pytest.raises(redisacc.InvalidArgumentError, match="load it into the optimizer before it is wrapped"):
+            third.load_state_dict(saved["optimizer"])
+
+
+def test_state_of_different_numbers_of_updates_is_refused(wrap):
+    model = Net()
+    inner = torch.optim.Adam(model.parameters())
+    model.out.weight.grad = torch.ones_like(model.out.weight)
+    inner.step()
+    model.out.bias.grad = torch.ones_like(model.out.bias)
+    inner.step()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"has 2 and, for 'out.bias', 1"):
+        wrap(model, inner)
 
 
 def test_a_chief_of_redisacc_run_is_told_what_to_do(wrap, monkeypatch):

@@ -11,13 +11,19 @@ from redisacc._protocol.updates import gathering
 pytestmark = [pytest.mark.servers("valkey")]
 
 SGD = redisacc.optim.SGD(0.5)
+MOMENTUM = redisacc.optim.SGD(0.5, momentum=0.9)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"optimizer": "adam"}, r"optimizer must be one of redisacc\.optim, such as .*, or None, not 'str'"),
-        ({"state": [np.zeros(2)]}, "state must be None with an optimizer, which keeps its own state"),
+        (
+            {"state": [np.zeros(2)]},
+            r"state must be None with an optimizer.*, or a dict of \['updates'\] as latest_state",
+        ),
+        ({"state": {"updates": 0, "exp_avg": {"w": np.zeros(2)}}}, r"or a dict of \['updates'\]"),
+        ({"optimizer": MOMENTUM, "state": {"updates": 1, "momentum_buffer": {"v": 0}}}, "lacks 'w'"),
         ({"missing": "skip"}, "missing must be 'zero' with an optimizer, not 'skip'"),
         ({"optimizer": redisacc.optim.AdamW(0.1, no_decay=["*/bias"])}, "must match the path of a leaf"),
     ],

@@ -405,3 +405,20 @@ def test_a_reducer_that_starts_late(updated, reducing, computed, patient):
     assert list(steps)[-1:] in ([20], [])
     one.join()
     one.check(20)
+
+
+def test_a_training_may_begin_with_the_state_of_another(training):
+    """Weights and state that were gathered from one continue in another one, with the same bits."""
+    optimizer, weights = Adam(0.01), {"w": np.ones(5, np.float32)}
+    with training.chief(weights, optimizer=optimizer, reduction_type="MEAN") as chief:
+        worker = training.work(gradient=gradient_of)
+        list(chief.updates(until=3))
+        worker.result(20)
+        found, state = chief.latest()[1], chief.latest_state()[1]
+        chief.delete()
+    with training.chief(found, optimizer=optimizer, state=state, reduction_type="MEAN") as chief:
+        worker = training.work(gradient=lambda number, step, found: gradient_of(number, step + 3, found))
+        list(chief.updates(until=2))
+        worker.result(20)
+        assert chief.latest_state()[1]["updates"] == 5
+        assert differences(LocalTraining(optimizer, weights).train(5), chief.latest()[1], state_of(chief)) == []

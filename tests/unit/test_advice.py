@@ -212,7 +212,6 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch/test_optimizer.py": (
         "give the optimizer all groups before it is wrapped",
-        "leave load_state_dict() out",
         "let a scheduler change all groups by the same factor",
         "start it with `redisacc run --no-chief`",
         "use torch.autocast with bfloat16",
