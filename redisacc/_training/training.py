@@ -21,6 +21,7 @@ from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.chief import Chief
 from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.local_steps import OUTER, LocalSteps
 from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
@@ -80,6 +81,12 @@ class Training(Closing):
             ``lambda step, metrics: wandb.log(metrics, step=step)`` in a program whose processes all call ``init``. If
             the process that leads dies, the next one logs the steps that follow; a step may be missing, or logged
             twice. An error that it raises ends this process as an error of ``update`` does.
+        sync_every: each worker makes this many steps alone, on weights of its own, with ``optimizer``; then it applies
+            the difference (DiLoCo). ``step`` counts these steps everywhere in this class, so the weights are published
+            at every ``sync_every``-th step only, and ``until`` must be a multiple. The state of ``optimizer`` stays in
+            the worker, and is lost with it. Every process has to give the same number. None: every gradient is sent.
+        outer: with ``sync_every``, the optimiser of ``redisacc.optim`` that moves the weights by the mean of these
+            differences. None: SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
         options: any further argument of ``Chief``, such as ``checkpoint``, ``partitions``, ``sparse`` or ``grace``.
             Every process should give the same ones, because each may lead.
 
@@ -112,6 +119,8 @@ class Training(Closing):
         finite: bool = False,
         patience: float | None = None,
         log: Callable[[int, dict[str, float]], object] | None = None,
+        sync_every: int | None = None,
+        outer: Optimizer | None = None,
         **options: Any,
     ) -> None:
         if (optimizer is None) == (update is None):
@@ -120,6 +129,7 @@ class Training(Closing):
             if function is not None and not callable(function):
                 raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
         _check_options(options)
+        self._local = _local_steps(optimizer, sync_every, outer, parameters, options, finite=finite)
         here = place()
         needed = here.workers if workers is None else workers
         if needed is None:
@@ -148,7 +158,7 @@ class Training(Closing):
             on_failure.pop_all()
         self._options = {
             "workers": workers,
-            "optimizer": optimizer,
+            "optimizer": optimizer if self._local is None else outer or OUTER,
             "state": state,
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
             "redis": self._published._transport.blocking,
@@ -202,7 +212,8 @@ class Training(Closing):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``Chief``, of its loop, or of ``update``, if this process leads.
         """
-        self._until = None if until is None else validation.integer(until, "until")
+        until = None if until is None else validation.integer(until, "until")
+        self._until = until if self._local is None else self._local.versions(until)
         if self._worker is None:
             self._lead()
             self._raise_failure()
@@ -211,7 +222,10 @@ class Training(Closing):
             self._thread = threading.Thread(target=self._lead, name="redisacc-chief", daemon=True)
             self._thread.start()
         try:
-            for found in self._worker.steps():
+            steps = self._worker.steps()
+            if self._local is not None:
+                steps = self._local.steps(steps, self._worker.apply, self._published)
+            for found in steps:
                 self._raise_failure()
                 yield found
         except CancelledError:
@@ -249,7 +263,7 @@ class Training(Closing):
         if self._update is None:
             for step in chief.updates(until=self._until):
                 if self._log is not None:
-                    self._log(step - 1, chief.metrics)
+                    self._log(self._step_of(step) - 1, chief.metrics)
             return
         for taken in chief.rounds(until=self._until):
             updated = self._update(taken, chief.parameters, chief.state)
@@ -286,6 +300,8 @@ class Training(Closing):
         self._raise_failure()
         if self._worker is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
+        if self._local is not None:
+            return self._local.apply(gradient, weight, metrics)
         return self._worker.apply(gradient, weight=weight, metrics=metrics)
 
     def begin(self) -> Upload:
@@ -298,6 +314,8 @@ class Training(Closing):
         self._raise_failure()
         if self._worker is None:
             raise InvalidArgumentError("begin() needs the step of a loop over steps()")
+        if self._local is not None:
+            raise InvalidArgumentError("begin() sends a gradient for each step, and there are none with sync_every")
         return self._worker.begin()
 
     def latest(self) -> tuple[int, Any]:
@@ -308,7 +326,8 @@ class Training(Closing):
         Raises:
             ParametersNotFoundError: nothing has been published, or the training was deleted.
         """
-        return self._required(self._published.latest())
+        version, parameters = self._required(self._published.latest())
+        return self._step_of(version), parameters
 
     def latest_state(self) -> tuple[int, Any]:
         """Returns the step, and the state that is published for it, as ``Chief.latest_state`` does.
@@ -316,8 +335,11 @@ class Training(Closing):
         Raises:
             ParametersNotFoundError: nothing has been published, or the training was deleted.
         """
-        step, published = self._required(self._published.latest_state())
-        return step, unpack_state(published)[1]
+        version, published = self._required(self._published.latest_state())
+        return self._step_of(version), unpack_state(published)[1]
+
+    def _step_of(self, version: int) -> int:
+        return version if self._local is None else version * self._local.sync_every
 
     def history(self) -> list[PastStep]:
         """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does."""
@@ -362,6 +384,31 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise TypeError(f"Training() got an unexpected keyword argument {name!r}")
+
+
+def _local_steps(
+    optimizer: Optimizer | None,
+    sync_every: int | None,
+    outer: Optimizer | None,
+    parameters: Any,
+    options: Mapping[str, Any],
+    *,
+    finite: bool,
+) -> LocalSteps | None:
+    if sync_every is None:
+        if outer is not None:
+            raise InvalidArgumentError("outer needs sync_every, the number of steps that a worker makes alone")
+        return None
+    if optimizer is None:
+        raise InvalidArgumentError("sync_every needs an optimizer, with which a worker makes steps alone")
+    for name, given in (("optimizer", optimizer), ("outer", outer or OUTER)):
+        if not isinstance(given, Optimizer):
+            raise InvalidArgumentError(
+                f"{name} must be an optimizer of redisacc.optim, not {shown(type(given).__name__)}"
+            )
+    if options.get("sparse"):
+        raise InvalidArgumentError("sync_every must be None with sparse leaves: each step needs their rows")
+    return LocalSteps(optimizer, sync_every, parameters, finite=finite)
 
 
 class _Leader(Chief):

@@ -1,0 +1,235 @@
+"""Local steps: a worker trains alone for a while, and applies how far its weights have moved.
+
+This is DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105), and local SGD if the outer optimiser is
+``SGD(1.0)``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from redisacc._data import validation
+from redisacc._data.finite import check_finite
+from redisacc._data.metrics import mean_metrics, metric_notes
+from redisacc._data.results import ApplyResult
+from redisacc._data.tree.gradient import leaf_elements, tree_gradient
+from redisacc._data.tree.spec import TreeSpec, described_like
+from redisacc._data.validation import Array
+from redisacc._data.weights import checked_weight
+from redisacc._handles.parameters import Parameters
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError, ParametersNotFoundError, RedisAccError
+from redisacc.optim import SGD, Optimizer
+from redisacc.optim.base import check_dtype
+from redisacc.optim.kernel import sum_of_squares, update_part
+
+logger = logging.getLogger("redisacc")
+
+# The outer optimiser of the paper.
+OUTER = SGD(0.7, momentum=0.9, nesterov=True)
+
+# How often a worker looks whether others have published a version without it, in seconds.
+LOOK_EVERY = 1.0
+
+
+def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Array]:
+    """Returns the gradient that local steps amount to, which an outer optimiser follows downhill: before - after.
+
+    Args:
+        before: the leaves of the weights that a worker began with.
+        after: those that it has now, of the same shapes and dtypes.
+    """
+    return [np.subtract(old, new) for old, new in zip(before, after, strict=True)]
+
+
+class LocalModel:
+    """The weights of a worker and the state of its inner optimiser, in memory.
+
+    The state is kept when other weights are set, and ends with the process.
+
+    Args:
+        optimizer: the inner optimiser.
+        parameters: a tree of arrays with the structure, the dtypes and the shapes of the weights.
+
+    Raises:
+        InvalidArgumentError: the optimiser cannot update these leaves.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: object) -> None:
+        structure, described = described_like(parameters, ())
+        self._spec = TreeSpec.of(structure, described, reduction_type="MEAN")
+        for leaf in self._spec.leaves:
+            check_dtype(leaf.dtype.storage, f"the leaf {shown(leaf.path)}")
+        self._groups, _ = optimizer.groups(structure.paths)
+        self._optimizer = optimizer
+        self._before: list[Array] = []
+        self._weights: list[Array] = []
+        self._state: list[list[Array]] = []
+        self._updates = 0
+
+    @property
+    def weights(self) -> Any:
+        """The weights, as a tree of read-only arrays that do not change later."""
+        return self._spec.structure.build(self._weights)
+
+    def set(self, weights: object) -> None:
+        """Sets the weights. They are not copied, and not written to."""
+        self._before = self._weights = self._spec.structure.leaves_of(weights, "the parameters")
+        if not self._state:
+            slots = self._optimizer.slots
+            self._state = [[self._optimizer.initial(slot, each.reshape(-1)) for slot in slots] for each in self._before]
+
+    def check_finite(self, gradient: object) -> None:
+        """Raises NotFiniteError for a gradient that has NaN or an infinity."""
+        check_finite(tree_gradient(self._spec, gradient, "gradient"), self._spec, "float32")
+
+    def update(self, gradient: object, step: int, metrics: Mapping[str, float]) -> None:
+        """Makes a step with the inner optimiser.
+
+        Args:
+            gradient: a tree like the weights.
+            step: the step of the training, for a schedule.
+            metrics: those of the gradient, for a learning rate that is one of them.
+
+        Raises:
+            InvalidArgumentError: the gradient is invalid, or the schedule has returned no learning rate.
+        """
+        optimizer = self._optimizer
+        leaves = self._spec.structure.leaves_of(gradient, "gradient")
+        elements = [leaf_elements(*each, "gradient") for each in zip(self._spec.leaves, leaves, strict=True)]
+        every = optimizer.scalars(step, self._updates + 1, metrics)
+        clip = 1.0
+        if optimizer.clip_norm is not None:
+            clip = optimizer.clip_scale(math.fsum(sum_of_squares(each) for each in elements))
+        moved = []
+        for old, change, state, group in zip(self._weights, elements, self._state, self._groups, strict=True):
+            # In new memory: whoever holds the old weights, perhaps a library that shares their memory, may keep them.
+            new = np.empty(old.shape, old.dtype)
+            update_part(
+                optimizer,
+                old.reshape(-1),
+                change,
+                state,
+                scalars=every[group],
+                clip=clip,
+                out_weights=new.reshape(-1),
+                out_state=state,
+            )
+            new.flags.writeable = False
+            moved.append(new)
+        self._weights = moved
+        self._updates += 1
+
+    def outer_gradient(self) -> Any:
+        """Returns what the steps since ``set`` amount to, as a tree like the weights."""
+        return self._spec.structure.build(outer_gradient(self._before, self._weights))
+
+
+class LocalSteps:
+    """The loop of a worker that makes ``sync_every`` steps alone with each version of the weights.
+
+    Args:
+        optimizer: the inner optimiser.
+        sync_every: how many steps a worker makes alone.
+        parameters: the parameters that the training begins with.
+        finite: whether gradients with NaN or infinities are refused.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid, or the optimiser cannot update these parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, sync_every: int, parameters: object, *, finite: bool) -> None:
+        self.sync_every = validation.integer(sync_every, "sync_every", low=1)
+        if optimizer.ema is not None:
+            raise InvalidArgumentError(
+                "the optimizer must have no ema with sync_every, because its state stays in each worker: pass ema to "
+                "outer"
+            )
+        self._model = LocalModel(optimizer, parameters)
+        self._finite = finite
+        self._send: Callable[..., ApplyResult] | None = None
+        self._version = self._done = 0
+        self._has_applied = False
+        self._weights: list[float] = []
+        self._notes: list[bytes] = []
+        self._next_look = 0.0
+
+    def versions(self, until: int | None) -> int | None:
+        """Returns the version whose weights are those of a step.
+
+        Raises:
+            InvalidArgumentError: there is no version of this step.
+        """
+        if until is None or until % self.sync_every == 0:
+            return until if until is None else until // self.sync_every
+        raise InvalidArgumentError(
+            f"until must be a multiple of sync_every, {self.sync_every}, because weights are published after as many "
+            f"steps, unlike {until}"
+        )
+
+    def steps(
+        self, versions: Iterator[tuple[int, Any]], send: Callable[..., ApplyResult], published: Parameters
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields each step, and the weights of this worker for it.
+
+        Args:
+            versions: yields the versions of the weights, as ``Worker.steps`` does.
+            send: applies a gradient of the version that was yielded last, as ``Worker.apply`` does.
+            published: the training's parameters.
+        """
+        self._send = send
+        for version, weights in versions:
+            self._model.set(weights)
+            self._version, self._done, self._weights, self._notes = version, 0, [], []
+            while self._done < self.sync_every and not self._is_over(published):
+                self._has_applied = False
+                yield version * self.sync_every + self._done, self._model.weights
+                if self._done == self.sync_every - 1 and not self._has_applied and self._weights:
+                    self._send_outer_gradient(send)
+                self._done += 1
+
+    def _is_over(self, published: Parameters) -> bool:
+        """Looks, once a second, whether the version has been replaced without this worker, or is the last one."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_EVERY
+        try:
+            return published.step() != self._version or published.finished()
+        except ParametersNotFoundError:
+            return True
+        except RedisAccError as error:
+            # The server is away. The worker needs it only when it applies.
+            logger.debug("%s: %s", published.shared_name, error)
+            return False
+
+    def apply(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None) -> ApplyResult:
+        """Makes a step with the inner optimiser; after the last one of a version, applies the outer gradient."""
+        if self._send is None:
+            raise InvalidArgumentError("apply() needs the step of a loop over steps()")
+        if self._has_applied:
+            return ApplyResult("repeated", self._version, 0)
+        weight = checked_weight(weight)
+        notes = metric_notes(metrics, weight).encode().split()
+        if self._finite:
+            self._model.check_finite(gradient)
+        self._model.update(gradient, self._version * self.sync_every + self._done, mean_metrics(notes))
+        self._has_applied = True
+        self._weights.append(weight)
+        self._notes += notes
+        if self._done < self.sync_every - 1:
+            return ApplyResult("applied", self._version, 0)
+        return self._send_outer_gradient(self._send)
+
+    def _send_outer_gradient(self, send: Callable[..., ApplyResult]) -> ApplyResult:
+        return send(
+            self._model.outer_gradient(),
+            weight=math.fsum(self._weights) / len(self._weights),
+            metrics=mean_metrics(self._notes) or None,
+        )

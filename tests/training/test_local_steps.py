@@ -1,0 +1,257 @@
+"""Workers that make steps alone, and apply how far their weights have moved (DiLoCo)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.local_updates import LocalTraining, gradient_of
+
+import redisacc
+from redisacc._training.local_steps import LocalModel
+from redisacc.optim import SGD, AdamW
+
+pytestmark = pytest.mark.servers("valkey")
+
+# Numbers for which no operation rounds.
+INNER, OUTER = SGD(0.5, momentum=0.5), SGD(0.5, momentum=0.5, nesterov=True)
+START = {"w": np.array([8.0, -16.0, 0.0])}
+
+
+def exact(number: int, step: int, weights: Any) -> Any:
+    """A gradient that depends on everything it may depend on."""
+    return {"w": weights["w"] * 0.5 + np.array([number, step, 1.0])}
+
+
+@pytest.fixture
+def join(real_client):
+    """Opens a process's side of a training; all are closed when the test ends."""
+    opened = []
+
+    def open_it(parameters=START, **options):
+        given = {"optimizer": INNER, "sync_every": 3, "outer": OUTER, "workers": 1, "redis": real_client, **options}
+        opened.append(redisacc.Training("train", parameters, **given))
+        return opened[-1]
+
+    yield open_it
+    for one in opened:
+        one.close()
+
+
+def train(one, until, gradient=exact):
+    """Runs the loop of a process. Returns the steps that it saw."""
+    steps = []
+    for step, found in one.steps(until=until):
+        steps.append(step)
+        one.apply(gradient(one.number, step, found))
+    return steps
+
+
+def simulate(until, crew, every=3):
+    """The same by plain arithmetic."""
+    weights, outer = START["w"], np.zeros(3)
+    inner = [np.zeros(3)] * crew
+    for version in range(until // every):
+        moved = []
+        for number in range(crew):
+            own = weights
+            for step in range(version * every, (version + 1) * every):
+                inner[number] = 0.5 * inner[number] + exact(number, step, {"w": own})["w"]
+                own = own - 0.5 * inner[number]
+            moved.append(weights - own)
+        gradient = sum(moved) / crew
+        outer = 0.5 * outer + gradient
+        weights = weights - 0.5 * (gradient + 0.5 * outer)
+    return weights
+
+
+def test_it_is_what_plain_arithmetic_says(join, background, real_client):
+    every = [join(workers=2) for _ in range(2)]
+    running = [background(train, one, 12) for one in every]
+    assert [one.result(60) for one in running] == [list(range(12))] * 2
+    step, found = every[0].latest()
+    assert step == 12
+    np.testing.assert_array_equal(found["w"], simulate(12, crew=2))
+    assert every[0].latest_state()[0] == 12
+    # A version for three steps.
+    with redisacc.Parameters("train", redis=real_client) as parameters:
+        assert parameters.step() == 4
+
+
+def test_one_step_alone_and_sgd_as_the_outer_optimizer_are_plain_training(join, background, real_client):
+    every = [join(workers=2, sync_every=1, outer=SGD(1.0), optimizer=SGD(0.5)) for _ in range(2)]
+    for running in [background(train, one, 5) for one in every]:
+        running.result(60)
+    weights = START["w"]
+    for step in range(5):
+        weights = weights - 0.5 * (exact(0, step, {"w": weights})["w"] + exact(1, step, {"w": weights})["w"]) / 2
+    step, found = every[0].latest()
+    assert step == 5
+    np.testing.assert_array_equal(found["w"], weights)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_step_alone_has_the_bits_of_a_training_of_one_worker(clip_norm):
+    optimizer = AdamW(
+        lambda step: 0.01 / (step + 1), weight_decay=0.1, no_decay=["b"], lr_factor={"b": 0.5}, clip_norm=clip_norm
+    )
+    start = {"b": np.ones(7, np.float32), "w": np.full((40, 3), 2, np.float32)}
+    known = LocalTraining(optimizer, start).train(4)
+    model = LocalModel(optimizer, start)
+    model.set(start)
+    held = []
+    for step in range(4):
+        held.append((model.weights, {path: values.copy() for path, values in model.weights.items()}))
+        model.update(gradient_of(0, step, model.weights), step, {})
+    for path, values in known.parameters.items():
+        # The sum of squares for a clipping is added up by leaves here, and by parts there.
+        assert_same = np.testing.assert_array_equal if clip_norm is None else np.testing.assert_allclose
+        assert_same(model.weights[path], values, **({} if clip_norm is None else {"rtol": 1e-6}))
+        assert not model.weights[path].flags.writeable
+    for weights, copies in held:
+        for path, values in weights.items():
+            np.testing.assert_array_equal(values, copies[path])
+
+
+def test_a_worker_that_dies_begins_again_with_the_last_version(join):
+    one = join(optimizer=SGD(0.5))
+    for step, found in one.steps(until=6):
+        if step == 4:
+            break
+        one.apply(exact(0, step, found))
+    one.close()
+    another = join(optimizer=SGD(0.5))
+    assert train(another, 6) == [3, 4, 5]
+    step, found = another.latest()
+    assert step == 6
+    another.delete()
+    undisturbed = join(optimizer=SGD(0.5))
+    assert train(undisturbed, 6) == list(range(6))
+    np.testing.assert_array_equal(undisturbed.latest()[1]["w"], found["w"])
+
+
+def test_a_schedule_gets_the_steps_of_the_loop(join):
+    asked = []
+    one = join(optimizer=SGD(lambda step: asked.append(step) or 0.5))
+    assert train(one, 6) == asked == list(range(6))
+
+
+def test_what_travels_with_the_difference(join, real_client):
+    logged = []
+    one = join(log=lambda step, metrics: logged.append((step, metrics)))
+    results = []
+    for step, found in one.steps(until=6):
+        results.append(one.apply(exact(0, step, found), weight=step + 1, metrics={"loss": float(step)}))
+        assert one.apply(exact(0, step, found)).outcome == "repeated"
+    assert [(result.outcome, result.global_step, result.num_accumulated) for result in results] == [
+        ("applied", 0, 0),
+        ("applied", 0, 0),
+        ("applied", 0, 1),
+        ("applied", 1, 0),
+        ("applied", 1, 0),
+        ("applied", 1, 1),
+    ]
+    # Means by weight: (0 * 1 + 1 * 2 + 2 * 3) / 6, and (3 * 4 + 4 * 5 + 5 * 6) / 15.
+    assert logged == [(2, {"loss": 8 / 6}), (5, {"loss": pytest.approx(62 / 15)})]
+
+
+def test_differences_have_the_mean_weight_of_their_steps(join, background):
+    def work(one):
+        for _ in one.steps(until=3):
+            gradient = {"w": np.ones(3) if one.number == 0 else np.zeros(3)}
+            one.apply(gradient, weight=3.0 if one.number == 0 else 1.0)
+
+    every = [join(workers=2, optimizer=SGD(1.0), outer=SGD(1.0)) for _ in range(2)]
+    for running in [background(work, one) for one in every]:
+        running.result(60)
+    # One of them moves by 3 steps of 1, with three quarters of the weight.
+    np.testing.assert_array_equal(every[0].latest()[1]["w"], START["w"] - 3 * 0.75)
+
+
+def test_steps_without_a_gradient_move_nothing(join):
+    one = join(optimizer=SGD(1.0), outer=SGD(1.0))
+    for step, _ in one.steps(until=6):
+        if step in (0, 3, 4):
+            one.apply({"w": np.ones(3)})
+    np.testing.assert_array_equal(one.latest()[1]["w"], START["w"] - 3)
+
+
+def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, until, monkeypatch):
+    monkeypatch.setattr("redisacc._training.local_steps.LOOK_EVERY", 0.0)
+    slow, fast = join(), join()
+    seen = []
+    for step, found in slow.steps(until=9):
+        seen.append(step)
+        if step == 1:
+            # It leads the training, and the other worker makes two versions meanwhile.
+            other = fast.steps(until=9)
+            for ahead, weights in other:
+                if ahead == 6:
+                    break
+                fast.apply(exact(1, ahead, weights))
+            other.close()
+        slow.apply(exact(0, step, found))
+    assert seen == [0, 1, 6, 7, 8]
+
+
+def test_the_training_ends_in_the_middle_of_a_version(join, monkeypatch):
+    monkeypatch.setattr("redisacc._training.local_steps.LOOK_EVERY", 0.0)
+    one = join(sync_every=1000)
+    seen = []
+    for step, found in one.steps():
+        seen.append(step)
+        one.apply(exact(0, step, found))
+        if step == 2:
+            one.finish()
+    assert seen == [0, 1, 2]
+    step, found = one.latest()
+    assert step == 0
+    np.testing.assert_array_equal(found["w"], START["w"])
+
+
+def test_a_gradient_with_nan_changes_nothing(join):
+    one = join(finite=True)
+    for step, found in one.steps(until=3):
+        with pytest.raises(redisacc.NotFiniteError, match="at 'w' must be finite"):
+            one.apply({"w": [0.0, np.nan, 0.0]})
+        assert one.apply(exact(0, step, found)).outcome == "applied"
+    np.testing.assert_array_equal(one.latest()[1]["w"], simulate(3, crew=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sync_every": 0}, r"^sync_every must be in \[1, "),
+        ({"sync_every": None}, "^outer needs sync_every, the number of steps that a worker makes alone"),
+        ({"optimizer": None, "update": print, "outer": None}, "^sync_every needs an optimizer"),
+        ({"optimizer": "adam"}, "^optimizer must be an optimizer of redisacc.optim, not 'str'"),
+        ({"outer": "adam"}, "^outer must be an optimizer of redisacc.optim, not 'str'"),
+        (
+            {"optimizer": SGD(1.0, ema=0.9)},
+            "must have no ema with sync_every, because its state stays in each worker: pass ema to outer",
+        ),
+        ({"optimizer": SGD(1.0, lr_factor={"x": 2.0})}, "^pattern 'x' of lr_factor must match the path of a leaf"),
+        ({"sparse": ["w"]}, "^sync_every must be None with sparse leaves"),
+        ({"parameters": {"w": np.zeros(2, np.int64)}}, "^the leaf 'w' must be float32 or float64 for an optimizer"),
+    ],
+)
+def test_invalid_arguments(join, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        join(**options)
+
+
+def test_invalid_calls(join):
+    one = join()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"apply\(\) needs the step of a loop over steps"):
+        one.apply(START)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"^until must be a multiple of sync_every, 3, .*unlike 10"):
+        next(one.steps(until=10))
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"^begin\(\) sends a gradient for each step"):
+        one.begin()
+    for step, _ in one.steps(until=3):
+        with pytest.raises(redisacc.InvalidArgumentError, match="gradient at 'w' must have the declared shape"):
+            one.apply({"w": np.zeros(4)})
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"^weight must be"):
+            one.apply(START, weight=0)
+        one.apply({"w": np.full(3, step)})
