@@ -91,6 +91,8 @@ def counterpart(
     kind, options = _COUNTERPARTS[type(optimizer)]
     groups = optimizer.param_groups
     of_groups = [_names_of(group["params"], names, number) for number, group in enumerate(groups)]
+    if not any(of_groups):
+        raise InvalidArgumentError("none of the optimizer's parameters requires a gradient")
     first = groups[0]
     for number, group in enumerate(groups):
         for name in sorted({*first, *group} - _OF_GROUPS):
@@ -135,12 +137,15 @@ def counterpart(
 
 
 def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str], number: int) -> list[str]:
+    """Returns the names of those parameters of a group that are trained."""
     for place, parameter in enumerate(parameters):
         if parameter not in names:
             raise InvalidArgumentError(
                 f"each parameter of the optimizer must be one of the model, but parameter {place} of group {number}, "
                 f"of shape {tuple(parameter.shape)}, is none"
             )
+        if not parameter.requires_grad:
+            continue
         if parameter.dtype not in (torch.float32, torch.float64):
             raise InvalidArgumentError(
                 f"parameter {shown(names[parameter])} must be float32 or float64, not {parameter.dtype}: updates in "
@@ -148,7 +153,7 @@ def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, s
             )
         if parameter.layout is not torch.strided or parameter.is_meta:
             raise InvalidArgumentError(f"parameter {shown(names[parameter])} must be a dense tensor that has values")
-    return [names[parameter] for parameter in parameters]
+    return [names[parameter] for parameter in parameters if parameter.requires_grad]
 
 
 def _factors(groups: Sequence[Mapping[str, Any]], base: int) -> tuple[float, ...]:

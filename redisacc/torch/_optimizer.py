@@ -48,8 +48,12 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer.zero_grad()
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
-    weight decays, and its momentum moves it on. Parameters that the optimiser does not have, and buffers such as the
-    statistics of BatchNorm, stay in their process.
+    weight decays, and its momentum moves it on. Parameters that do not require a gradient when this is made, or that
+    the optimiser does not have, stay as they are in each process.
+
+    Buffers, such as the statistics of BatchNorm, stay in their process as well, and begin again with it. Weights do not
+    depend on them. Before you evaluate or save the model, compute them with the weights that it has:
+    ``torch.optim.swa_utils.update_bn(loader, model)``.
 
     Args:
         optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
@@ -116,7 +120,9 @@ class Optimizer(torch.optim.Optimizer):
         self._is_open = True
         self._inner = optimizer
         self._counterpart = found
-        self._tensors = {names[each]: each for group in self.param_groups for each in group["params"]}
+        every = {names[each]: each for group in self.param_groups for each in group["params"]}
+        self._tensors = {name: each for name, each in every.items() if each.requires_grad}
+        self._frozen = {name: each for name, each in every.items() if not each.requires_grad}
         self._rows = _sparse_names(model, names, sparse) & self._tensors.keys()
         self._until = until
         self._steps: Iterator[tuple[int, Any]] | None = None
@@ -142,6 +148,13 @@ class Optimizer(torch.optim.Optimizer):
             self.training.close()
             raise
         self._hooks = watch(self._tensors, _weak(self._ready))
+        if self._step and any(_has_new_statistics(module) for module in model.modules()):
+            logger.warning(
+                "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
+                "evaluate or save the model, call torch.optim.swa_utils.update_bn(loader, model)",
+                self.training.shared_name,
+                self._step,
+            )
 
     def __enter__(self) -> Optimizer:
         return self
@@ -204,6 +217,12 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         if self._is_finished:
             return loss
+        for name, tensor in self._frozen.items():
+            if tensor.grad is not None:
+                raise InvalidArgumentError(
+                    f"parameter {shown(name)} has a gradient, but required none when the optimizer was wrapped: call "
+                    "requires_grad_() before that"
+                )
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         lr = self._counterpart.lr(self.param_groups)
@@ -420,6 +439,12 @@ def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
     if text is not None and not text.isdecimal():
         raise InvalidArgumentError(f"the environment variable {of_torchrun} must be a whole number, not {shown(text)}")
     return None if text is None else int(text)
+
+
+def _has_new_statistics(module: torch.nn.Module) -> bool:
+    """Returns whether this is a BatchNorm that has not seen a batch."""
+    batches = getattr(module, "num_batches_tracked", None)
+    return isinstance(batches, torch.Tensor) and not int(batches)
 
 
 def _sparse_names(model: torch.nn.Module, names: Mapping[torch.Tensor, str], given: Collection[str]) -> set[str]:

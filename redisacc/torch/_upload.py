@@ -195,4 +195,4 @@ class Gradients:
 
 def watch(tensors: Mapping[str, torch.Tensor], note: Callable[[torch.Tensor], None]) -> list[Any]:
     """Has a function called with each parameter whose gradient a backward pass has completed. Returns the handles."""
-    return [tensor.register_post_accumulate_grad_hook(note) for tensor in tensors.values() if tensor.requires_grad]
+    return [tensor.register_post_accumulate_grad_hook(note) for tensor in tensors.values()]

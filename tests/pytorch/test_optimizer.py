@@ -195,6 +195,77 @@ def test_schedulers_that_change_groups_differently_are_refused(wrap):
         optimizer.step()
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 3)
+        random = torch.Generator().manual_seed(0)
+        for layer in (self.words, self.out):
+            nn.init.normal_(layer.weight, std=0.3, generator=random)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.norm(self.words(words).sum(dim=1))))
+
+
+def test_statistics_of_batch_norm_stay_in_their_process_until_they_are_computed_with_the_last_weights(
+    wrap, background, caplog
+):
+    def run():
+        model = Normed()
+        optimizer = wrap(model, workers=2, until=8)
+        while not optimizer.finished:
+            x, y = batch(optimizer.training_step, optimizer.training.number)
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    running = [background(run) for _ in range(2)]
+    one, other = [each.result(50) for each in running]
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(one.norm.running_mean, other.norm.running_mean)
+    assert "update_bn" not in caplog.text
+    late = Normed()
+    wrap(late, workers=2, until=8)
+    assert caplog.text.count("torch.optim.swa_utils.update_bn(loader, model)") == 1
+    loader = [batch(step, 0)[0] for step in range(4)]
+    for model in (one, other, late):
+        torch.optim.swa_utils.update_bn(loader, model)
+    for model in (other, late):
+        assert all(torch.equal(a, b) for a, b in zip(one.buffers(), model.buffers(), strict=True))
+    # Now they are those of these weights, so there is nothing to warn of.
+    wrap(late, name="torch", workers=2, until=8)
+    assert caplog.text.count("update_bn") == 1
+
+
+def test_frozen_parameters_neither_travel_nor_decay(wrap):
+    def make(model):
+        groups = [{"params": model.words.parameters(), "lr": 0.1}, {"params": model.out.parameters()}]
+        return torch.optim.AdamW(groups, lr=0.02, weight_decay=0.5)
+
+    ours, theirs = Net(), Net()
+    for model in (ours, theirs):
+        model.words.requires_grad_(False)
+    optimizer, plain = wrap(ours, make(ours)), make(theirs)
+    for model, one in ((ours, optimizer), (theirs, plain)):
+        cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+        one.step()
+    assert optimizer.training.latest()[1].keys() == {"out.weight", "out.bias"}
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert optimizer.state_dict()["state"].keys() == plain.state_dict()["state"].keys()
+    ours.words.requires_grad_()
+    cross_entropy(ours(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"call requires_grad_\(\) before that"):
+        optimizer.step()
+    ours.requires_grad_(False)
+    with pytest.raises(redisacc.InvalidArgumentError, match="none of the optimizer's parameters requires a gradient"):
+        wrap(ours, make(ours), name="frozen")
+
+
 def test_references_to_weights_stay_valid_and_old_graphs_do_not(wrap):
     model = Net()
     weight, memory = model.out.weight, model.out.weight.data_ptr()

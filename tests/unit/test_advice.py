@@ -211,6 +211,8 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use rediss:// instead of redis://",
     ),
     "pytorch/test_optimizer.py": (
+        "call requires_grad_() before that",
+        "call torch.optim.swa_utils.update_bn(loader, model)",
         "give the optimizer all groups before it is wrapped",
         "let a scheduler change all groups by the same factor",
         "start it with `redisacc run --no-chief`",
