@@ -1,5 +1,6 @@
 -- Removes a round that its taker has in memory, or some of its parts.
 --
+-- KEYS record          redisacc:{NAME}                        the record of the accumulator
 -- KEYS taken           redisacc:{NAME}:taken                  token -> the round that was granted to it
 -- KEYS taken_sums      redisacc:{NAME}:taken:TOKEN:sums       the sums of the round
 -- KEYS taken_buffered  redisacc:{NAME}:taken:TOKEN:buffered   its buffered gradients
@@ -9,6 +10,7 @@
 -- KEYS parts...        redisacc:{NAME}:part:ID:K              parts of its buffered gradients; large ones get an expiry
 -- ARGV token           text   id of the take
 -- ARGV more            flag   whether calls with further parts follow, because the round has very many
+-- ARGV metrics         text   "NAME=MEAN ..." of the metrics of its gradients; "": they had none
 -- ARGV attempts...     text   "ATTEMPT parts" of its gradients in partitions, whose parts the client then removes
 --
 -- Replies:
@@ -19,6 +21,10 @@
 -- #bind
 
 if end_round(keys, args, keys.parts, keys.attempts, args.attempts) then
+  if args.metrics ~= '' and redis.call('EXISTS', keys.record) == 1 then
+    -- They only serve people, so a server that is full may refuse them.
+    redis.pcall('HSET', keys.record, 'metrics', args.metrics)
+  end
   return {'acknowledged'}
 end
 return {'unknown'}

@@ -13,9 +13,9 @@ from redisacc.errors import InvalidArgumentError
 # What a name may have: dashboards, Prometheus and redis-cli show it as it is.
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}", re.ASCII)
 # A name and a value, as text.
-METRIC = re.compile(rb"([A-Za-z0-9_./-]{1,64})=(nan|-?inf|-?[0-9.e+-]{1,24})", re.ASCII)
+_METRIC = re.compile(rb"([A-Za-z0-9_./-]{1,64})=(nan|-?inf|-?[0-9.e+-]{1,24})", re.ASCII)
 # As `metric_notes` writes them: these two, and the weight of the gradient.
-_NOTE = re.compile(METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
+_NOTE = re.compile(_METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
 
 # A gradient has at most this many metrics, and their notes have at most this many bytes together.
 MOST_METRICS = 32
@@ -74,6 +74,34 @@ def _checked(name: str, value: object) -> float:
         return float(value)
     except OverflowError as error:
         raise InvalidArgumentError(f"metric {name} is too large for a float of 64 bits: {shown(value)}") from error
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Returns means as text, "NAME=VALUE" each, separated by spaces. The last names are left out beyond 768 bytes."""
+    text = ""
+    for name, value in metrics.items():
+        note = f"{name}={value!r}"
+        if len(text) + len(note) >= MOST_BYTES:
+            break
+        text += f" {note}" if text else note
+    return text
+
+
+def parse_metrics(text: bytes) -> dict[str, float]:
+    """Parses what ``metrics_text`` returns.
+
+    Raises:
+        ValueError: this is something else.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError("the text is too long")
+    metrics = {}
+    for note in text.split():
+        found = _METRIC.fullmatch(note)
+        if found is None:
+            raise ValueError("a name or a value is none")
+        metrics[found[1].decode()] = float(found[2])
+    return metrics
 
 
 def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:

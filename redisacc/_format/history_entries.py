@@ -7,17 +7,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from redisacc._data.metrics import METRIC
+from redisacc._data.metrics import MOST_BYTES, metrics_text, parse_metrics
 from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# The metrics of an entry have at most this many bytes together, so that a whole history has less than a megabyte.
-MOST_BYTES = 768
-# An entry has at most this many bytes.
+# An entry has at most this many bytes, so that a whole history has less than a megabyte.
 _LONGEST = MOST_BYTES + 64
 # The step, the time in milliseconds and the number of gradients, as `keep_history` writes them, and the metrics.
-_ENTRY = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,15}) ([0-9]{1,15})((?: \S+)*)", re.ASCII)
+_ENTRY = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,15}) ([0-9]{1,15})((?: \S{3,})*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,8 @@ def history_text(step: int, number: int, metrics: Mapping[str, float]) -> str:
         number: the number of its gradients.
         metrics: the mean of each metric.
     """
-    text = ""
-    for name, value in metrics.items():
-        note = f" {name}={value!r}"
-        if len(text) + len(note) > MOST_BYTES:
-            break
-        text += note
-    return f"{step} {number}{text}" if text else ""
+    text = metrics_text(metrics)
+    return f"{step} {number} {text}" if text else ""
 
 
 def parse_history(key: str, entries: Iterable[object], created_ms: int | None) -> list[PastStep]:
@@ -94,15 +87,9 @@ def parse_history(key: str, entries: Iterable[object], created_ms: int | None) -
 
 def _parse(key: str, text: object) -> tuple[int, int, int, dict[str, float]]:
     match = _ENTRY.fullmatch(text) if isinstance(text, bytes) and len(text) <= _LONGEST else None
-    if match is None or not INT64_MIN <= int(match[1]) <= INT64_MAX:
-        raise CorruptDataError(f"{key} holds {shown(text)}, which redisacc did not write")
-    metrics = {}
-    for note in match[4].split():
-        found = METRIC.fullmatch(note)
-        try:
-            if found is None:
-                raise ValueError
-            metrics[found[1].decode()] = float(found[2])
-        except ValueError:
-            raise CorruptDataError(f"{key} holds {shown(text)}, which redisacc did not write") from None
-    return int(match[1]), int(match[2]), int(match[3]), metrics
+    try:
+        if match is None or not INT64_MIN <= int(match[1]) <= INT64_MAX:
+            raise ValueError("it is no entry")
+        return int(match[1]), int(match[2]), int(match[3]), parse_metrics(match[4].strip())
+    except ValueError:
+        raise CorruptDataError(f"{key} holds {shown(text)}, which redisacc did not write") from None

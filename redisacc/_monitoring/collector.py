@@ -11,9 +11,10 @@ from typing import Any
 
 from redisacc._admin.catalogue import list_names
 from redisacc._format.entries import clock_ms, time_of
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._monitoring.view import View
 from redisacc._protocol.lifecycle.info import read_info, summary_commands
+from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Transport, limited
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
@@ -86,7 +87,7 @@ class Collector:
             if view is None or summary is None or summary != before or at < now - LONGEST_REST:
                 changed.append(((keys.name not in first, at), keys, summary or []))
             else:
-                view.add(dataclasses.replace(view.info, read_at=read_at))
+                view.add(dataclasses.replace(view.info, read_at=read_at), view.parameters)
         deadline = time.monotonic() + budget
         for (is_other, _), keys, summary in sorted(changed, key=lambda entry: entry[0]):
             if is_other and time.monotonic() >= deadline:
@@ -106,8 +107,17 @@ class Collector:
                 self.problems.append(str(error))
             return
         view = views.setdefault(keys.name, View(info))
-        view.add(info)
+        view.add(info, self._parameters_of(keys))
         self._read[keys.name] = summary, time.monotonic()
+
+    def _parameters_of(self, keys: Keys) -> ParametersInfo | None:
+        try:
+            return read_parameters_info(self._transport, ParameterKeys(keys.name))
+        except ServerUnavailableError:
+            raise
+        except RedisAccError as error:
+            self.problems.append(str(error))
+            return None
 
     def _summaries(self, wanted: Sequence[Keys]) -> Iterator[tuple[Keys, list[Any] | None, Any]]:
         """Yields the summary of each accumulator, and when it was read; None if the server refused a command of it."""

@@ -409,6 +409,7 @@ class Chief(Participant):
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **self._gradient_options)
         )
         self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
+        self._quorum.until = self._last
         # This process has the chief's lease, so they are of predecessors.
         self._accumulator._end_takes()
 
@@ -542,6 +543,7 @@ class Chief(Participant):
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
         self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
+        self._surviving(lambda: self._quorum.aim(last), "to announce the last step")
         while not self._is_finished and (last is None or self.step < last):
             before = self.step
             yield from advance()

@@ -98,6 +98,10 @@ class QuorumKeeper:
         crew: its chief and workers.
         transport: the way to the server.
         name: the name of the training.
+
+    Attributes:
+        workers: how many gradients a step needs.
+        until: the step with which the training ends, as it is announced; None if nobody knows.
     """
 
     def __init__(
@@ -110,11 +114,18 @@ class QuorumKeeper:
         self._name = name
         self._next_look = 0.0
         self.workers = quorum.minimum
+        self.until: int | None = None
 
     def store(self) -> None:
         """Stores the settings, even if another process has changed them. Something must have been published."""
         self._store(self._settings())
         self._announce(self.workers)
+
+    def aim(self, until: int | None) -> None:
+        """Announces the step with which the training ends, for people who watch it; None: nobody knows."""
+        if until != self.until:
+            announce_quorum(self._transport, ParameterKeys(self._name), self.workers, until)
+            self.until = until
 
     def restore(self) -> bool:
         """Stores the settings again if the record has lost them. Returns whether it had."""
@@ -176,4 +187,4 @@ class QuorumKeeper:
                 return
 
     def _announce(self, workers: int) -> None:
-        announce_quorum(self._transport, ParameterKeys(self._name), workers)
+        announce_quorum(self._transport, ParameterKeys(self._name), workers, self.until)

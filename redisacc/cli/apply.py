@@ -7,10 +7,12 @@ import os
 import click
 
 from redisacc._data.encodings import Wire
+from redisacc._data.metrics import metric_name
 from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._handles.base import host_and_process
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.leases.forgetting import forget_worker
+from redisacc._text import shown
 from redisacc.cli.shared.array_files import read_arrays
 from redisacc.cli.shared.failures import EXIT_CODES, STALE, fail, report_failures
 from redisacc.cli.shared.gradient_arrays import arrays_of
@@ -18,6 +20,26 @@ from redisacc.cli.shared.options import json_option, keys_of, name_argument, red
 from redisacc.cli.shared.output import count_text, echo_json
 
 __all__ = ["apply"]
+
+
+def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
+    """Returns the metrics that options give; None without any."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            number = float(value)
+            metric_name(name)
+        except ValueError:
+            raise click.BadParameter(
+                f"a metric is NAME=VALUE with a number, such as loss=0.3, not {shown(text)}"
+            ) from None
+        if name in found:
+            raise click.BadParameter(f"the metric {name} is given twice")
+        found[name] = number
+    return found or None
 
 
 @click.command(epilog=EXIT_CODES)
@@ -31,6 +53,14 @@ __all__ = ["apply"]
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
 @click.option("--weight", type=float, default=1.0, metavar="W", help="Weight of the gradient.  [default: 1]")
+@click.option(
+    "--metric",
+    "metrics",
+    callback=_metrics_of,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A number that travels with the gradient, such as loss=0.3; may be repeated.",
+)
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @click.option(
     "--wire",
@@ -47,6 +77,7 @@ def apply(
     local_step: int | None,
     worker: str | None,
     weight: float,
+    metrics: dict[str, float] | None,
     once_per_worker: bool,
     wire: Wire | None,
     url: str | None,
@@ -62,6 +93,7 @@ def apply(
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop
+      redisacc apply embeddings gradient.npz --metric loss=0.3 --metric top-5=0.9
     """
     transport, keys = transport_of(url), keys_of(name)
     accumulator = open_existing(keys, redis=url, worker=worker)
@@ -70,7 +102,7 @@ def apply(
     step = accumulator.global_step() if local_step is None else local_step
     counted_for = worker or host_and_process(os.getpid())
     info = accumulator.info()
-    result = form.apply(arrays, file, step, weight=weight, once_per_worker=once_per_worker, wire=wire)
+    result = form.apply(arrays, file, step, weight=weight, metrics=metrics, once_per_worker=once_per_worker, wire=wire)
     if counted_for not in {known.name for known in info.known_workers}:
         # A worker that exists for one gradient would be expected in every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import click
@@ -13,12 +14,13 @@ from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX
 from redisacc._data.weights import CONSTANT
 from redisacc._format.entries import WaitingTaker
-from redisacc._format.keys import ParameterKeys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.settings import Settings
 from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.opening import BUFFER_LIMIT_BY_WORKER
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
+from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, keys_of, leaf_option, name_argument, redis_option, transport_of
@@ -27,11 +29,14 @@ from redisacc.cli.shared.output import (
     count_text,
     declared_shape_text,
     echo_json,
+    metrics_text,
     number_text,
     print_facts,
     print_table,
+    progress_text,
     schema_shape_text,
     staleness_text,
+    step_seconds_text,
 )
 from redisacc.cli.shared.row_output import ELEMENTS, leaf_facts, print_leaf, print_leaves, print_rows, select_rows
 from redisacc.errors import AccumulatorNotFoundError
@@ -42,6 +47,8 @@ __all__ = ["show"]
 _PARTITIONS = 8
 # Number of leaves shown without --leaves.
 _LEAVES = 20
+# Number of metrics shown: as many as a gradient may have.
+_METRICS = 32
 
 
 @click.command(epilog=EXIT_CODES)
@@ -127,7 +134,7 @@ def show(
             raise click.UsageError(f"--leaves: {printable(keys.name)} is no tree, but {info.kind}")
         print_leaves(leaves, as_json=as_json)
         return
-    sizes = memory(transport, keys)
+    sizes = _memory(transport, keys, parameters)
     if as_json:
         facts = {
             **dataclasses.asdict(info),
@@ -145,6 +152,14 @@ def show(
     if parameters is not None:
         click.echo()
         _print_parameters(parameters)
+
+
+def _memory(transport: Transport, keys: Keys, parameters: ParametersInfo | None) -> list[Memory]:
+    sizes = memory(transport, keys)
+    if sizes and parameters is not None:
+        # With the state, and versions that slow readers may still be reading.
+        sizes.append(Memory("parameters", parameters.parts, parameters.stored_bytes))
+    return sizes
 
 
 def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[Memory]) -> None:
@@ -214,6 +229,8 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
         ("late", f"in this round: {staleness_text(info.staleness)}" if info.max_staleness else ""),
         ("weights", "" if info.staleness_weight == CONSTANT else f"by staleness: {_rule_text(info.staleness_weight)}"),
         ("weight", "" if info.total_weight == counted else f"{number_text(info.total_weight)} in this round"),
+        ("metrics", metrics_text(info.metrics, _METRICS)),
+        ("chief", info.chief),
         ("settings", "" if info.settings == Settings() else str(info.settings)),
         ("last active", f"{age_text(read_at, info.last_activity)} ago"),
         ("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(read_at, info.created_at)} ago"),
@@ -223,8 +240,10 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
 
 def _print_parameters(info: ParametersInfo) -> None:
     encoded = "" if info.wire == "float32" else f", stored as {info.wire} where they are float32"
+    latest = info.latest
     facts = [
-        ("step", f"{info.step}, the last one" if info.finished else str(info.step)),
+        ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),
+        ("step time", "" if latest is None or math.isnan(latest.seconds) else step_seconds_text(latest.seconds)),
         ("workers", "" if info.workers is None else f"{info.workers} gradients for a step"),
         ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
         ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),

@@ -19,17 +19,28 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._monitoring.collector import Collector
 from redisacc._monitoring.view import View
+from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
 from redisacc.cli.shared.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
-from redisacc.cli.shared.output import console, count_text, echo_json
+from redisacc.cli.shared.output import (
+    bytes_text,
+    console,
+    count_text,
+    echo_json,
+    metrics_text,
+    progress_text,
+    step_seconds_text,
+)
 from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]
 
 # Maximum number of workers of each state that are named.
 _NAMED = 6
+# Maximum number of metrics that are shown.
+_METRICS = 6
 # Seconds after which a server that does not answer is reported.
 _TIMEOUT = 1.0
 
@@ -52,9 +63,11 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
     """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
 
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
-    applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, and the workers
-    that are not in this round, with the time since they were last seen: those that are expected, late or gone. Ctrl-C
-    stops the command.
+    applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, the metrics of the
+    latest round, and the workers that are not in this round, with the time since they were last seen: those that are
+    expected, late or gone. For a training, it also shows how many of its steps are done, which process leads, the time
+    of a step, and the bytes of the parameters, of the state, and of both in all versions that are stored. Ctrl-C stops
+    the command.
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 
@@ -147,7 +160,7 @@ def _lines(view: View) -> list[RenderableType]:
     head = Table.grid(expand=True, padding=(0, 2, 0, 0))
     head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     head.add_column(no_wrap=True, justify="right")
-    head.add_row(Text(printable(info.name), style="bold"), Text(f"step {info.global_step}   {_rate(takes)} rounds/s"))
+    head.add_row(Text(printable(info.name), style="bold"), Text(f"step {_step(view)}   {_rate(takes)} rounds/s"))
     bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
     bar.add_column(width=1)
     bar.add_column(ratio=1)
@@ -161,6 +174,8 @@ def _lines(view: View) -> list[RenderableType]:
     if info.unacknowledged:
         facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
     lines: list[RenderableType] = [head, bar, facts]
+    if training := _training(view):
+        lines.append(_hanging("  ", training, style=""))
     for state, workers in _absent(view).items():
         # A line for those that are expected comes and goes with every round, and the board would jump with it.
         if workers or (state == EXPECTED and info.known_workers):
@@ -168,6 +183,30 @@ def _lines(view: View) -> list[RenderableType]:
             style = "bold yellow" if state == LATE and info.waiting else "dim"
             lines.append(_hanging(f"  {state}: ", _names_text(view, workers) or "nobody", style=style))
     return lines
+
+
+def _step(view: View) -> str:
+    return progress_text(view.info.global_step, None if view.parameters is None else view.parameters.until)
+
+
+def _training(view: View) -> str:
+    """Returns a line about metrics, and about a training; "" if there is nothing to say."""
+    words = []
+    parameters, seconds = view.parameters, view.step_seconds
+    if metrics := metrics_text(view.info.metrics, _METRICS):
+        words.append(metrics)
+    if parameters is not None and parameters.finished:
+        words.append("finished")
+    elif view.info.chief:
+        words.append(f"led by {printable(view.info.chief)}")
+    if seconds is not None:
+        words.append(f"{step_seconds_text(seconds)} a step")
+    if parameters is not None:
+        words.append(f"parameters {bytes_text(parameters.nbytes)}")
+        if parameters.state_bytes:
+            words.append(f"state {bytes_text(parameters.state_bytes)}")
+        words.append(f"all versions {bytes_text(parameters.stored_bytes)}")
+    return "  ".join(words)
 
 
 def _hanging(label: str, text: str, *, style: str) -> RenderableType:
@@ -192,6 +231,19 @@ def _waiting(view: View) -> str:
     return f"{info.num_accumulated} of {head.num_required} for {printable(head.taker)}{behind}"
 
 
+def _training_facts(view: View, parameters: ParametersInfo) -> dict[str, Any]:
+    return {
+        "step": parameters.step,
+        "until": parameters.until,
+        "finished": parameters.finished,
+        "chief": view.info.chief or None,
+        "step_seconds": view.step_seconds,
+        "parameter_bytes": parameters.nbytes,
+        "state_bytes": parameters.state_bytes,
+        "stored_bytes": parameters.stored_bytes,
+    }
+
+
 def _print(board: Board, *, as_json: bool) -> None:
     if board.problem:
         click.echo(f"redisacc: {printable(board.problem)}", err=True)
@@ -210,6 +262,8 @@ def _print(board: Board, *, as_json: bool) -> None:
                 "applied_per_second": applied,
                 "stale_per_second": stale,
                 "takes_per_second": takes,
+                "metrics": info.metrics,
+                "training": None if view.parameters is None else _training_facts(view, view.parameters),
                 "reducer": None if info.reducer is None else dataclasses.asdict(info.reducer),
                 **{
                     state: {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in workers}
@@ -219,9 +273,10 @@ def _print(board: Board, *, as_json: bool) -> None:
             echo_json(facts, indent=None)
         else:
             click.echo(
-                f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
+                f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {_step(view)}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
                 + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
+                + (f"  {training}" if (training := _training(view)) else "")
                 + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view).items() if of)
             )
     sys.stdout.flush()

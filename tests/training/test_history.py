@@ -10,7 +10,8 @@ import pytest
 
 import redisacc
 from redisacc._admin.garbage import find_garbage
-from redisacc._format.history_entries import MOST_BYTES, history_text, parse_history
+from redisacc._data.metrics import MOST_BYTES
+from redisacc._format.history_entries import history_text, parse_history
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.scripts.parameters import Follows, ParameterScripts
 from redisacc._protocol.scripts.updates import UpdateScripts

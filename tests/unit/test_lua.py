@@ -50,7 +50,9 @@ REPLACED = Replaced(("a", "b"), (StoredAttempt("b", 1),), 4)
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], more=False),
+    "acknowledge": lambda s: s.acknowledge(
+        token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], metrics="loss=0.5", more=False
+    ),
     "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", "8", b"0", b"12345678")]),
     "buffer": lambda s: s.buffer(
         REQUEST,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from redisacc._data.metrics import parse_metrics
 from redisacc._data.validation import Shape
 from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import (
@@ -21,7 +22,8 @@ from redisacc._format.entries import (
     parse_workers,
     time_of,
 )
-from redisacc._format.keys import Keys
+from redisacc._format.history_entries import parse_history
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.settings import Settings
@@ -94,6 +96,9 @@ class AccumulatorInfo:
         known_workers: all workers that have sent a gradient, and those that have a lease in the training of this name,
             by name. A worker that has been idle for an hour may have been forgotten.
         last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
+        metrics: the mean of each metric of the gradients of the latest round that had any, as in ``Round.metrics``;
+            empty if none had. A round is known here once it has been acknowledged.
+        chief: the name of the process that leads the training of this name, "host:pid"; "" if none does.
         reducer: the reducer that works on it, or those that work on its partitions; None: none does.
         read_at: the time of the server's clock when all this was read.
     """
@@ -134,6 +139,8 @@ class AccumulatorInfo:
     created_at: datetime.datetime
     known_workers: list[WorkerInfo]
     last_activity: datetime.datetime
+    metrics: dict[str, float]
+    chief: str
     reducer: ReducerInfo | None
     # Does not count in comparisons, so that the same state, read twice, compares equal.
     read_at: datetime.datetime = field(compare=False)
@@ -179,6 +186,13 @@ def _created_at(keys: Keys, ms: int) -> datetime.datetime:
         raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is not a time") from error
 
 
+def _metrics(keys: Keys, text: bytes | None) -> dict[str, float]:
+    try:
+        return parse_metrics(text or b"")
+    except ValueError:
+        raise CorruptDataError(f"{keys.record}: metrics holds {shown(text)}, which redisacc did not write") from None
+
+
 def _queue_command(keys: Keys, after: float = -math.inf) -> Command:
     """Returns the command that reads the next tokens and tickets of the queue, after a ticket."""
     return ("ZRANGE", keys.queue, f"({after:.17g}", "+inf", "BYSCORE", "LIMIT", 0, SCAN_FIELDS, "WITHSCORES")
@@ -206,7 +220,7 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
 
 
 def summary_commands(keys: Keys) -> list[Command]:
-    """Returns commands that cost little, and whose replies change whenever a gradient, take or taker comes or goes."""
+    """Returns commands that cost little, and whose replies change with every gradient, take, taker and version."""
     return [
         Record.command(keys),
         ("ZRANGE", keys.queue, 0, 9, "WITHSCORES"),
@@ -214,6 +228,7 @@ def summary_commands(keys: Keys) -> list[Command]:
         ("HLEN", keys.taken),
         ("HLEN", keys.sessions),
         scan_command(keys.crew),
+        ("HMGET", ParameterKeys(keys.name).record, "version", "finished", "workers", "until"),
         *lease_commands(keys),
     ]
 
@@ -225,13 +240,17 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         AccumulatorNotFoundError: there is no such accumulator.
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
+    parameters = ParameterKeys(keys.name)
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions, keys.crew)
-    record, buffered, attempts, queue, clock, *firsts = transport.pipeline(
+    record, buffered, attempts, queue, [metrics], [latest], clock, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
             ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
             _queue_command(keys),
+            ("HMGET", keys.record, "metrics"),
+            # Where reducers update the parameters, it is the script that publishes them that ends a round.
+            ("HMGET", parameters.record, "history_latest"),
             ("TIME",),
             *(scan_command(key) for key in hashes),
         ]
@@ -250,7 +269,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     in_round = parse_workers(workers, keys.current.workers)
     now_ms = clock_ms(clock)
     read_at = time_of(now_ms)
-    known_workers, seen = parse_known_workers(keys, sessions, in_round, parse_crew(keys.crew, crew, now_ms), read_at)
+    members = parse_crew(keys.crew, crew, now_ms)
+    known_workers, seen = parse_known_workers(keys, sessions, in_round, members, read_at)
     return AccumulatorInfo(
         name=keys.name,
         kind=fields.kind,
@@ -288,6 +308,10 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         created_at=created_at,
         known_workers=known_workers,
         last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        metrics=_metrics(keys, metrics)
+        if latest is None
+        else parse_history(parameters.record, [latest], None)[0].metrics,
+        chief=next((member.who for member in members if member.number is None and member.left > 0), ""),
         reducer=parse_leases(leases),
         read_at=read_at,
     )

@@ -1,6 +1,6 @@
-"""The announced quorum: how many gradients a step needs, as a chief writes it into the record of the parameters.
+"""What a chief writes into the record of the parameters: how many gradients a step needs, and which step is the last.
 
-``redisacc._training.quorum`` decides the number.
+``redisacc._training.quorum`` decides the first number.
 """
 
 from __future__ import annotations
@@ -12,16 +12,27 @@ from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 # The longest number that is read, in digits.
-_DIGITS = 18
+_DIGITS = 19
 
 
-def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int) -> None:
+def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
     """Writes how many gradients a step needs, and publishes an event. Something must have been published.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        workers: the number of gradients.
+        until: the step with which the training ends, for people; None if nobody knows.
 
     Raises:
         ParametersNotFoundError: the parameters were deleted.
     """
-    amend_latest(transport, keys, event=f"workers {workers}", fields=["workers", str(workers)])
+    amend_latest(
+        transport,
+        keys,
+        event=f"workers {workers}",
+        fields=["workers", str(workers), "until", "" if until is None else str(until)],
+    )
 
 
 def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
@@ -45,4 +56,18 @@ def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
         return None
     if not (text.isdigit() and len(text) <= _DIGITS and int(text) > 0):
         raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
+    return int(text)
+
+
+def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
+    """Returns the step with which a training ends; None if nobody knows.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    if not text:
+        return None
+    digits = text.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > _DIGITS:
+        raise CorruptDataError(f"{keys.record}: until holds {shown(text)}, which redisacc did not write")
     return int(text)

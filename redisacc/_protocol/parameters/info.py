@@ -6,9 +6,10 @@ import datetime
 from dataclasses import dataclass
 
 from redisacc._format.entries import clock_ms, time_of
+from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
-from redisacc._protocol.parameters.announced_quorum import parse_quorum
+from redisacc._protocol.parameters.announced_quorum import parse_quorum, parse_until
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -24,6 +25,8 @@ class ParametersInfo:
         step: the step of the latest version.
         finished: whether its publisher declared it the last one.
         workers: how many gradients a step needs, as stated by the chief of a training; None without a chief.
+        until: the step with which the chief of a training will end it, as far as it was told; None if it was not.
+        latest: the latest step of a training whose gradients had metrics; None if none had.
         leaves: the number of arrays in their tree.
         nbytes: the total size of these arrays in bytes.
         wire: how elements of float32 are stored: "float32" or "bfloat16".
@@ -34,6 +37,7 @@ class ParametersInfo:
         state_bytes: the size of the publisher's state in bytes, or of all slots of the optimiser; 0 if there is none.
             If readers get rounded parameters, this includes the parameters as they are.
         stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
+        parts: the number of keys that hold all this.
         publisher: the name of the publisher of the latest version.
         created_at: when the first version was published.
         published_at: when the latest version was.
@@ -45,6 +49,8 @@ class ParametersInfo:
     step: int
     finished: bool
     workers: int | None
+    until: int | None
+    latest: PastStep | None
     leaves: int
     nbytes: int
     wire: str
@@ -53,6 +59,7 @@ class ParametersInfo:
     updates: int | None
     state_bytes: int
     stored_bytes: int
+    parts: int
     publisher: str
     created_at: datetime.datetime
     published_at: datetime.datetime
@@ -66,7 +73,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         CorruptDataError: redisacc did not write it.
         SchemaMismatchError: another version of redisacc wrote it.
     """
-    reply, clock = transport.pipeline(
+    reply, two, clock = transport.pipeline(
         [
             (
                 *ParameterRecord.command(keys),
@@ -78,11 +85,15 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
                 "workers",
                 "optimizer",
                 "updates",
+                "until",
+                "history_latest",
             ),
+            # A time is that of a step and of the one before it.
+            ("ZRANGE", keys.history, -2, -1),
             ("TIME",),
         ]
     )
-    *fields, structure, retired, publisher, created, published, workers, optimizer, updates = reply
+    *fields, structure, retired, publisher, created, published, workers, optimizer, updates, until, latest = reply
     record = ParameterRecord.parse(keys, fields)
     if record is None or record.incarnation.startswith(DELETING):
         return None
@@ -104,6 +115,8 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         step=record.step,
         finished=record.finished,
         workers=parse_quorum(keys, workers),
+        until=parse_until(keys, until),
+        latest=None if latest is None else parse_history(keys.history, [*two, latest], int(created))[-1],
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
         wire=record.wire,
@@ -112,6 +125,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         updates=parse_count(keys, "updates", updates) if is_updated else None,
         state_bytes=sum(blob.nbytes for blob in (manifest.state, *manifest.slots) if blob is not None),
         stored_bytes=sum(blob.nbytes for blob in stored),
+        parts=sum(len(blob.keys(record.keys)) for blob in stored),
         publisher=printable(publisher or b""),
         created_at=times[0],
         published_at=times[1],

@@ -25,14 +25,29 @@ DROPPED_BYTES = 4 * 2**20
 
 
 def acknowledge(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str, gradients: list[BufferedGradient]
+    transport: Transport,
+    keys: Keys,
+    scripts: PartitionScripts,
+    token: str,
+    gradients: list[BufferedGradient],
+    *,
+    metrics: str = "",
 ) -> bool:
-    """Removes a round whose gradients are all known. Returns False if there is no such round, or no longer."""
+    """Removes a round whose gradients are all known. Returns False if there is no such round, or no longer.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        token: the id of the take.
+        gradients: the buffered gradients of the round.
+        metrics: the means of its metrics, as ``metrics_text`` makes them, for the record; "": there are none.
+    """
     if keys.partitions:
         attempts = [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in gradients if not gradient.inline]
-        return _end_attempts(transport, keys, scripts, token, attempts)
+        return _end_attempts(transport, keys, scripts, token, attempts, metrics=metrics)
     parts = [key for gradient in gradients for key in part_keys(keys, gradient)] if gradients else []
-    acknowledged = _run(scripts, token, parts)
+    acknowledged = _run(scripts, token, parts, metrics=metrics)
     if acknowledged and parts:
         free_dropped(transport, keys, gradients)
     return acknowledged
@@ -70,23 +85,29 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
 
 
 def _end_attempts(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str, attempts: Sequence[StoredAttempt]
+    transport: Transport,
+    keys: Keys,
+    scripts: PartitionScripts,
+    token: str,
+    attempts: Sequence[StoredAttempt],
+    *,
+    metrics: str = "",
 ) -> bool:
     """Removes a round whose gradients have their parts in partitions. The leader lists these until they are removed."""
-    acknowledged = _run(scripts, token, list(map(str, attempts)), in_partitions=True)
+    acknowledged = _run(scripts, token, list(map(str, attempts)), metrics=metrics, in_partitions=True)
     if acknowledged and attempts:
         sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
     return acknowledged
 
 
-def _run(scripts: Scripts, token: str, items: list[str], *, in_partitions: bool = False) -> bool:
+def _run(scripts: Scripts, token: str, items: list[str], *, metrics: str = "", in_partitions: bool = False) -> bool:
     """Acknowledges a round, given the keys of its parts, or its attempts if these are in partitions."""
     # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
     begun = False
     for start in range(0, max(len(items), 1), PARTS_PER_CALL):
         some, more = items[start : start + PARTS_PER_CALL], start + PARTS_PER_CALL < len(items)
         parts, attempts = ([], some) if in_partitions else (some, [])
-        if not scripts.acknowledge(token=token, parts=parts, attempts=attempts, more=more):
+        if not scripts.acknowledge(token=token, parts=parts, attempts=attempts, metrics=metrics, more=more):
             return begun
         begun = True
     return begun

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from redisacc._data.metrics import metrics_text
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import RoundSum
@@ -244,8 +245,11 @@ class Taker(Generic[G]):
                 again and returns ``value``.
         """
         lost = self._transport.lost
+        metrics = metrics_text(taken.round.metrics) if taken.round.metrics else ""
         try:
-            if not acknowledge(self._transport, self._keys, self._scripts, taken.token, taken.buffered):
+            if not acknowledge(
+                self._transport, self._keys, self._scripts, taken.token, taken.buffered, metrics=metrics
+            ):
                 # If an exchange broke off, an earlier copy of this request may have removed the round.
                 self._check_not_lost(taken, perhaps_done=again or self._transport.lost != lost)
         except ServerUnavailableError as error:

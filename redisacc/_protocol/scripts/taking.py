@@ -225,13 +225,16 @@ class TakeScripts(AccumulatorScripts):
         )
         return None if reply == [b"left"] else self._granted(token, reply, replicas)
 
-    def acknowledge(self, *, token: str, parts: Sequence[str], attempts: Sequence[str] = (), more: bool) -> bool:
+    def acknowledge(
+        self, *, token: str, parts: Sequence[str], attempts: Sequence[str] = (), metrics: str = "", more: bool
+    ) -> bool:
         """Removes a round, or some of its parts.
 
         Args:
             token: token of the round.
             parts: keys of parts to remove.
             attempts: gradients in partitions, as "ATTEMPT parts": the leader lists them until their parts are removed.
+            metrics: the means of its metrics, as ``metrics_text`` makes them; "": there are none.
             more: whether calls with further parts follow.
 
         Returns:
@@ -241,6 +244,7 @@ class TakeScripts(AccumulatorScripts):
         reply = self._transport.run(
             *load("acknowledge").bind(
                 keys={
+                    "record": self._keys.record,
                     "taken": self._keys.taken,
                     "taken_sums": taken.sums,
                     "taken_buffered": taken.buffered,
@@ -249,7 +253,7 @@ class TakeScripts(AccumulatorScripts):
                     "attempts": self._keys.attempts,
                     "parts": parts,
                 },
-                args={"token": token, "more": "1" if more else "0", "attempts": attempts},
+                args={"token": token, "more": "1" if more else "0", "metrics": metrics, "attempts": attempts},
             )
         )
         match reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
-from redisacc._text import printable
+from redisacc._text import printable, seconds_text
 
 # Text
 
@@ -50,6 +51,22 @@ def schema_shape_text(info: AccumulatorInfo) -> str:
 def staleness_text(staleness: Mapping[int, int]) -> str:
     """Returns how stale gradients were as text, for example "2 by 0 steps, 1 by 3 steps"; "none" for no gradient."""
     return ", ".join(f"{number} by {count_text(steps, 'step')}" for steps, number in staleness.items()) or "none"
+
+
+def metrics_text(metrics: Mapping[str, float], most: int) -> str:
+    """Returns the first metrics as text, for example "loss 0.25, top-5 0.9 and 3 more"; "" for none."""
+    text = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(metrics.items(), most))
+    return text + (f" and {len(metrics) - most} more" if len(metrics) > most else "")
+
+
+def progress_text(step: int, until: int | None) -> str:
+    """Returns a step and how far it is on the way to the last one, for example "7 of 20 (35 %)"; or the step alone."""
+    return str(step) if until is None or until <= 0 else f"{step} of {until} ({100 * step / until:.0f} %)"
+
+
+def step_seconds_text(seconds: float) -> str:
+    """Returns the time of a step as text, for example "12 ms" or "3.4 s"."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else seconds_text(seconds)
 
 
 def number_text(value: Any) -> str:

@@ -1,0 +1,121 @@
+"""Metrics and trainings in the commands `apply`, `show` and `watch`, and in ``info()``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._protocol.parameters.info import read_parameters_info
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._redis.connect import connect
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+@pytest.fixture(params=["optimizer", "update"])
+def training(request, real_client):
+    """A training of 4 steps that stopped before the last one."""
+    how = {
+        "optimizer": {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9)},
+        "update": {"update": lambda taken, w, state: (w, state)},
+    }
+    model = {"w": np.zeros(1000, np.float32)}
+    with redisacc.Training("t", model, workers=1, number=0, redis=real_client, **how[request.param]) as training:
+        for step, weights in training.steps(until=4):
+            if step == 3:
+                yield training
+            training.apply(weights, metrics={"loss": 1 / 2**step, "acc": float("nan")})
+        training.delete()
+
+
+def test_apply(cli, cli_json, open_dense, tmp_path):
+    acc = open_dense("float32", [2], "w")
+    np.save(tmp_path / "g.npy", np.ones(2, np.float32))
+    given = ("apply", "w", tmp_path / "g.npy")
+    assert cli(*given, "--metric", "loss=0.25", "--metric", "top-5=1e3", "--weight", 3).exit_code == 0
+    assert cli(*given, "--metric", "loss=0.5").exit_code == 0
+    with acc.take(2) as taken:
+        assert taken.metrics == {"loss": (3 * 0.25 + 0.5) / 4, "top-5": 1000.0}
+    for wrong in ("loss", "loss=", "loss=x", "=1", "a b=1", "ü=1"):
+        refused = cli(*given, "--metric", wrong)
+        assert (refused.exit_code, "--metric" in refused.stderr, wrong in refused.stderr) == (2, True, True)
+    assert "the metric loss is given twice" in cli(*given, "--metric", "loss=1", "--metric", "loss=2").stderr
+    assert acc.info().num_accumulated == 0
+
+
+def test_info_has_the_metrics_of_the_latest_round(open_dense, client):
+    acc = open_dense("float32", [2], "w")
+    assert acc.info().metrics == {}
+    acc.apply_grad([1, 2], metrics={"loss": 0.5})
+    assert acc.info().metrics == {}
+    with acc.take(1):
+        assert acc.info().metrics == {}
+    assert acc.info().metrics == {"loss": 0.5}
+    acc.apply_grad([1, 2], 1, metrics={"loss": 0.25, "acc": float("inf")})
+    acc.take_grad(1)
+    assert acc.info().metrics == {"acc": float("inf"), "loss": 0.25}
+    assert client.hget("redisacc:{w}", "metrics") == b"acc=inf loss=0.25"
+    # A round without metrics costs nothing and leaves them.
+    acc.apply_grad([1, 2], 2)
+    acc.take_grad(1)
+    assert acc.info().metrics == {"acc": float("inf"), "loss": 0.25}
+    client.hset("redisacc:{w}", "metrics", "loss")
+    with pytest.raises(redisacc.CorruptDataError, match="metrics holds b'loss'"):
+        acc.info()
+    acc.delete()
+
+
+def test_a_round_whose_record_is_gone_leaves_none(real_client):
+    real_client.hset("redisacc:{w}:taken", "TOKEN", "granted 0 1 1 - chief")
+    assert Scripts(connect(real_client), Keys("w")).acknowledge(token="TOKEN", parts=[], metrics="a=1", more=False)
+    assert real_client.keys() == []
+
+
+def test_show(cli, cli_json, training):
+    text = cli("show", "t").stdout
+    assert re.search(r"\n  metrics +acc nan, loss 0.25\n", text)
+    assert re.search(r"\n  chief +\S+:\d+\n", text)
+    assert re.search(r"\n  step +3 of 4 \(75 %\)\n", text)
+    assert re.search(r"\n  step time +[\d.]+ m?s\n", text)
+    found = cli_json("show", "t")
+    parameters = found["parameters"]
+    assert (found["metrics"], found["chief"]) == ({"acc": "nan", "loss": 0.25}, f"{socket.gethostname()}:{os.getpid()}")
+    assert (parameters["step"], parameters["until"]) == (3, 4)
+    assert (parameters["latest"]["step"], parameters["latest"]["num_accumulated"]) == (2, 1)
+    assert 0 < parameters["latest"]["seconds"] < 60
+    assert found["memory"]["parameters"]["bytes"] == parameters["stored_bytes"]
+    assert re.search(r"\n  parameters +\d+ +[\d.]+ KiB\n", text)
+
+
+def test_watch(cli, training):
+    facts = json.loads(cli("watch", "t", "-n", 1, "--json").stdout)
+    assert facts["metrics"] == {"acc": "nan", "loss": 0.25}
+    of = facts["training"]
+    assert (of["step"], of["until"], of["finished"]) == (3, 4, False)
+    assert re.fullmatch(r"\S+:\d+", of["chief"])
+    assert 0 < of["step_seconds"] < 60
+    assert of["stored_bytes"] >= of["parameter_bytes"] == 4000
+    line = cli("watch", "t", "-n", 1).stdout
+    assert re.search(r"  step 3 of 4 \(75 %\)  .*  acc nan, loss 0.25  led by \S+:\d+  .* a step  parameters ", line)
+
+
+def test_the_last_step_is_announced_by_each_chief(real_client):
+    record = "redisacc:{t}:parameters"
+    with redisacc.Chief("t", {"w": np.zeros(2)}, workers=1, redis=real_client) as chief:
+        assert real_client.hget(record, "until") == b""
+        rounds = chief.rounds(until=0)
+        assert list(rounds) == []
+        assert real_client.hget(record, "until") == b"0"
+    with redisacc.Chief("t", {"w": np.zeros(2)}, workers=1, redis=real_client) as chief:
+        assert real_client.hget(record, "until") == b""
+        real_client.hset(record, "until", "x")
+        with pytest.raises(redisacc.CorruptDataError, match="until holds b'x'"):
+            read_parameters_info(connect(real_client), ParameterKeys("t"))
+        chief.delete()
