@@ -18,7 +18,9 @@ from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
 from redisacc._monitoring.round_history import Figures
+from redisacc._monitoring.view import View
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
+from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable
 from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
@@ -36,6 +38,8 @@ __all__ = ["export"]
 
 # Seconds after which the server counts as down. By default, Prometheus gives up a scrape after ten.
 _TIMEOUT = 3.0
+# Maximum number of metrics of an accumulator whose names become labels, and of the names that a message lists.
+_MOST_METRICS, _NAMED = 32, 10
 
 
 @click.command(epilog=EXIT_CODES)
@@ -48,7 +52,9 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
     """Serve metrics for Prometheus at http://HOST:PORT/metrics.
 
     They are the metrics of all accumulators, or of the named ones; NAME may be a glob, as for ls. Each scrape reads
-    the server again. The histograms count what happened since the command was started. Ctrl-C stops it.
+    the server again. The histograms count what happened since the command was started. Of each accumulator, the first
+    32 names of metrics that workers give to their gradients become labels; a message names those that are left out.
+    Ctrl-C stops the command.
 
     \b
       redisacc export 'train-*' --port 9464
@@ -117,6 +123,20 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
         lambda info: info.last_activity.timestamp(),
     ),
 )
+# The name without its prefix, the help text, and how to read the value; None: it is unknown.
+_TRAININGS: tuple[tuple[str, str, Callable[[View, ParametersInfo], float | None]], ...] = (
+    ("parameters_step", "Step of the latest parameters.", lambda _, of: of.step),
+    ("until", "Step with which the training ends, if its chief knows.", lambda _, of: of.until),
+    ("finished", "1 if no more parameters follow.", lambda _, of: of.finished),
+    ("step_seconds", "Time of a step: the mean of the latest ones.", lambda view, _: view.step_seconds),
+    ("parameters_bytes", "Bytes of the latest parameters.", lambda _, of: of.nbytes),
+    ("state_bytes", "Bytes of the state of the optimizer, or of the chief.", lambda _, of: of.state_bytes),
+    (
+        "stored_bytes",
+        "Bytes of parameters and state with those of earlier versions, for slow readers.",
+        lambda _, of: of.stored_bytes,
+    ),
+)
 _COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("applied", "Gradients accepted.", lambda info: info.applied),
     ("stale", "Gradients dropped because they were too stale.", lambda info: info.stale),
@@ -165,8 +185,8 @@ _NODES: tuple[tuple[str, str, Callable[[Node], float | None]], ...] = (
 class Metrics(MetricsCollector):
     """Reads the server each time that metrics are collected, and listens to events in between. Close it.
 
-    The labels are ``accumulator`` and, for some metrics, ``worker``. Every worker's name that ever applied a gradient
-    is a label, so a fleet whose workers are called "host:pid" adds labels with each restart.
+    The labels are ``accumulator`` and, for some metrics, ``worker`` or ``metric``. Every worker's name that ever
+    applied a gradient is a label, so a fleet whose workers are called "host:pid" adds labels with each restart.
 
     Args:
         transport: to the server.
@@ -178,6 +198,8 @@ class Metrics(MetricsCollector):
         self._monitor = Monitor(transport, *targets_of(names))
         # Prometheus may ask again while it is being answered.
         self._lock = threading.Lock()
+        # Accumulator's name → names of metrics that are labels, and those that are left out.
+        self._names: dict[str, tuple[set[str], set[str]]] = {}
 
     def close(self) -> None:
         """Stops listening."""
@@ -193,7 +215,8 @@ class Metrics(MetricsCollector):
         started = time.perf_counter()
         try:
             with self._lock:
-                infos, sizes, figures, nodes = self._read()
+                views, sizes, figures, nodes = self._read()
+                values = self._metrics(views)
         except RedisAccError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
             up.add_metric([], 0)
@@ -204,13 +227,46 @@ class Metrics(MetricsCollector):
         yield GaugeMetricFamily(
             "redisacc_scrape_seconds", "Time it took to read the server.", value=time.perf_counter() - started
         )
+        infos = [view.info for view in views]
         yield from _of_accumulators(infos)
+        yield from _of_trainings(views)
+        yield from values
         yield _memory(sizes)
         yield from _of_workers(infos)
         yield from _histograms(figures)
         yield from _of_nodes(nodes)
 
-    def _read(self) -> tuple[list[AccumulatorInfo], dict[str, dict[str, int]], dict[str, Figures], list[Node]]:
+    def _metrics(self, views: Sequence[View]) -> list[Metric]:
+        """Returns the metrics that workers have given to the gradients of the latest rounds."""
+        value = GaugeMetricFamily(
+            "redisacc_metric",
+            "Mean of a metric over the gradients of the latest round that had any.",
+            labels=["accumulator", "metric"],
+        )
+        left_out = GaugeMetricFamily(
+            "redisacc_metrics_left_out", "Names of metrics that are no labels.", labels=["accumulator"]
+        )
+        self._names = {view.info.name: self._names.get(view.info.name, (set(), set())) for view in views}
+        for view in views:
+            name, (kept, others) = printable(view.info.name), self._names[view.info.name]
+            added = []
+            for metric, mean in view.info.metrics.items():
+                if metric not in kept and len(kept) < _MOST_METRICS:
+                    kept.add(metric)
+                if metric in kept:
+                    value.add_metric([name, metric], mean)
+                elif metric not in others and len(others) < _MOST_METRICS:
+                    others.add(metric)
+                    added.append(metric)
+            if added:
+                more = f" and {len(added) - _NAMED} more" if len(added) > _NAMED else ""
+                left = ", ".join(added[:_NAMED]) + more
+                text = f"{name} has more than {_MOST_METRICS} metrics, the most that are exported; left out: {left}"
+                click.echo(f"redisacc: {text}", err=True)
+            left_out.add_metric([name], len(others))
+        return [value, left_out]
+
+    def _read(self) -> tuple[list[View], dict[str, dict[str, int]], dict[str, Figures], list[Node]]:
         monitor = self._monitor
         monitor.refresh(timeout=_TIMEOUT)
         for problem in monitor.problems:
@@ -225,7 +281,7 @@ class Metrics(MetricsCollector):
                     raise
                 except RedisAccError as error:
                     click.echo(f"redisacc: {printable(str(error))}", err=True)
-        return [view.info for view in monitor.views.values()], sizes, monitor.figures, monitor.nodes
+        return list(monitor.views.values()), sizes, monitor.figures, monitor.nodes
 
 
 def _of_accumulators(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
@@ -249,6 +305,15 @@ def _of_accumulators(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
             for steps, number in info.staleness.items():
                 late.add_metric([printable(info.name), str(steps)], number)
     yield late
+
+
+def _of_trainings(views: Sequence[View]) -> Iterator[Metric]:
+    for name, text, read in _TRAININGS:
+        gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
+        for view in views:
+            if view.parameters is not None and (value := read(view, view.parameters)) is not None:
+                gauge.add_metric([printable(view.info.name)], value)
+        yield gauge
 
 
 def _memory(sizes: Mapping[str, Mapping[str, int]]) -> Metric:

@@ -1,7 +1,8 @@
-"""Metrics and trainings in the commands `apply`, `show` and `watch`, and in ``info()``."""
+"""Metrics and trainings in the commands `apply`, `show`, `watch` and `export`, and in ``info()``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import socket
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 import redisacc
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._redis.connect import connect
+from redisacc.cli.export import Metrics
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -104,6 +107,64 @@ def test_watch(cli, training):
     assert of["stored_bytes"] >= of["parameter_bytes"] == 4000
     line = cli("watch", "t", "-n", 1).stdout
     assert re.search(r"  step 3 of 4 \(75 %\)  .*  acc nan, loss 0.25  led by \S+:\d+  .* a step  parameters ", line)
+
+
+def scrape(metrics):
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return generate_latest(registry).decode().splitlines()
+
+
+def test_export(real_client, training):
+    with contextlib.closing(Metrics(connect(real_client), ["t"])) as metrics:
+        lines = scrape(metrics)
+    info = read_parameters_info(connect(real_client), ParameterKeys("t"))
+    for line in (
+        'redisacc_metric{accumulator="t",metric="acc"} NaN',
+        'redisacc_metric{accumulator="t",metric="loss"} 0.25',
+        'redisacc_metrics_left_out{accumulator="t"} 0.0',
+        'redisacc_parameters_step{accumulator="t"} 3.0',
+        'redisacc_until{accumulator="t"} 4.0',
+        'redisacc_finished{accumulator="t"} 0.0',
+        'redisacc_parameters_bytes{accumulator="t"} 4000.0',
+        f'redisacc_state_bytes{{accumulator="t"}} {float(info.state_bytes)}',
+        f'redisacc_stored_bytes{{accumulator="t"}} {float(info.stored_bytes)}',
+    ):
+        assert line in lines
+    assert any(line.startswith('redisacc_step_seconds{accumulator="t"} ') for line in lines)
+
+
+def test_export_has_a_limit_on_names_of_metrics(real_client, open_dense, capsys):
+    """A training makes up names: the first 32 stay labels, and a message names the others, once."""
+    acc = open_dense("float32", [1], "w")
+
+    def apply(step, names):
+        acc.apply_grad([1.0], step, metrics=dict.fromkeys(names, 1.5))
+        acc.take_grad(1)
+
+    def labels():
+        found = [re.match(r'redisacc_metric{accumulator="w",metric="(\w+)"} 1.5', line) for line in scrape(metrics)]
+        return [match[1] for match in found if match]
+
+    with contextlib.closing(Metrics(connect(real_client), ["w"])) as metrics:
+        assert labels() == []
+        apply(0, [f"a{number:02}" for number in range(30)])
+        assert len(labels()) == 30
+        apply(1, [f"b{number:02}" for number in range(14)])
+        assert labels() == ["b00", "b01"]
+        names = ", ".join(f"b{number:02}" for number in range(2, 12))
+        said = capsys.readouterr().err
+        assert said == (
+            f"redisacc: w has more than 32 metrics, the most that are exported; left out: {names} and 2 more\n"
+        )
+        apply(2, ["a00", "b02", "c"])
+        lines = scrape(metrics)
+        assert 'redisacc_metrics_left_out{accumulator="w"} 13.0' in lines
+        assert [line for line in lines if line.startswith("redisacc_metric{")] == [
+            'redisacc_metric{accumulator="w",metric="a00"} 1.5'
+        ]
+        assert capsys.readouterr().err.endswith("left out: c\n")
+    acc.delete()
 
 
 def test_the_last_step_is_announced_by_each_chief(real_client):
