@@ -8,8 +8,9 @@ The server belongs to the process that started it and ends with that process, ev
 
 from __future__ import annotations
 
+from redisacc.embedded.addresses import TLS
 from redisacc.embedded.cluster import Cluster
 from redisacc.embedded.program import find_server
 from redisacc.embedded.server import Server
 
-__all__ = ["Cluster", "Server", "find_server"]
+__all__ = ["TLS", "Cluster", "Server", "find_server"]

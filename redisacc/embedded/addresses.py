@@ -1,47 +1,130 @@
-"""Addresses on this machine at which a server listens: TCP ports and Unix sockets."""
+"""Addresses on this machine at which a server listens, and what it asks for there: TCP ports and Unix sockets."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import ipaddress
 import os
 import platform
 import socket
+import ssl
 import stat
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from redisacc.errors import InvalidArgumentError, ServerError
 
-__all__ = ["Address", "TCPAddress", "UnixAddress", "free_port"]
+__all__ = ["LOOPBACK", "TLS", "Address", "TCPAddress", "UnixAddress", "free_port"]
+
+LOOPBACK = "127.0.0.1"
 
 # sockaddr_un.sun_path without its final zero byte: it has 108 bytes on Linux, 104 on macOS and the BSDs.
 _SOCKET_PATH_LIMIT = 107 if platform.system() == "Linux" else 103
 
 
 @dataclasses.dataclass(frozen=True)
+class TLS:
+    """The files, in PEM format, by which servers and clients know each other.
+
+    Both sides must show certificates that the authority has signed. Names in certificates are not compared with
+    addresses, because hosts come and go; so the authority should sign for these hosts only.
+
+    Attributes:
+        certificate: the certificate of this host.
+        key: its private key, without a passphrase.
+        authority: the certificates of the authority.
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def wrap(self, connection: socket.socket) -> socket.socket:
+        """Returns a connection over which TLS is spoken, as a client.
+
+        Raises:
+            OSError: the other side does not speak TLS, or is not trusted; or a file cannot be read.
+        """
+        context = ssl.create_default_context(cafile=self.authority)
+        context.check_hostname = False
+        context.load_cert_chain(self.certificate, self.key)
+        return context.wrap_socket(connection)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of a client of redis-py."""
+        return {
+            "ssl_certfile": str(self.certificate),
+            "ssl_keyfile": str(self.key),
+            "ssl_ca_certs": str(self.authority),
+            "ssl_check_hostname": False,
+        }
+
+    def options(self) -> list[str]:
+        """Returns the arguments of a server, but for its port."""
+        files = ["--tls-cert-file", str(self.certificate), "--tls-key-file", str(self.key)]
+        # Also between nodes, and from a replica to its master.
+        return [*files, "--tls-ca-cert-file", str(self.authority), "--tls-cluster", "yes", "--tls-replication", "yes"]
+
+
+@dataclasses.dataclass(frozen=True)
 class TCPAddress:
-    """A TCP port on 127.0.0.1 and, where the machine has it, ::1.
+    """A TCP port on 127.0.0.1 and, where the machine has it, ::1; or on another address of this machine.
+
+    Attributes:
+        port: its number.
+        host: the IP address at which the server listens.
+        password: what a client needs. None: nothing.
+        tls: the files for TLS. None: the server speaks plain TCP.
 
     Raises:
-        InvalidArgumentError: the port isn't an int from 1 to 65535.
+        InvalidArgumentError: the port isn't an int from 1 to 65535, the host isn't an IP address, or a server that
+            other machines reach would have no password.
     """
 
     port: int
+    host: str = LOOPBACK
+    password: str | None = dataclasses.field(default=None, repr=False)
+    tls: TLS | None = None
 
     def __post_init__(self) -> None:
-        """Checks the port."""
+        """Checks the port and the host."""
         if type(self.port) is not int or not 1 <= self.port <= 65535:
             raise InvalidArgumentError(f"port must be an int from 1 to 65535, not {self.port!r}")
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            raise InvalidArgumentError(f"host must be an IP address, not {self.host!r}") from None
+        if self.password is None and not address.is_loopback:
+            raise InvalidArgumentError(f"a server at {self.host} needs a password, because other machines reach it")
+
+    def __str__(self) -> str:
+        """Returns HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The URL for redis-py, with database 0."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """The URL for redis-py, with database 0 and without the password."""
+        return f"{'redis' if self.tls is None else 'rediss'}://{self}/0"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that a client of redis-py needs besides the URL."""
+        settings = {} if self.tls is None else self.tls.settings
+        return settings if self.password is None else {**settings, "password": self.password}
 
     def connect(self, timeout: float) -> socket.socket:
         """Returns a connection. `timeout`, in seconds, holds for connecting and for each later operation."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout)
+        connection = socket.create_connection((self.host, self.port), timeout)
+        if self.tls is None:
+            return connection
+        try:
+            return self.tls.wrap(connection)
+        except BaseException:
+            connection.close()
+            raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +137,9 @@ class UnixAddress:
 
     path: Path
 
+    # A Unix socket has mode 700 instead of a password.
+    password: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         """Checks the length of the path."""
         if len(os.fsencode(self.path)) > _SOCKET_PATH_LIMIT:
@@ -65,6 +151,11 @@ class UnixAddress:
     def url(self) -> str:
         """The URL for redis-py."""
         return f"unix://{quote(str(self.path))}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that a client of redis-py needs besides the URL: none."""
+        return {}
 
     def connect(self, timeout: float) -> socket.socket:
         """Returns a connection. `timeout`, in seconds, holds for connecting and for each later operation."""

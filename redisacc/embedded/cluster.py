@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,18 +13,15 @@ from typing import Any, Self
 import redis
 
 from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
+from redisacc.embedded.forming import Node, await_nodes, form, is_complete, knows, own_slots
 from redisacc.errors import InvalidArgumentError, ServerError
 
 __all__ = ["Cluster"]
-
-_SLOTS = 16_384
 
 # A node counts as failed after this many milliseconds without an answer, and a replica takes over about as much later.
 # Shorter than the server's default of 15 seconds, because all nodes are on this machine; but a busy machine may keep a
 # node from answering for a while.
 _NODE_TIMEOUT_MS = 5_000
-
-_ASK_PAUSE = 0.02  # seconds
 
 
 class Cluster:
@@ -109,7 +105,7 @@ class Cluster:
                 node.start(timeout)
             deadline = time.monotonic() + timeout
             try:
-                self._form(deadline)
+                form(self._nodes, self._masters, deadline, self._explain)
             except redis.RedisError as error:
                 raise ServerError(f"a node of the cluster does not do what makes it one: {error}") from error
             on_failure.pop_all()
@@ -125,43 +121,9 @@ class Cluster:
                 "same numbers of masters and replicas, or another directory"
             )
 
-    def _form(self, deadline: float) -> None:
-        """Makes the nodes one cluster, unless an earlier run has done so."""
-        first, *others = self._nodes
-        masters = self._nodes[: self._masters]
-        bounds = [_SLOTS * k // self._masters for k in range(self._masters + 1)]
-        for number, (node, (start, end)) in enumerate(zip(masters, pairwise(bounds), strict=True), 1):
-            if _facts(node)["cluster_slots_assigned"] == "0":
-                _assign(node, start, end)
-                # Different from the beginning, so that the nodes need not settle who yields.
-                node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
-        for node in others:
-            # Also tells nodes that know each other where they are now.
-            first.ask("CLUSTER", "MEET", "127.0.0.1", _port(node))
-        self._await(deadline, "know each other", lambda node: _knows(node, len(self._nodes)))
-        for number, node in enumerate(self._nodes[self._masters :]):
-            if "slave" not in _own_flags(node) and not _owns_slots(node):
-                _replicate(node, masters[number % self._masters], deadline)
-        self._await(deadline, "report that the cluster is complete", _is_complete)
-        expected = self._masters * self._replicas
-        self._await(deadline, "know all replicas", lambda node: _known_replicas(node) >= expected)
-
-    def _await(self, deadline: float, what: str, is_done: Callable[[ClusterNode], bool]) -> None:
-        """Blocks until all nodes satisfy a condition.
-
-        Raises:
-            ServerError: the deadline has passed.
-        """
-        waiting = list(self._nodes)
-        while waiting:
-            waiting = [node for node in waiting if not is_done(node)]
-            if waiting and time.monotonic() >= deadline:
-                raise ServerError(
-                    f"{len(waiting)} of {len(self._nodes)} nodes did not {what} in time; the log of one ends with:\n"
-                    f"{waiting[0].log_tail()}"
-                )
-            if waiting:
-                time.sleep(_ASK_PAUSE)
+    def _explain(self, node: Node) -> str:
+        assert isinstance(node, ClusterNode)
+        return f"; the log of one ends with:\n{node.log_tail()}"
 
     def stop(self) -> None:
         """Stops all nodes and blocks until they have ended and their last data are on the disk."""
@@ -211,8 +173,9 @@ class Cluster:
         self._nodes.append(node)
         self._nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", _port(node))
         deadline = time.monotonic() + timeout
-        self._await(deadline, "know each other", lambda other: _knows(other, len(self._nodes)))
-        self._await(deadline, "report that the cluster is complete", _is_complete)
+        number = len(self._nodes)
+        await_nodes(self._nodes, deadline, "know each other", lambda other: knows(other, number), self._explain)
+        await_nodes(self._nodes, deadline, "report that the cluster is complete", is_complete, self._explain)
         return node
 
     def remove_master(self, node: ClusterNode) -> None:
@@ -226,7 +189,7 @@ class Cluster:
         """
         if node not in self._nodes[1:]:
             raise InvalidArgumentError("only a node of this cluster other than its first one can be removed")
-        if _owns_slots(node):
+        if own_slots(node):
             raise InvalidArgumentError(f"the node at port {node.port} owns slots: move them to others before it goes")
         identity = node.ask("CLUSTER", "MYID")
         self._nodes.remove(node)
@@ -266,62 +229,3 @@ def _port(node: ClusterNode) -> int:
     port = node.port
     assert port is not None, "a node of a cluster has a TCP port"
     return port
-
-
-def _facts(node: ClusterNode) -> dict[str, str]:
-    """Returns a node's view of the cluster: the lines of CLUSTER INFO."""
-    return dict(line.split(":", 1) for line in node.ask("CLUSTER", "INFO").splitlines() if ":" in line)
-
-
-def _own_flags(node: ClusterNode) -> str:
-    line = next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)
-    return str(line.split()[2])
-
-
-def _owns_slots(node: ClusterNode) -> bool:
-    line = next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)
-    return len(line.split()) > 8
-
-
-def _assign(node: ClusterNode, start: int, end: int) -> None:
-    """Gives a node the slots from ``start`` up to, but not including, ``end``."""
-    try:
-        node.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
-    except redis.ResponseError:
-        # Redis 6.2 does not know ranges.
-        node.ask("CLUSTER", "ADDSLOTS", *range(start, end))
-
-
-def _knows(node: ClusterNode, number: int) -> bool:
-    """Returns whether a node knows this number of nodes, and has greeted all of them."""
-    lines = node.ask("CLUSTER", "NODES").splitlines()
-    return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
-
-
-def _known_replicas(node: ClusterNode) -> int:
-    """Returns how many replicas a node knows, which it tells clients as well."""
-    return len(
-        {tuple(map(str, replica)) for _, _, _, *replicas in node.ask("CLUSTER", "SLOTS") for replica in replicas}
-    )
-
-
-def _replicate(node: ClusterNode, master: ClusterNode, deadline: float) -> None:
-    identity = master.ask("CLUSTER", "MYID")
-    while True:
-        try:
-            node.ask("CLUSTER", "REPLICATE", identity)
-            return
-        except redis.ResponseError:
-            # It has just met the master and may not yet know that it is one.
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(_ASK_PAUSE)
-
-
-def _is_complete(node: ClusterNode) -> bool:
-    """Returns whether a node sees an owner for every slot, and is in step with its master if it is a replica."""
-    facts = _facts(node)
-    if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != str(_SLOTS):
-        return False
-    replication = node.ask("INFO", "replication")
-    return "role:master" in replication or "master_link_status:up" in replication

@@ -9,7 +9,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from redisacc.embedded.addresses import TCPAddress, free_port
+from redisacc.embedded.addresses import LOOPBACK, TCPAddress, free_port
+from redisacc.embedded.forming import send
 from redisacc.embedded.server import Server
 from redisacc.errors import ServerError
 
@@ -51,7 +52,8 @@ class ClusterNode(Server):
 
     def _options(self) -> list[str]:
         options = ["--cluster-enabled", "yes", "--cluster-config-file", CONFIGURATION]
-        options += ["--cluster-node-timeout", str(self._node_timeout_ms), "--cluster-announce-ip", "127.0.0.1"]
+        options += ["--cluster-node-timeout", str(self._node_timeout_ms)]
+        options += ["--cluster-announce-ip", self._address.host if isinstance(self._address, TCPAddress) else LOOPBACK]
         # Otherwise a master waits five seconds for more replicas before it sends its data to one.
         options += ["--repl-diskless-sync-delay", "0"]
         # Nodes list a replica once it has received something: by default, up to ten seconds after it is in step.
@@ -64,6 +66,21 @@ class ClusterNode(Server):
         if self._configuration and not configuration.exists():
             configuration.write_bytes(self._configuration)
 
+    def configure(self, configuration: bytes) -> None:
+        """Gives the node a configuration to begin with, unless its directory holds one."""
+        self._configuration = configuration
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Starts the node as `Server.start` does. One that has crashed comes back as the same node."""
+        if self._child is not None and self._child.owned and not self._child.alive():
+            self._keep_configuration()
+        super().start(timeout)
+
+    def _keep_configuration(self) -> None:
+        # Its directory may be a temporary one, which goes with it.
+        with contextlib.suppress(OSError):
+            self._configuration = (self.dir / CONFIGURATION).read_bytes()
+
     def kill(self) -> None:
         """Kills the server with SIGKILL and blocks until it has ended. `start()` starts the same node again.
 
@@ -75,11 +92,21 @@ class ClusterNode(Server):
         child = self._started()
         if not child.owned or not child.alive():
             return
-        with contextlib.suppress(OSError):
-            self._configuration = (self.dir / CONFIGURATION).read_bytes()
+        self._keep_configuration()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.process.pid, signal.SIGKILL)
         child.process.wait()
+
+    @property
+    def where(self) -> TCPAddress:
+        """Where other nodes and clients reach it.
+
+        Raises:
+            ServerError: the server was never started.
+        """
+        address = self._started().address
+        assert isinstance(address, TCPAddress), "a node of a cluster has a TCP port"
+        return address
 
     def ask(self, *command: str | int, timeout: float = 5.0) -> Any:
         """Returns the reply of this node to a command as it is, its strings decoded.
@@ -87,9 +114,4 @@ class ClusterNode(Server):
         Raises:
             redis.RedisError: the node does not answer in time, or refuses the command.
         """
-        # Each time a new connection: a node that was killed and started again would break an old one.
-        with contextlib.closing(self.client(decode_responses=True, socket_timeout=timeout)) as client:
-            # redis-py would make a dict of some replies.
-            client.response_callbacks.clear()
-            reply: Any = client.execute_command(*command)  # type: ignore[no-untyped-call]
-            return reply
+        return send(self.where, *command, timeout=timeout)

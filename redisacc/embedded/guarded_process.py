@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from redisacc.embedded.data_directory import DataDirectory
@@ -41,6 +42,7 @@ class GuardedProcess:
             as any process can write into it.
         log: descriptor of the server's standard output and standard error.
         environment: variables that are set unless this process has them already.
+        written: what the server reads from its standard input, less than a pipe holds. None: it has none.
 
     Raises:
         OSError: the shell or the server can't be started.
@@ -54,6 +56,7 @@ class GuardedProcess:
         lock: int,
         log: int,
         environment: dict[str, str],
+        written: bytes | None = None,
     ) -> None:
         removed = str(directory.path) if directory.temporary else ""
         self._directory = directory
@@ -68,16 +71,17 @@ class GuardedProcess:
                     cwd=directory.path,
                     process_group=0,
                 )
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=directory.path,
-                env=environment | os.environ,
-                pass_fds=[lock],
-                process_group=self._guard.pid,
-            )
+            with _input(written) as stdin:
+                self._server = subprocess.Popen(
+                    command,
+                    stdin=stdin,
+                    stdout=log,
+                    stderr=log,
+                    cwd=directory.path,
+                    env=environment | os.environ,
+                    pass_fds=[lock],
+                    process_group=self._guard.pid,
+                )
             self._socket.sendall(b"%d\n" % self._server.pid)
         except BaseException:
             # The guard kills what has joined its group.
@@ -135,6 +139,23 @@ class GuardedProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+@contextlib.contextmanager
+def _input(written: bytes | None) -> Iterator[int]:
+    """Provides a standard input that holds these bytes, during a block."""
+    if written is None:
+        yield subprocess.DEVNULL
+        return
+    reader, writer = os.pipe()
+    try:
+        try:
+            os.write(writer, written)
+        finally:
+            os.close(writer)
+        yield reader
+    finally:
+        os.close(reader)
 
 
 def status_text(status: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import redis
 
 from redisacc._interrupts import interrupt_in
-from redisacc.embedded.addresses import Address, TCPAddress, UnixAddress, free_port
+from redisacc.embedded.addresses import LOOPBACK, TLS, Address, TCPAddress, UnixAddress, free_port
 from redisacc.embedded.data_directory import DataDirectory
 from redisacc.embedded.forks import handlers_deferred
 from redisacc.embedded.persistence import Persistence
@@ -30,7 +30,7 @@ _PORT_ATTEMPTS = 10
 
 
 class Server:
-    """A server that belongs to this process, evicts nothing, and is reachable from this machine only.
+    """A server that belongs to this process, evicts nothing, and is reachable from this machine only by default.
 
     `start()` or a `with` block starts it. It ends with `stop()`, with the block, when the object is garbage
     collected, and with the process that called `start()`, even if that process is killed with SIGKILL. A forked child
@@ -50,13 +50,17 @@ class Server:
             which is removed by `stop()` or with the end of this process; no data are written to it.
         durable: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None: a free port.
+        host: the IP address of this machine at which it listens, for other machines. Needs `port`, and a `password`.
+        password: what clients need. None: nothing.
+        tls: the files for TLS. None: plain TCP.
         socket: the path of a Unix socket, which gets mode 700. The server then has no TCP port.
         executable: the server program, a path or a name on the `PATH`. None: `find_server()`.
 
     Raises:
         InvalidArgumentError: the port is out of range, both a port and a socket are given, `durable` is given without
-            `dir`, `dir` or `socket` is empty, or the path of the socket is too long (more than 107 bytes; 103 on
-            macOS).
+            `dir`, or `host`, `password` or `tls` without `port`; `host` is no IP address, or one that other machines
+            reach without a `password`; `dir` or `socket` is empty, or the path of the socket is too long (more than
+            107 bytes; 103 on macOS).
     """
 
     def __init__(
@@ -66,6 +70,9 @@ class Server:
         *,
         durable: bool = False,
         port: int | None = None,
+        host: str = LOOPBACK,
+        password: str | None = None,
+        tls: TLS | None = None,
         socket: str | os.PathLike[str] | None = None,
         executable: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -77,7 +84,9 @@ class Server:
         if port is not None:
             if socket is not None:
                 raise InvalidArgumentError("give a port or a socket, not both")
-            self._address = TCPAddress(port)
+            self._address = TCPAddress(port, host, password, tls)
+        elif host != LOOPBACK or password is not None or tls is not None:
+            raise InvalidArgumentError("host, password and tls need a port")
         elif socket is not None:
             self._address = UnixAddress(Path(os.path.abspath(os.fspath(socket))))
         if dir is None:
@@ -220,6 +229,16 @@ class Server:
         return address.port if isinstance(address, TCPAddress) else None
 
     @property
+    def host(self) -> str:
+        """The IP address at which it listens; that of the loopback interface when it has only a socket.
+
+        Raises:
+            ServerError: the server was never started.
+        """
+        address = self._started().address
+        return address.host if isinstance(address, TCPAddress) else LOOPBACK
+
+    @property
     def pid(self) -> int:
         """The process id of the server itself, which isn't a direct child of this process.
 
@@ -284,7 +303,7 @@ class Server:
         address = self._started().address
         # In redis-py a database in the URL overrides the argument `db`.
         url = address.url.removesuffix("/0") if isinstance(address, TCPAddress) else address.url
-        client: redis.Redis = redis.Redis.from_url(url, **kw)
+        client: redis.Redis = redis.Redis.from_url(url, **{**address.settings, **kw})
         return client
 
     def _started(self) -> ServerProcess:

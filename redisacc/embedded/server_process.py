@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import redis
 
 from redisacc.embedded.addresses import Address, TCPAddress
-from redisacc.embedded.command_line import ENVIRONMENT, server_command
+from redisacc.embedded.command_line import ENVIRONMENT, secrets, server_command
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
 from redisacc.embedded.forks import disown_after_fork, fork_lock, handlers_deferred
 from redisacc.embedded.guarded_process import GuardedProcess, status_text
@@ -111,12 +111,15 @@ class ServerProcess:
                         self.persistence,
                         append_only=append_only or self._leaves_file,
                     )
+                    written = secrets(self.address)
                     self.process = GuardedProcess(
-                        [*command, *self._options],
+                        # A final "-" is the standard input.
+                        [*command, *self._options, *["-"] * bool(written)],
                         directory=self.directory,
                         lock=lock,
                         log=writer.fileno(),
                         environment=ENVIRONMENT,
+                        written=written or None,
                     )
             on_failure.pop_all()
 
@@ -162,7 +165,8 @@ class ServerProcess:
         if not self._leaves_file:
             return
         # Saving takes as long as it takes, and a server that ends closes the connection.
-        with contextlib.closing(redis.Redis.from_url(self.address.url, socket_timeout=None)) as client:
+        settings = {**self.address.settings, "socket_timeout": None}
+        with contextlib.closing(redis.Redis.from_url(self.address.url, **settings)) as client:
             try:
                 _save(client)
                 self.directory.remove_append_only_file()

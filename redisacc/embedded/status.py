@@ -38,14 +38,17 @@ def ask_status(address: Address, timeout: float) -> Status | None:
         None if nothing answers in time, or something that isn't a Redis or Valkey server.
     """
     try:
-        with address.connect(timeout) as connection:
+        with address.connect(timeout) as connection, connection.makefile("rb") as replies:
+            if address.password is not None:
+                password = address.password.encode()
+                connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n" % (len(password), password))
+                replies.readline()
             connection.sendall(b"PING\r\nINFO\r\n")
-            with connection.makefile("rb") as replies:
-                ping = replies.readline()
-                size = replies.readline()
-                if not size.startswith(b"$"):
-                    return None
-                info = replies.read(int(size[1:])).decode(errors="replace")
+            ping = replies.readline()
+            size = replies.readline()
+            if not size.startswith(b"$"):
+                return None
+            info = replies.read(int(size[1:])).decode(errors="replace")
         fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         return Status(
             pid=int(fields.get("process_id", 0)),

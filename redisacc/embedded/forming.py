@@ -1,0 +1,176 @@
+"""Makes nodes a cluster, wherever they run, and lets a node return to it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import redis
+
+from redisacc.embedded.addresses import TCPAddress
+from redisacc.errors import ServerError
+
+__all__ = ["SLOTS", "Node", "RemoteNode", "await_nodes", "form", "is_complete", "knows", "own_slots", "send"]
+
+SLOTS = 16_384
+
+_ASK_PAUSE = 0.02  # seconds
+
+
+class Node(Protocol):
+    """A node, which may run on another machine."""
+
+    @property
+    def where(self) -> TCPAddress:
+        """Where other nodes and clients reach it."""
+
+    def ask(self, *command: str | int) -> Any:
+        """Returns its reply to a command, its strings decoded."""
+
+
+class RemoteNode:
+    """A node that another process has started.
+
+    Args:
+        where: its address.
+    """
+
+    def __init__(self, where: TCPAddress) -> None:
+        self.where = where
+
+    def ask(self, *command: str | int) -> Any:
+        """Returns its reply to a command as it is, its strings decoded.
+
+        Raises:
+            redis.RedisError: the node does not answer in time, or refuses the command.
+        """
+        return send(self.where, *command)
+
+
+def send(where: TCPAddress, *command: str | int, timeout: float = 5.0) -> Any:
+    """Returns the reply of the node at an address to a command as it is, its strings decoded.
+
+    Raises:
+        redis.RedisError: the node does not answer in time, or refuses the command.
+    """
+    # Each time a new connection: a node that was killed and started again would break an old one.
+    options: dict[str, Any] = {**where.settings, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+    with contextlib.closing(redis.Redis.from_url(where.url, decode_responses=True, **options)) as client:
+        # redis-py would make a dict of some replies.
+        client.response_callbacks.clear()
+        return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable[[Node], str]) -> None:
+    """Makes nodes one cluster, unless an earlier run has done so. Blocks until all of them say that it is complete.
+
+    Args:
+        nodes: the masters, and then the replicas, of which the first is that of the first master, and so on.
+        masters: the number of masters. They get equal shares of the slots.
+        deadline: a time of the monotonic clock.
+        explain: what to add to a message about a node.
+
+    Raises:
+        redis.RedisError: a node refuses what makes it one.
+        ServerError: the deadline has passed.
+    """
+    first, *others = nodes
+    bounds = [SLOTS * k // masters for k in range(masters + 1)]
+    for number, (node, (start, end)) in enumerate(zip(nodes[:masters], pairwise(bounds), strict=True), 1):
+        if _facts(node)["cluster_slots_assigned"] == "0":
+            _assign(node, start, end)
+            # Different from the beginning, so that the nodes need not settle who yields.
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
+    for node in others:
+        # Also tells nodes that know each other where they are now.
+        first.ask("CLUSTER", "MEET", node.where.host, node.where.port)
+    await_nodes(nodes, deadline, "know each other", lambda node: knows(node, len(nodes)), explain)
+    for number, node in enumerate(nodes[masters:]):
+        if "slave" not in _own_line(node)[2] and not own_slots(node):
+            _replicate(node, nodes[number % masters], deadline)
+    await_nodes(nodes, deadline, "report that the cluster is complete", is_complete, explain)
+    replicas = len(nodes) - masters
+    await_nodes(nodes, deadline, "know all replicas", lambda node: _known_replicas(node) >= replicas, explain)
+
+
+def await_nodes(
+    nodes: Sequence[Node],
+    deadline: float,
+    what: str,
+    is_done: Callable[[Node], bool],
+    explain: Callable[[Node], str],
+) -> None:
+    """Blocks until all nodes satisfy a condition.
+
+    Raises:
+        ServerError: the deadline has passed.
+    """
+    waiting = list(nodes)
+    while waiting:
+        waiting = [node for node in waiting if not is_done(node)]
+        if waiting and time.monotonic() >= deadline:
+            text = f"{len(waiting)} of {len(nodes)} nodes did not {what} in time"
+            raise ServerError(f"{text}{explain(waiting[0])}")
+        if waiting:
+            time.sleep(_ASK_PAUSE)
+
+
+def is_complete(node: Node) -> bool:
+    """Returns whether a node sees an owner for every slot, and is in step with its master if it is a replica."""
+    facts = _facts(node)
+    if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != str(SLOTS):
+        return False
+    replication = node.ask("INFO", "replication")
+    return "role:master" in replication or "master_link_status:up" in replication
+
+
+def knows(node: Node, number: int) -> bool:
+    """Returns whether a node knows this number of nodes, and has greeted all of them."""
+    lines = node.ask("CLUSTER", "NODES").splitlines()
+    return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
+
+
+def own_slots(node: Node) -> list[str]:
+    """Returns the ranges of slots that a node owns in its own view."""
+    return _own_line(node)[8:]
+
+
+def _own_line(node: Node) -> list[str]:
+    return str(next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)).split()
+
+
+def _facts(node: Node) -> dict[str, str]:
+    """Returns a node's view of the cluster: the lines of CLUSTER INFO."""
+    return dict(line.split(":", 1) for line in node.ask("CLUSTER", "INFO").splitlines() if ":" in line)
+
+
+def _assign(node: Node, start: int, end: int) -> None:
+    """Gives a node the slots from ``start`` up to, but not including, ``end``."""
+    try:
+        node.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
+    except redis.ResponseError:
+        # Redis 6.2 does not know ranges.
+        node.ask("CLUSTER", "ADDSLOTS", *range(start, end))
+
+
+def _known_replicas(node: Node) -> int:
+    """Returns how many replicas a node knows, which it tells clients as well."""
+    return len(
+        {tuple(map(str, replica)) for _, _, _, *replicas in node.ask("CLUSTER", "SLOTS") for replica in replicas}
+    )
+
+
+def _replicate(node: Node, master: Node, deadline: float) -> None:
+    identity = master.ask("CLUSTER", "MYID")
+    while True:
+        try:
+            node.ask("CLUSTER", "REPLICATE", identity)
+            return
+        except redis.ResponseError:
+            # It has just met the master and may not yet know that it is one.
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_ASK_PAUSE)
