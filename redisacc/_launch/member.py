@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
-from redisacc._handles.environment import RESTARTED, Place
+from redisacc._handles.environment import RESTARTED
 from redisacc._launch.guard import Guard
 from redisacc._launch.lines import Lines
 from redisacc._launch.output import Output
@@ -38,9 +38,9 @@ class Member:
 
     Args:
         slot: the number of this member among those of this machine, from 0.
-        place: its place in the whole run.
+        name: what people call it.
         command: the program and its arguments.
-        environment: the variables of the process, except the ones that name its place.
+        environment: the variables of the process.
         restarts: what is known of its deaths.
         guard: learns of every process.
         prefix: the text in front of each of its lines.
@@ -50,7 +50,7 @@ class Member:
 
     Attributes:
         slot: its number on this machine.
-        place: its place in the whole run.
+        name: what people call it.
         guard: learns of every process.
         group: the process group of the process, as long as a member of the group is left; else 0.
         restarts: what is known of its deaths.
@@ -60,7 +60,7 @@ class Member:
     def __init__(
         self,
         slot: int,
-        place: Place,
+        name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
@@ -71,12 +71,12 @@ class Member:
         out: Output,
         err: Output,
     ) -> None:
-        self.place = place
+        self.name = name
         self.restarts = restarts
         self.restart_at: float | None = None
         self.slot = slot
         self._command = command
-        self._environment = place.added_to(environment)
+        self._environment = dict(environment)
         self.guard = guard
         self._prefix = prefix
         self._colour = colour

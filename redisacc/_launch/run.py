@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import NamedTuple
 
 from redisacc._handles.environment import Place
@@ -51,10 +51,17 @@ class CannotStartError(Exception):
 
 
 class Look(NamedTuple):
-    """What a look at something that a run depends on has found: a line for people, and whether the run has to end."""
+    """What a look at something that a run depends on has found.
+
+    Attributes:
+        text: a line for people.
+        is_over: whether the run has to end.
+        code: the exit code of the run if it has to. With 0, its processes get time to end by themselves.
+    """
 
     text: str
     is_over: bool
+    code: int = 1
 
 
 def places(*, chief: bool, workers: int, first_worker: int, total_workers: int | None) -> list[Place]:
@@ -84,6 +91,11 @@ class Run:
             and SIGKILL.
         look: called now and then; returns what there is to say of something else that the run depends on, such as its
             server, and whether the run has to end because of it.
+        companions: further processes by their names, and the command of each. They run as long as the others do, and
+            nothing depends on them.
+
+    Attributes:
+        is_stopped: whether somebody has stopped it, by a signal or by not reading its output.
     """
 
     def __init__(
@@ -97,32 +109,27 @@ class Run:
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
         look: Callable[[], Look | None] = lambda: None,
+        companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
+        self.is_stopped = False
         self._restart_window = restart_window
         self._give_up_on = give_up_on
         self._grace = grace
         self._look = look
         self._out, self._err = outputs(os.environ)
-        self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members))
+        self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members), *map(len, companions))
         self._guard = Guard(math.ceil(grace))
-        self._members = [
-            Member(
-                slot,
-                place,
-                command,
-                environment,
-                restarts=Restarts(restarts, restart_window),
-                guard=self._guard,
-                prefix=self._prefix(str(place)),
-                colour=_CHIEF_COLOUR
-                if place.role == "chief"
-                else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)],
-                out=self._out,
-                err=self._err,
-            )
-            for slot, place in enumerate(members)
+        self._members: list[Member] = []
+        self._chief: Member | None = None
+        for place in members:
+            is_chief = place.role == "chief"
+            colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
+            member = self._add(str(place), command, place.added_to(environment), colour, restarts)
+            if is_chief:
+                self._chief = member
+        self._companions = [
+            self._add(name, its_command, environment, _OWN_COLOUR, restarts) for name, its_command in companions.items()
         ]
-        self._chief = next((member for member in self._members if member.place.role == "chief"), None)
         # The exit code, once the run is ending. From then on nothing is started.
         self._code: int | None = None
         self._failed: CannotStartError | None = None
@@ -134,6 +141,24 @@ class Run:
         self._signals: list[int] = []
         self._interrupted = False
         self._woken: socket.socket | None = None
+
+    def _add(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str, restarts: int
+    ) -> Member:
+        member = Member(
+            len(self._members),
+            name,
+            command,
+            environment,
+            restarts=Restarts(restarts, self._restart_window),
+            guard=self._guard,
+            prefix=self._prefix(name),
+            colour=colour,
+            out=self._out,
+            err=self._err,
+        )
+        self._members.append(member)
+        return member
 
     def wait(self) -> int:
         """Starts the processes and blocks until all of them have ended. Returns the exit code of the run.
@@ -225,6 +250,7 @@ class Run:
             except OSError as error:
                 # The reader is gone. Like any other program, the run ends.
                 output.discard()
+                self.is_stopped = self.is_stopped or self._code is None
                 if error.errno not in (errno.EPIPE, errno.EIO):
                     self._end(1)
                     if output is not self._err and not self._unwritable:
@@ -242,7 +268,7 @@ class Run:
             member.start()
         except OSError as error:
             code = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}.get(error.errno or 0, 1)
-            self._failed = CannotStartError(f"cannot start {member.place}: {error.strerror or error}", code)
+            self._failed = CannotStartError(f"cannot start {member.name}: {error.strerror or error}", code)
             self._end(code)
 
     def _look_at_members(self) -> None:
@@ -258,26 +284,30 @@ class Run:
         code = STOPPED_BY_SIGNAL - status if status < 0 else status
         if self._code is not None:
             return
-        if status == 0:
+        is_companion = member in self._companions
+        if status == 0 and not is_companion:
             self._finished_by_itself(member)
             return
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-        if status in self._give_up_on:
+        if status in self._give_up_on and not is_companion:
             self.say(
-                f"{member.place} {how}: it would fail again, so it is not started again (--give-up-on), and the run "
+                f"{member.name} {how}: it would fail again, so it is not started again (--give-up-on), and the run "
                 "ends. Its output above may say why"
             )
             self._end(code)
             return
         pause = member.restarts.pause_after(member.lived, time.monotonic())
         if pause is not None:
-            self.say(f"{member.place} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
+            self.say(f"{member.name} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
             member.restart_at = time.monotonic() + pause
+            return
+        if is_companion:
+            self.say(f"{member.name} {how} too often; the run continues without it")
             return
         deaths = member.restarts.deaths
         often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(self._restart_window)}"
         self.say(
-            f"{member.place} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
+            f"{member.name} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
             "--restarts allows more deaths"
         )
         self._end(code)
@@ -286,18 +316,22 @@ class Run:
         if member is self._chief:
             # The loops of the workers end as well, once they see that the chief has finished.
             self._end(0, patience=self._grace)
-        elif self._chief is None and not any(other.running or other.restart_at is not None for other in self._members):
+        elif self._chief is None and not any(other.running or other.restart_at is not None for other in self._main):
             self._end(0)
+
+    @property
+    def _main(self) -> list[Member]:
+        """The members on which the run depends."""
+        return [member for member in self._members if member not in self._companions]
 
     def _look_at_server_and_guard(self) -> None:
         if not self._guard.alive:
             self._replace_guard()
         if self._code is None:
-            found = self._look()
-            if found is not None:
+            while self._code is None and (found := self._look()) is not None:
                 self.say(found.text)
                 if found.is_over:
-                    self._end(1)
+                    self._end(found.code, patience=0.0 if found.code else self._grace)
 
     def _replace_guard(self) -> None:
         leaders = {member.slot: member.group for member in self._members}
@@ -311,6 +345,7 @@ class Run:
     def _handle_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
+            self.is_stopped = self.is_stopped or self._code is None
             self._end(STOPPED_BY_SIGNAL + number)
             # A terminal that is closed sends SIGHUP more than once, so only Ctrl-C counts as impatience.
             if number != signal.SIGINT:
@@ -334,10 +369,15 @@ class Run:
     def _hurry(self) -> None:
         """Sends the signals that are due."""
         now = time.monotonic()
+        if self._terminate_at is not None and self._companions and all(member.idle for member in self._main):
+            self._terminate_at = now
         if self._terminate_at is not None and now >= self._terminate_at:
-            late = [str(member.place) for member in self._members if member.running]
+            late = [member.name for member in self._main if member.running]
             if self._patient and late:
-                self.say(f"{self._grace:g} s after the end of the chief, still running and stopped: {', '.join(late)}")
+                whose = "training" if self._chief is None else "chief"
+                self.say(
+                    f"{self._grace:g} s after the end of the {whose}, still running and stopped: {', '.join(late)}"
+                )
             for member in self._members:
                 member.signal(signal.SIGTERM)
             self._terminate_at, self._kill_at = None, now + self._grace

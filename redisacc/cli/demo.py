@@ -18,10 +18,11 @@ import redisacc
 from redisacc._admin.training import delete_training
 from redisacc._launch.restarts import Restarts
 from redisacc._launch.run import Run, places
+from redisacc._launch.server_keeper import ServerKeeper
 from redisacc.cli.shared.failures import interrupts_raise, report_failures
 from redisacc.cli.shared.options import transport_of
 from redisacc.cli.shared.output import count_text, echo_wrapped
-from redisacc.cli.shared.own_server import ServerKeeper, own_server
+from redisacc.cli.shared.own_server import own_server
 from redisacc.demo import DemoError
 from redisacc.demo.settings import Settings, training_options
 from redisacc.demo.skipgram import Array, initial_parameters, neighbours

@@ -29,9 +29,10 @@ __all__ = ["reduce"]
     metavar="HOST:PORT",
     help="On a Redis Cluster: work only on what this node stores. Run one on the machine of each node.",
 )
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors.")
 @redis_option
 @report_failures
-def reduce(*, pattern: str, max_accumulators: int, node: str | None, url: str | None) -> None:
+def reduce(*, pattern: str, max_accumulators: int, node: str | None, quiet: bool, url: str | None) -> None:
     """Add up large gradients next to the server, so that takers on other machines fetch only their sum.
 
     PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
@@ -42,7 +43,9 @@ def reduce(*, pattern: str, max_accumulators: int, node: str | None, url: str | 
         try:
             reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators, node=node)
             where = "" if node is None else f" on {printable(node)}"
-            echo_wrapped(f"reducing {printable(pattern)}{where}; Ctrl-C stops it")
+            if not quiet:
+                echo_wrapped(f"reducing {printable(pattern)}{where}; Ctrl-C stops it")
             reducer.run()
         except KeyboardInterrupt:
-            echo_wrapped("stopped")
+            if not quiet:
+                echo_wrapped("stopped")

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 from click.core import ParameterSource
 
-from redisacc._handles.environment import MAX_WORKERS
+from redisacc._handles.environment import MAX_WORKERS, Place
+from redisacc._launch.hosts.events import workers_text
+from redisacc._launch.hosts.host import HostOptions, ThisHost
 from redisacc._launch.restarts import PERMANENT, WINDOW, Restarts
-from redisacc._launch.run import CannotStartError, Run, places
+from redisacc._launch.run import CannotStartError, Look, Run, places
+from redisacc._launch.server_keeper import ServerKeeper
 from redisacc._redis.connect import DEFAULT_URL
-from redisacc._text import shown
-from redisacc.cli.shared.failures import fail, report_failures
+from redisacc._text import MESSAGE, printable, shown
+from redisacc.cli.shared.failures import fail, interrupts_raise, report_failures
 from redisacc.cli.shared.options import NonEmptyPath, Seconds, redis_option, transport_of
-from redisacc.cli.shared.own_server import ServerKeeper, own_server
+from redisacc.cli.shared.own_server import own_server
+from redisacc.cli.shared.several_hosts import SeveralHosts, several_hosts_options
+from redisacc.embedded import Server
 
 __all__ = ["run"]
 
@@ -109,6 +118,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     help="TCP port of that server, on the loopback interface only.  [default: a free one]",
 )
 @redis_option
+@several_hosts_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENT]...")
 @click.pass_context
 @report_failures
@@ -128,6 +138,7 @@ def run(
     durable: bool,
     server_port: int | None,
     url: str | None,
+    several: SeveralHosts,
     command: tuple[str, ...],
 ) -> None:
     """Run one chief and N workers on this machine, all with the same program.
@@ -142,18 +153,27 @@ def run(
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
 
-    Further machines run workers only, against the same server:
+    On several hosts, start the same command on each. They meet at the address of one of them:
+
+    \b
+      redisacc run --hosts 4 --meet host1:6400 --workers 2 --no-chief -- python train.py
+
+    Or let further machines run workers only, against a server that all of them reach:
 
     \b
       redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
     """
+    several.check()
+    is_given = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     has_server = with_server or server_dir is not None or server_port is not None
-    if has_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+    if has_server and is_given:
         raise click.UsageError("give --redis or --server, not both")
     if durable and server_dir is None:
         raise click.UsageError("--durable needs --server-dir: in a temporary directory, nothing outlives the run")
     if no_chief and not workers:
         raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
+    if several.hosts is not None:
+        _check_several(workers, first_worker, total_workers, with_server=with_server, server_port=server_port)
     if first_worker + workers > (total_workers or MAX_WORKERS):
         raise click.UsageError(
             f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
@@ -162,37 +182,107 @@ def run(
     if total_workers is None and not no_chief and workers:
         total_workers = first_worker + workers
     _check_program(command[0])
-    members = places(chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
-    with own_server(server_dir, server_port, durable=durable) if has_server else contextlib.nullcontext() as server:
-        if server is None:
-            # Now, rather than as a traceback of every process.
-            transport_of(url)
-        environment = {
+
+    def new_run(
+        members: Sequence[Place],
+        url: str,
+        look: Callable[[], Look | None],
+        companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> Run:
+        return Run(
+            members,
+            command,
             # Lines appear when they are written, and not when a block of them is full.
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-            "REDISACC_URL": url or DEFAULT_URL if server is None else server.url,
-        }
-        keeper = ServerKeeper(server, Restarts(restarts, restart_window), keeps_data=server_dir is not None)
-        try:
-            started = Run(
-                members,
-                command,
-                environment,
-                restarts=restarts,
-                restart_window=restart_window,
-                give_up_on=give_up_on,
-                grace=grace,
-                look=keeper.look,
+            {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
+            restarts=restarts,
+            restart_window=restart_window,
+            give_up_on=give_up_on,
+            grace=grace,
+            look=look,
+            companions=companions,
+        )
+
+    def new_restarts() -> Restarts:
+        return Restarts(restarts, restart_window)
+
+    try:
+        if several.hosts is None:
+            members = places(
+                chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers
             )
-            if server is not None:
-                # The process ids are for those who want to end or kill one of the two.
-                how = f"started {server.version} as process {server.pid}; it is ready at {server.url}"
-                started.say(f"process {os.getpid()} {how}")
-            code = started.wait()
-        except CannotStartError as error:
-            fail(str(error), error.exit_code)
+            with own_server(server_dir, server_port, durable=durable) if has_server else nullcontext() as server:
+                code = _run_alone(server, url, members, new_run, new_restarts(), keeps_data=server_dir is not None)
+        else:
+            options = several.options(
+                workers=workers,
+                chief=not no_chief,
+                nodes=not is_given,
+                program=command,
+                directory=server_dir,
+                durable=durable,
+                restarts=new_restarts,
+                grace=grace,
+            )
+            code = _run_with_others(options, url if is_given else None, new_run)
+    except CannotStartError as error:
+        fail(str(error), error.exit_code)
     raise SystemExit(code)
+
+
+def _check_several(
+    workers: int, first_worker: int, total_workers: int | None, *, with_server: bool, server_port: int | None
+) -> None:
+    if not workers:
+        raise click.UsageError("with --hosts, each host has at least one worker")
+    if first_worker or total_workers is not None:
+        raise click.UsageError(
+            "with --hosts, workers get their numbers from the hosts: leave out --first-worker and --total-workers"
+        )
+    if with_server or server_port is not None:
+        raise click.UsageError("with --hosts, each host starts a node: leave out --server, and see --node-port")
+
+
+def _run_alone(
+    server: Server | None,
+    url: str | None,
+    members: Sequence[Place],
+    new_run: Callable[..., Run],
+    restarts: Restarts,
+    *,
+    keeps_data: bool,
+) -> int:
+    """Runs the processes of a training on one machine. Returns the exit code."""
+    if server is None:
+        # Now, rather than as a traceback of every process.
+        transport_of(url)
+    keeper = ServerKeeper(server, restarts, keeps_data=keeps_data)
+    started = new_run(members, url or DEFAULT_URL if server is None else server.url, keeper.look)
+    if server is not None:
+        # The process ids are for those who want to end or kill one of the two.
+        how = f"started {server.version} as process {server.pid}; it is ready at {server.url}"
+        started.say(f"process {os.getpid()} {how}")
+    return started.wait()
+
+
+def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..., Run]) -> int:
+    """Runs this host's processes of a training on several hosts. Returns the exit code."""
+    terms = options.terms
+
+    def say(text: str) -> None:
+        click.echo(f"redisacc | {printable(text, MESSAGE)}", err=True)
+
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), ThisHost(options, say) as host:
+        host.come()
+        total = None if host.is_guest else terms.hosts * terms.workers
+        chief = terms.chief and host.is_first
+        members = places(chief=chief, workers=terms.workers, first_worker=host.first_worker, total_workers=total)
+        reduce = [sys.executable, "-m", "redisacc", "reduce", "--quiet", "--node"]
+        names = [f"reducer {number}" if number > 1 else "reducer" for number in range(1, len(host.addresses) + 1)]
+        reducers = {name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)}
+        started = new_run(members, url or host.url, host.look, reducers)
+        started.say(f"process {os.getpid()} runs {workers_text(host.first_worker, terms.workers)} on this host")
+        code = started.wait()
+        return host.finish(code, stopped=started.is_stopped)
 
 
 def _check_program(program: str) -> None:

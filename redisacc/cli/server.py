@@ -15,9 +15,9 @@ import click
 import redis
 
 from redisacc._handles.reducer import Reducer
+from redisacc._launch.server_keeper import how_it_ended
 from redisacc.cli.shared.failures import interrupts_raise
 from redisacc.cli.shared.options import NonEmptyPath
-from redisacc.cli.shared.own_server import how_it_ended
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
 

@@ -37,8 +37,9 @@ class ClusterNode(Server):
     def __init__(self, *, node_timeout_ms: int, **options: Any) -> None:
         super().__init__(**options)
         self._node_timeout_ms = node_timeout_ms
-        # What the last run left in its directory, which may be gone.
+        # What the last run left in its directory, which may be gone; or what it is to begin with instead.
         self._configuration = b""
+        self._is_given = False
 
     def _free_address(self) -> TCPAddress:
         for _ in range(100):
@@ -67,14 +68,17 @@ class ClusterNode(Server):
             configuration.write_bytes(self._configuration)
 
     def configure(self, configuration: bytes) -> None:
-        """Gives the node a configuration to begin with, unless its directory holds one."""
+        """Gives the node a configuration to begin with at its next start, unless its `dir` holds one."""
         self._configuration = configuration
+        self._is_given = True
 
     def start(self, timeout: float = 30.0) -> None:
         """Starts the node as `Server.start` does. One that has crashed comes back as the same node."""
-        if self._child is not None and self._child.owned and not self._child.alive():
+        child = self._child
+        if child is not None and child.owned and not child.alive() and not self._is_given:
             self._keep_configuration()
         super().start(timeout)
+        self._is_given = False
 
     def _keep_configuration(self) -> None:
         # Its directory may be a temporary one, which goes with it.

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from redisacc._launch.restarts import Restarts
-from redisacc._launch.run import Look
-from redisacc._text import printable_lines
 from redisacc.cli.shared.failures import interrupts_raise
 from redisacc.embedded import Server
-from redisacc.embedded.guarded_process import status_text
-from redisacc.errors import ServerError
 
-__all__ = ["ServerKeeper", "how_it_ended", "own_server"]
-
-# The last line that a server logs when it starts.
-_READY = "Ready to accept connections"
-_LOG_LINES = 1000
+__all__ = ["own_server"]
 
 
 @contextlib.contextmanager
@@ -35,74 +24,3 @@ def own_server(directory: Path | None = None, port: int | None = None, *, durabl
     """
     with interrupts_raise(signal.SIGTERM, signal.SIGHUP), Server(directory, port=port, durable=durable) as server:
         yield server
-
-
-class ServerKeeper:
-    """Starts the server of a run again if it was killed or has crashed, at the same address.
-
-    Args:
-        server: the server. None: there is nothing to keep.
-        restarts: how often it is started again within a time.
-        keeps_data: whether it has a directory of its own, so that it starts with what it had written.
-    """
-
-    def __init__(self, server: Server | None, restarts: Restarts, *, keeps_data: bool) -> None:
-        self._server = server
-        self._restarts = restarts
-        self._keeps_data = keeps_data
-        self._started_at = time.monotonic()
-        # While it starts: a thread, because it may load a large file, and the run goes on.
-        self._starting: threading.Thread | None = None
-        self._error: ServerError | None = None
-
-    def look(self) -> Look | None:
-        """Looks after the server. Returns what there is to say, None if nothing has changed. Never blocks."""
-        server = self._server
-        if server is None:
-            return None
-        if self._starting is not None:
-            return None if self._starting.is_alive() else self._look_at_start(server)
-        return None if server.running else self._look_at_end(server)
-
-    def _look_at_start(self, server: Server) -> Look:
-        self._starting = None
-        if self._error is not None or not server.running:
-            return Look(f"the server cannot be started again: {self._error or 'it ended at once'}", is_over=True)
-        self._started_at = time.monotonic()
-        return Look(f"the server is back as process {server.pid}", is_over=False)
-
-    def _look_at_end(self, server: Server) -> Look:
-        text = how_it_ended(server)
-        now = time.monotonic()
-        # Somebody who shuts a server down does not want it back.
-        pause = None if server.exit_status == 0 else self._restarts.pause_after(now - self._started_at, now)
-        if pause is None:
-            return Look(text, is_over=True)
-        self._starting = threading.Thread(target=self._start, args=(server, pause), daemon=True)
-        self._starting.start()
-        kept = "" if self._keeps_data else ". Its data were in memory only; trainings continue from what processes have"
-        return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{kept}", is_over=False)
-
-    def _start(self, server: Server, pause: float) -> None:
-        time.sleep(pause)
-        try:
-            server.start()
-        except ServerError as error:
-            self._error = error
-
-
-def how_it_ended(server: Server) -> str:
-    """Returns a message about a server that has ended by itself: how, and what it has logged since it was ready.
-
-    What it logged before, such as advice about the settings of the kernel, is not why it ended.
-    """
-    status = server.exit_status
-    text = "the server ended unexpectedly" if status is None else f"the server {status_text(status)}"
-    if status == -signal.SIGKILL:
-        text += ", by somebody or by the kernel for lack of memory, which `dmesg` reports"
-    log = server.log_tail(_LOG_LINES).split("\n")
-    ready = max((number for number, line in enumerate(log) if _READY in line), default=-1)
-    tail = "\n".join(log[ready + 1 :][-10:])
-    if not tail:
-        return f"{text}. It has logged nothing since it was ready"
-    return f"{text}; the end of its log: {printable_lines(tail)}"
