@@ -26,7 +26,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.parameters.conclusion import conclude
-from redisacc._protocol.parameters.marks import is_lost
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
@@ -283,6 +283,9 @@ class Chief(Participant):
         **options: Any,
     ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
+        if self._follows and not self._was_deleted():
+            # While this process stood by, the server may have lost the training that it saw when it came.
+            self._parameters._forget()
         self._parameters.check(parameters, state=state)
         published = self._parameters.step()
         claimed = None
@@ -312,6 +315,11 @@ class Chief(Participant):
                 self.step,
                 extra={"accumulator": self.shared_name, "global_step": self.step},
             )
+
+    def _was_deleted(self) -> bool:
+        """Returns whether the training that this process saw when it came was deleted."""
+        deleted = deleted_incarnations(self._transport, ParameterKeys(self.shared_name))
+        return self._parameters._reader.incarnation in deleted
 
     def _begin_rounds(self, parameters: Any, state: Any) -> bool:
         """Continues with what is published, or publishes the parameters. Returns whether the training is new."""

@@ -366,6 +366,25 @@ def test_a_chief_that_finds_nothing_asks_the_workers(training, background, until
 
 
 @pytest.mark.loses_data
+def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, background, until, caplog):
+    """The node of the chief's host dies with it, and comes back empty."""
+    caplog.set_level("INFO")
+    first = training.chief()
+    successor = background(lambda: training.chief(standby=True))
+    until(lambda: "is the chief; standing by to follow it" in caplog.text)
+    one = training.work()
+    for taken in first.rounds():
+        first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
+        if first.step == 2:
+            break
+    training.client.flushall()
+    second = successor.result(60)
+    assert (second.step, second.parameters["w"].tolist()) == (2, [2, 1])
+    training.lead(second, 4)
+    assert one.result(60)[1][-1] == 3
+
+
+@pytest.mark.loses_data
 def test_workers_that_compute_claim_what_they_have(training, background, until):
     """The thread that extends the lease claims. The worker publishes when it applies its gradient."""
     ahead, _first, _, _ = emptied_without_a_chief(training, background)
