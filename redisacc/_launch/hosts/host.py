@@ -219,7 +219,8 @@ class ThisHost:
                 "address that the others use, or correct /etc/hosts",
                 1,
             )
-        if free:
+        # All addresses of the loopback interface are this machine's, and those that differ stand for other machines.
+        if free and (self._address == address or not meet.is_loopback):
             with contextlib.suppress(PortInUseError):
                 server = Server(port=meet.port, host=address, password=password, tls=tls)
                 server.start()

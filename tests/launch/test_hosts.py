@@ -1,0 +1,247 @@
+"""`redisacc run --hosts`: hosts that come, die, return and are too many. Each has a loopback address of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import wait_for
+
+pytestmark = [
+    pytest.mark.servers("valkey"),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
+]
+
+PORT = 6400
+SECRET = 'se"cret \\ %41'
+
+TRAINING = """
+import sys, time
+import numpy as np
+import redisacc
+
+optimizer = redisacc.optim.SGD(0.1)
+with redisacc.Training("hosts", {"w": np.zeros(2)}, optimizer=optimizer, workers=WORKERS) as training:
+    for step, weights in training.steps(until=UNTIL):
+        time.sleep(0.02)
+        training.apply({"w": weights["w"] + step})
+        if step == 20:
+            print("step 20")
+    print(training.latest()[1]["w"].tolist())
+"""
+
+
+def training(until, workers=None):
+    return TRAINING.replace("UNTIL", str(until)).replace("WORKERS", str(workers))
+
+
+def trained(until):
+    """What weights each process prints at the end, however many there are: their gradients are the same."""
+    weights = np.zeros(2)
+    for step in range(until):
+        weights -= 0.1 * (weights + step)
+    return str(weights.tolist())
+
+
+class Hosts:
+    """Starts runs on hosts, which are named a, b, c and so on; `meet` is on the first."""
+
+    def __init__(self, start):
+        self._start = start
+        # Tests that run at the same time have other addresses, so the ports may be the same.
+        self._block = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
+        self.meet = f"{self.address('a')}:{PORT}"
+
+    def address(self, name):
+        return f"{self._block}.{ord(name) - ord('a') + 1}"
+
+    def __call__(self, name, hosts, *options, meet=None, **more):
+        where = ("--meet", meet or self.meet, "--address", self.address(name), "--host-name", name)
+        given = {"REDISACC_URL": "", "REDISACC_PASSWORD": SECRET, **more}
+        return self._start("--hosts", hosts, *where, "--workers", 1, "--no-chief", *options, **given)
+
+
+@pytest.fixture
+def host(start):
+    return Hosts(start)
+
+
+def says(run, text, count=1):
+    """Waits until a run has said something on standard error."""
+    wait_for(lambda: run.err.count(text) >= count or run.process.poll() is not None)
+    assert run.err.count(text) >= count, (text, run.out, run.err)
+
+
+def servers_of(run):
+    """The process ids of a run's servers."""
+    found = []
+    for pid in run.left():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith(("redis-server", "valkey-server")):
+                found.append(pid)
+    return found
+
+
+def kill(run):
+    """Kills a host's command and its servers at once, as if its power failed."""
+    for pid in [run.process.pid, *servers_of(run)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.process.wait(10)
+    wait_for(lambda: not run.left())
+
+
+@pytest.mark.parametrize(
+    "victim", ["a", pytest.param("b", marks=pytest.mark.thorough)], ids=["meeting_host", "another"]
+)
+def test_a_host_that_dies_takes_its_place_again(host, victim):
+    script = training(until=60)
+    runs = {name: host(name, 2, script=script) for name in "ab"}
+    for run in runs.values():
+        run.seen("step 20")
+    (number,) = set(re.findall(r"runs (worker \d) on this host", runs[victim].err))
+    kill(runs[victim])
+    runs[victim] = host(victim, 2, script=script)
+    for run in runs.values():
+        assert run.code() == 0, run.err
+        assert run.out.splitlines()[-1].endswith(f"| {trained(60)}")
+        assert f"redisacc | host {victim} is back\n" in run.err
+        assert SECRET not in run.out + run.err
+    assert f"runs {number} on this host" in runs[victim].err
+    (other,) = {"a", "b"} - {victim}
+    for number, name in enumerate("ab", 1):
+        assert f"redisacc | host {name} has come to {host.meet} ({number} of 2)\n" in runs[other].err
+    ready = "all 2 hosts have come, and the cluster of 2 nodes is ready: workers 0 to 1"
+    assert f"redisacc | {ready}\n" in runs[other].err
+
+
+# Who may come. These hosts have no nodes, because there is a server.
+
+WAIT = "import time; print('ready'); time.sleep(1000)"
+
+
+@pytest.fixture
+def waiting(host, real_server):
+    """Starts a host whose processes do nothing."""
+    return lambda name, hosts, *options, **more: host(
+        name, hosts, "--redis", real_server.url, *options, script=WAIT, **more
+    )
+
+
+def test_a_host_too_many_and_another_training_are_refused(waiting, host):
+    runs = [waiting(name, 2) for name in "ab"]
+    for run in runs:
+        run.seen("ready")
+    refused = {
+        "host c is one too many for the 2 hosts": waiting("c", 2),
+        "host a is in the training at": waiting("a", 2),
+        "--hosts is 2 there and 3 here": waiting("c", 3),
+        "it was started with --redis, and this command is not": host("c", 2, script=WAIT),
+        "has another password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD="wrong"),
+        "has a password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD=""),
+    }
+    for text, run in refused.items():
+        assert run.code() == 1
+        assert text in run.err
+        assert "Traceback" not in run.err
+    for run in runs:
+        assert run.process.poll() is None
+        assert "gone" not in run.err
+
+
+def test_a_host_joins_with_more_workers_and_leaves(waiting):
+    runs = [waiting(name, 2) for name in "ab"]
+    for run in runs:
+        run.seen("ready")
+    guest = waiting("c", 2, "--join")
+    assert guest.seen("ready")
+    assert "runs worker 2 on this host" in guest.err
+    says(runs[1], "host c joins with worker 2")
+    guest.signal(signal.SIGINT)
+    assert guest.code() == 130
+    says(runs[1], "host c is gone")
+    assert runs[0].process.poll() is None
+
+
+def test_a_process_that_is_given_up_ends_the_run_on_all_hosts(host, real_server):
+    script = (
+        "import os, sys, time; time.sleep(0.1 if os.environ['REDISACC_WORKER_NUMBER'] == '1' else 1000); sys.exit(3)"
+    )
+    runs = {name: host(name, 2, "--redis", real_server.url, "--restarts", 0, script=script) for name in "ab"}
+    assert sorted(run.code() for run in runs.values()) == [1, 3]
+    for run in runs.values():
+        assert re.search(r"a process on host [ab] was given up \(exit code 3\): the run ends on all hosts", run.err)
+
+
+def test_a_host_that_never_comes_is_waited_for_with_words(waiting, host):
+    run, lost = waiting("b", 2), host("a", 3, script=WAIT)
+    says(run, "2 of 2" if False else "waiting for")
+    says(lost, "waiting for 2 of 3 hosts; a has come to")
+    assert f"check that the same command runs and can reach port {PORT} on" in lost.err
+    assert f"and {PORT + 1} and {PORT + 10001} on all of them" in lost.err
+    for one in (run, lost):
+        one.signal(signal.SIGINT)
+        assert one.code() == 130
+
+
+def test_what_answers_is_no_meeting_point(waiting, host, real_server):
+    run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")
+    says(run, "waiting for 2 of 2 hosts; none has come")
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
+def test_nobody_listens_where_hosts_meet(waiting):
+    run = waiting("b", 2)
+    says(run, "It is on the host that has this address: does the command run there")
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
+def test_a_port_that_is_in_use(host):
+    with socket.socket() as taken:
+        taken.bind((host.address("a"), PORT + 1))
+        taken.listen()
+        runs = [host("a", 1, script=WAIT)]
+        assert runs[0].code() == 1
+    assert f"port {PORT + 1} of {host.address('a')} is in use, by another training or another program" in runs[0].err
+
+
+WRONG = [
+    (("--hosts", 2), "--hosts and --meet go together"),
+    (("--meet", "a:1"), "--hosts and --meet go together"),
+    (("--join",), "--join needs --hosts"),
+    (("--replicas", 1), "--replicas needs --hosts"),
+    (("--hosts", 2, "--meet", "a"), "--meet must be HOST:PORT"),
+    (("--hosts", 2, "--meet", "a:6400"), "servers that other hosts reach need a password: set REDISACC_PASSWORD"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--address", "10.0.0.1"), "need a password"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--address", "x"), "--address must be an IP address, not 'x'"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--replicas", 1), "--replicas needs at least 3 hosts, not 2"),
+    (("--hosts", 2, "--meet", "127.0.0.1:60000"), "a node cannot have the port 60001"),
+    (("--hosts", 2, "--meet", "127.0.0.1:6400", "--node-port", 6400), "so no node can have it"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--host-name", "a b"), "the name of this host is 'a b'"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--tls-cert", "x"), "--tls-key and --tls-ca is missing"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--password-file", "absent"), "cannot read the password"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--server"), "leave out --server"),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--first-worker", 1), "leave out --first-worker"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: " ".join(map(str, value))[:40])
+def test_options_that_cannot_be_right(options, message, monkeypatch):
+    from click.testing import CliRunner
+
+    from redisacc.cli.run import run
+
+    monkeypatch.delenv("REDISACC_PASSWORD", raising=False)
+    done = CliRunner().invoke(run, ["--workers", "1", *map(str, options), "--", "true"])
+    assert done.exit_code in (1, 2)
+    assert message in " ".join(done.output.split())
