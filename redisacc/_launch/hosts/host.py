@@ -413,6 +413,7 @@ class ThisHost:
             deadline = time.monotonic() + _LAST_WORDS
             while self._agreement.phase == READY and time.monotonic() < deadline:
                 time.sleep(_PAUSE)
+            self._say_looks()
             return code
         self._attendance.tell(stage=FINISHED)
         reminder = _Reminder(self._say)

@@ -53,6 +53,8 @@ class Crew:
         self._name = name
         self._holder = holder
         self._who = who
+        # The holder of the lease for which this process has stood by.
+        self._followed: str | None = None
 
     def blocking(self) -> Crew:
         """Returns the same for a thread of its own."""
@@ -146,24 +148,23 @@ class Crew:
             cancel: asked several times a second. True ends the wait.
 
         Returns:
-            Whether another process had it.
+            Whether another process had it, in this call or in one that the loss of the server has ended.
 
         Raises:
             CancelledError: ``cancel`` has returned True.
         """
-        holder = None
         while (taken := self._take(place)) is not None:
-            if taken.who != holder:
-                holder = taken.who
+            if taken.who != self._followed:
+                self._followed = taken.who
                 logger.info(
                     "%s: %s is the %s; standing by to follow it",
                     self._name,
-                    holder,
+                    taken.who,
                     place,
                     extra={"accumulator": self._name},
                 )
             self._watch(taken, cancel)
-        return holder is not None
+        return self._followed is not None
 
     def _watch(self, taken: HeldByOther, cancel: Callable[[], bool]) -> None:
         """Blocks for a moment: until the holder of a lease is known to be dead, or it is time to ask the server."""
