@@ -156,7 +156,8 @@ def run(
     On several hosts, start the same command on each. They meet at the address of one of them:
 
     \b
-      redisacc run --hosts 4 --meet host1:6400 --workers 2 --no-chief -- python train.py
+      redisacc run --hosts 4 --meet host1:6400 --no-chief --workers 2 \\
+        -- python train.py
 
     Or let further machines run workers only, against a server that all of them reach:
 

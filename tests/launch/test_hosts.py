@@ -8,7 +8,6 @@ import re
 import secrets
 import signal
 import socket
-import time
 from pathlib import Path
 
 import numpy as np
