@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import secrets
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 from runs import wait_for
+
+from redisacc._launch.hosts.agreement import new_agreement
+from redisacc._launch.hosts.documents import OVER, Terms
+from redisacc._launch.hosts.host import HostOptions, ThisHost
+from redisacc._launch.hosts.meeting_point import Meet, MeetingPoint
+from redisacc._launch.hosts.nodes import Nodes
+from redisacc._launch.restarts import Restarts
+from redisacc._launch.run import CannotStartError
+from redisacc.embedded.addresses import TCPAddress
+from redisacc.errors import ServerError
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -141,8 +154,10 @@ def test_a_host_too_many_and_another_training_are_refused(waiting, host):
         run.seen("ready")
     refused = {
         "host c is one too many for the 2 hosts": waiting("c", 2),
-        "host a is in the training at": waiting("a", 2),
-        "--hosts is 2 there and 3 here": waiting("c", 3),
+        f"host a is in the training at {host.meet} already, and its command runs. If this is another host, "
+        "give it a --host-name of its own; another training needs another port in --meet": waiting("a", 2),
+        "--hosts is 2 there and 3 here. Give the same command on every host, and another port in --meet for another "
+        "training": waiting("c", 3),
         "it was started with --redis, and this command is not": host("c", 2, script=WAIT),
         "has another password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD="wrong"),
         "has a password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD=""),
@@ -211,7 +226,78 @@ def test_a_port_that_is_in_use(host):
         taken.listen()
         runs = [host("a", 1, script=WAIT)]
         assert runs[0].code() == 1
-    assert f"port {PORT + 1} of {host.address('a')} is in use, by another training or another program" in runs[0].err
+    where = f"port {PORT + 1} of {host.address('a')}"
+    told = "is in use, by another training or another program: choose another --node-port, or another port in --meet"
+    assert f"{where} {told}" in runs[0].err
+
+
+def test_an_address_that_is_not_this_hosts(host):
+    run = host("a", 1, "--address", "192.0.2.1", script=WAIT)
+    assert run.code() == 1
+    assert "192.0.2.1 is no address of this host: give its own as --address" in run.err
+
+
+def test_a_training_that_has_just_ended(waiting, real_server):
+    terms = Terms(
+        hosts=2, workers=1, replicas=0, chief=False, nodes=False, program=f"{Path(sys.executable).name} script.py"
+    )
+    ended = dataclasses.replace(new_agreement("a", terms), phase=OVER)
+    point = MeetingPoint(TCPAddress(real_server.port))
+    point.write(ended)
+    run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")
+    assert run.code() == 1
+    assert "has just ended: wait a few seconds" in run.err
+    point.close()
+    with redis.Redis(port=real_server.port) as client:
+        client.delete("redisacc:meeting:agreement")
+
+
+def test_a_name_that_is_the_loopback_interface_here(monkeypatch):
+    """As Debian writes the name of a machine into /etc/hosts."""
+    monkeypatch.setattr(Meet, "resolve", lambda _: "127.0.1.1")
+    terms = Terms(hosts=1, workers=1, replicas=0, chief=False, nodes=False, program="true")
+    options = HostOptions(
+        meet=Meet("host1", 6400),
+        terms=terms,
+        name="a",
+        address=None,
+        node_port=6401,
+        joins=False,
+        password="secret",
+        tls=None,
+        directory=None,
+        durable=False,
+        restarts=lambda: Restarts(0, 60),
+        grace=0,
+    )
+    told = (
+        "host1 is 127.0.1.1 on this machine, which other machines cannot reach: give --meet with the address that the"
+    )
+    with ThisHost(options, print) as this, pytest.raises(CannotStartError, match=told):
+        this.come()
+
+
+def test_the_directory_of_another_training(tmp_path, host):
+    nodes = Nodes(
+        host.address("a"),
+        [PORT],
+        None,
+        None,
+        directory=tmp_path,
+        durable=False,
+        restarts=lambda: Restarts(0, 60),
+        others=list,
+    )
+    (identity,) = nodes.start()
+    nodes.stop()
+    try:
+        told = (
+            f"holds a node of another training, {identity} instead of {'ab' * 20}: choose another directory, or remove"
+        )
+        with pytest.raises(ServerError, match=told):
+            nodes.come_back(["ab" * 20])
+    finally:
+        nodes.stop()
 
 
 WRONG = [
@@ -220,17 +306,30 @@ WRONG = [
     (("--join",), "--join needs --hosts"),
     (("--replicas", 1), "--replicas needs --hosts"),
     (("--hosts", 2, "--meet", "a"), "--meet must be HOST:PORT"),
-    (("--hosts", 2, "--meet", "a:6400"), "servers that other hosts reach need a password: set REDISACC_PASSWORD"),
+    (
+        ("--hosts", 2, "--meet", "a:6400"),
+        "servers that other hosts reach need a password: set REDISACC_PASSWORD to the same one on every host, or give "
+        "a file that holds it as --password-file",
+    ),
     (("--hosts", 2, "--meet", "127.0.0.1:1", "--address", "10.0.0.1"), "need a password"),
     (("--hosts", 2, "--meet", "127.0.0.1:1", "--address", "x"), "--address must be an IP address, not 'x'"),
     (("--hosts", 2, "--meet", "127.0.0.1:1", "--replicas", 1), "--replicas needs at least 3 hosts, not 2"),
     (("--hosts", 2, "--meet", "127.0.0.1:60000"), "a node cannot have the port 60001"),
-    (("--hosts", 2, "--meet", "127.0.0.1:6400", "--node-port", 6400), "so no node can have it"),
-    (("--hosts", 2, "--meet", "127.0.0.1:1", "--host-name", "a b"), "the name of this host is 'a b'"),
+    (
+        ("--hosts", 2, "--meet", "127.0.0.1:6400", "--node-port", 6400),
+        "the meeting point has port 6400, so no node can have it: see --node-port",
+    ),
+    (
+        ("--hosts", 2, "--meet", "127.0.0.1:1", "--host-name", "a b"),
+        "give it one of 1 to 64 letters, digits, dots, hyphens and underscores as --host-name",
+    ),
     (("--hosts", 2, "--meet", "127.0.0.1:1", "--tls-cert", "x"), "--tls-key and --tls-ca is missing"),
     (("--hosts", 2, "--meet", "127.0.0.1:1", "--password-file", "absent"), "cannot read the password"),
-    (("--hosts", 2, "--meet", "127.0.0.1:1", "--server"), "leave out --server"),
-    (("--hosts", 2, "--meet", "127.0.0.1:1", "--first-worker", 1), "leave out --first-worker"),
+    (
+        ("--hosts", 2, "--meet", "127.0.0.1:1", "--server"),
+        "each host starts a node: leave out --server, and see --node-port",
+    ),
+    (("--hosts", 2, "--meet", "127.0.0.1:1", "--first-worker", 1), "leave out --first-worker and --total-workers"),
 ]
 
 

@@ -211,6 +211,8 @@ class ThisHost:
             free = can_listen_at(address, meet.port)
             # If the meeting point is here, other hosts reach this one by its address.
             self._address = self._options.address or own_address_towards(address, meet.port)
+            if can_listen_at(self._address, 0) is None:
+                raise CannotStartError(f"{self._address} is no address of this host: give its own as --address", 1)
         except OSError as error:
             raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
         if ipaddress.ip_address(address).is_loopback and not meet.is_loopback:
@@ -362,8 +364,6 @@ class ThisHost:
                 free = can_listen_at(self._address, port)
             except OSError as error:
                 raise CannotStartError(f"cannot use port {port} for a node: {error}", 1) from None
-            if free is None:
-                raise CannotStartError(f"{self._address} is no address of this host: give its own as --address", 1)
             if not free:
                 raise CannotStartError(
                     f"port {port} of {self._address} is in use, by another training or another program: choose "
