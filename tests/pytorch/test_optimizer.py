@@ -230,7 +230,7 @@ def test_statistics_of_batch_norm_stay_in_their_process_until_they_are_computed_
     assert "update_bn" not in caplog.text
     late = Normed()
     wrap(late, workers=2, until=8)
-    assert caplog.text.count("torch.optim.swa_utils.update_bn(loader, model)") == 1
+    assert caplog.text.count("call torch.optim.swa_utils.update_bn(loader, model)") == 1
     loader = [batch(step, 0)[0] for step in range(4)]
     for model in (one, other, late):
         torch.optim.swa_utils.update_bn(loader, model)
