@@ -13,7 +13,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate scale conformance record lint types
-.PHONY: wheel compose docs recording examples foreign check again clean
+.PHONY: wheel compose docs recording examples integrations foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -222,6 +222,18 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 examples: $(TORCH)/.examples ## 4 min | test redisacc.torch, and the examples with torch, JAX and scikit-learn (in .venv-torch)
 	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples
 
+# Frameworks around torch, with all that they bring, in an environment of their own. In CI, this is a job of its own.
+INTEGRATIONS := .venv-integrations
+$(INTEGRATIONS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'torch==2.13.0' numpy
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check \
+	  'transformers==5.*' 'accelerate==1.*' 'lightning==2.*' -e '.[test]'
+	@touch $@
+
+integrations: $(INTEGRATIONS)/.done ## 2 min | test the examples with transformers, accelerate and Lightning (in .venv-integrations)
+	$(INTEGRATIONS)/bin/python -m pytest tests/examples/test_frameworks.py
+
 JAX := .venv-jax
 $(JAX)/.foreign: pyproject.toml
 	$(PYTHON) -m venv $(JAX)
@@ -256,4 +268,4 @@ again: $(VENV)/.test
 
 
 clean: ## 1 s | remove all environments and everything built
-	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) $(INTEGRATIONS) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -63,7 +63,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--total-workers",
     type=click.IntRange(1, MAX_WORKERS),
     metavar="N",
-    help="Number of workers on all machines, if there are further ones.  [default: --workers, beside a chief]",
+    help="Number of workers on all machines, if there are others.  [default: --workers, with a chief or a server]",
 )
 @click.option(
     "--restarts",
@@ -180,7 +180,8 @@ def run(
             f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
             f"too large for {total_workers or MAX_WORKERS} workers on all machines"
         )
-    if total_workers is None and not no_chief and workers:
+    # A run that has its own server has all workers, unless it is told otherwise.
+    if total_workers is None and workers and (has_server or not no_chief):
         total_workers = first_worker + workers
     _check_program(command[0])
 

@@ -86,15 +86,17 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._pass(self.steps(epoch).stop)
+        return self._pass(self.steps(epoch))
 
-    def _pass(self, stop: int) -> Iterator[int]:
-        step, jumped, _ = self._progress()
+    def _pass(self, steps: range) -> Iterator[int]:
+        at, jumped, _ = self._progress()
+        # A loader that reads ahead begins a pass before the last step of the one before is made.
+        step = max(at, steps.start)
         while True:
             now = self._progress()
             # Others have made steps without this process. What a DataLoader has read ahead is for them.
             step, jumped = step + now.jumped - jumped, now.jumped
-            if step >= stop or now.finished:
+            if step >= steps.stop or now.finished:
                 return
             yield from self._batches.indices(step, self._number, self._workers).tolist()
             step += 1

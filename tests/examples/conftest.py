@@ -8,6 +8,7 @@ NEEDED = {
     "test_digits.py": ["sklearn"],
     "test_encoding_errors.py": ["sklearn"],
     "test_federated.py": ["sklearn"],
+    "test_frameworks.py": ["accelerate", "lightning", "transformers"],
     "test_jax_mlp.py": ["jax", "sklearn"],
     "test_torch_embeddings.py": ["torch"],
 }

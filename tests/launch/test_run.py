@@ -72,6 +72,7 @@ MACHINES = [
     (("--workers", 2, "--no-chief", "--first-worker", 3), ["worker 3", "worker 4"], None),
     (("--workers", 1, "--no-chief", "--first-worker", 3, "--total-workers", 4), ["worker 3"], 4),
     (("--workers", 1, "--total-workers", 9), ["chief", "worker 0"], 9),
+    (("--workers", 2, "--no-chief", "--server"), ["worker 0", "worker 1"], 2),
     (("--workers", 1, "--first-worker", 2), ["chief", "worker 2"], 3),
     (("--workers", 0), ["chief"], None),
 ]

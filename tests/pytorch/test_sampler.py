@@ -87,6 +87,18 @@ def test_steps_that_others_made_alone_are_left_out():
     assert next(found, None) is None
 
 
+def test_a_pass_that_begins_before_the_last_step_is_made_repeats_nothing():
+    at = At()
+    ahead = share(0, at, size=24)
+    first = list(ahead)
+    # Of the two steps of an epoch, one is made.
+    at.step = 1
+    second = list(ahead)
+    at = At()
+    usual = batches(share(0, at, size=24), at, 2)
+    assert first + second == [index for step in range(4) for index in usual[step]]
+
+
 def test_it_ends_with_the_training():
     at = At()
     found = iter(share(0, at))
