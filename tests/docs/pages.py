@@ -41,6 +41,7 @@ RUN_BY = {
     "guides/arrays.md": "tests/docs/test_arrays.py",
     "guides/gpu.md": "tests/docs/test_arrays.py",
     "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
+    "guides/pytorch.md": "tests/docs/test_arrays.py",
     "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
 }
 

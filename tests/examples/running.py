@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ class Programs:
         self._stack.callback(_end, process)
         return process
 
-    def run(self, workers: int, *program: str) -> subprocess.Popen[str]:
-        """Starts `redisacc run` of a program."""
-        return self.start("-m", "redisacc", "run", "--workers", str(workers), "--", sys.executable, *program)
+    def run(self, workers: int, program: str, *options: str, arguments: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Starts `redisacc run` with these options, of a program with these arguments."""
+        command = ["run", "--workers", str(workers), *options, "--", sys.executable, program, *arguments]
+        return self.start("-m", "redisacc", *command)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
