@@ -1,4 +1,4 @@
-"""The command `redisacc set`: changes what takes wait for that do not say it themselves."""
+"""The command `redisacc set`: changes the defaults for takes that pass none."""
 
 from __future__ import annotations
 
