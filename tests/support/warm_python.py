@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -41,6 +43,8 @@ PRELOADED = (
     "redisacc.cli.run",
     "redisacc.cli.server",
 )
+
+LENGTH = struct.Struct("=I")
 
 # A process that ignores one of these signals passes that on to the programs that it starts.
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -202,10 +206,11 @@ class _Forker:
         self._lock = threading.Lock()
 
     def start(self, task: dict[str, Any], descriptors: list[int]) -> None:
+        text = json.dumps(task).encode()
         with self._lock:
-            # The descriptors travel with the first byte.
-            socket.send_fds(self._socket, [b"\n"], descriptors)
-            self._socket.sendall(json.dumps(task).encode() + b"\n")
+            # The descriptors travel with the length.
+            socket.send_fds(self._socket, [LENGTH.pack(len(text))], descriptors)
+            self._socket.sendall(text)
 
 
 @functools.cache
@@ -221,12 +226,13 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     # Nobody waits for the processes that wait for programs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        first, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
-        if not first:
+        length, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, 4)
+        if not length:
             sys.exit()
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            line += connection.recv(65536)
+        # Not a byte more: another thread's task may follow at once, and its descriptors would be lost.
+        text = bytearray()
+        while left := LENGTH.unpack(length)[0] - len(text):
+            text += connection.recv(left)
         if os.fork() == 0:
             break
         for descriptor in descriptors:
@@ -241,7 +247,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
             os.dup2(descriptor, place)
         for descriptor in {*standard} - {0, 1, 2}:
             os.close(descriptor)
-        return json.loads(line)
+        return json.loads(text)
     for descriptor in {0, 1, 2, *standard}:
         os.close(descriptor)
     os.write(status, f"{pid}\n".encode())
@@ -290,4 +296,7 @@ def _run(task: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for name in PRELOADED:
         importlib.import_module(name)
+    # Garbage collections of programs would copy what they share.
+    gc.collect()
+    gc.freeze()
     _run(_serve(socket.socket(fileno=int(sys.argv[1]))))
