@@ -336,7 +336,7 @@ class Parameters(Closing):
         *,
         skip_last: bool = False,
         cancel: Callable[[], bool] | None = None,
-        describe: Callable[[], str] | None = None,
+        describe: Callable[[], str | None] | None = None,
     ) -> tuple[int, Any]:
         """Blocks until a version with a higher step is published, and returns it.
 
@@ -361,7 +361,7 @@ class Parameters(Closing):
                 returning it, without fetching its values. A reader that computes the next step from each version has no
                 use for the last one.
             cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
-            describe: called for a message about the wait; returns what else it should say, or "".
+            describe: called for a message about the wait; returns what else it should say, or ""; None: no message.
 
         Returns:
             The step, higher than ``after``, and the tree, as ``latest`` does. It is the latest version, so steps may

@@ -17,6 +17,8 @@ from redisacc._format.keys import Keys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.leases.process_identity import fate_of
+from redisacc._protocol.rounds.who_contributed import contributors_of_round
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.chief import Chief
@@ -31,6 +33,7 @@ from redisacc.errors import (
     LeaseLostError,
     NotReplicatedError,
     ParametersNotFoundError,
+    RedisAccError,
 )
 from redisacc.optim import Optimizer
 
@@ -440,6 +443,27 @@ class _Follower(Worker):
 
     def _is_over(self) -> bool:
         return self._training._failure is not None or super()._is_over()
+
+    def _describe(self) -> str | None:
+        """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
+        try:
+            return None if self._is_said_by_another() else super()._describe()
+        except RedisAccError as error:
+            logger.debug("%s: %s", self.shared_name, error)
+            return super()._describe()
+
+    def _is_said_by_another(self) -> bool:
+        """Returns whether the process that leads says what is missing, or a waiting one with a lower number does."""
+        if self._accumulator is None or self._step is None or self._accumulator.global_step() > self._step:
+            # This one waits for the process that leads, which may be stuck.
+            return False
+        in_round = contributors_of_round(self._transport, Keys(self.shared_name))
+        return any(
+            member.number is None or (member.number < self.number and member.place in in_round)
+            for member in self._crew.members()
+            # Known to live, so it is on this machine, and writes to the same terminal or log.
+            if member.left > 0 and fate_of(member.process) == "alive"
+        )
 
     def _is_finished(self) -> bool:
         """Returns whether the training is finished, and not to be continued up to a later step."""

@@ -362,7 +362,7 @@ class Worker(Participant):
             )
             self._apply(self._gradient, self._weight, self._metrics, step)
 
-    def _describe(self) -> str:
+    def _describe(self) -> str | None:
         clauses = [crew_text(self._crew)]
         if self._accumulator is not None:
             try:

@@ -5,11 +5,14 @@ python one_program.py URL UNTIL CREW. Says each step, and who leads, and in the 
 
 import hashlib
 import sys
+from pathlib import Path
 
 import numpy as np
-from support.local_updates import gradient_of
 
 import redisacc
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.local_updates import gradient_of
 
 _, url, until, crew = sys.argv
 optimizer = redisacc.optim.AdamW(0.01, clip_norm=10.0)

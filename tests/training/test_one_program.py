@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
 import sys
 import threading
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of
+from support.warm_python import WarmPython
 
 import redisacc
 from redisacc._handles.environment import RESTARTED
@@ -87,51 +88,89 @@ def test_all_work_and_one_leads(join, background, parameters, real_client):
         every[1].latest()
 
 
-def test_processes_that_are_killed_change_no_bit(real_server, real_client, parameters):
-    """The one that leads is killed at some steps, and started again."""
-    until, kills = 40, {10, 20}
-    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
-    with_program = [sys.executable, PROGRAM, real_server.url, str(until), str(CREW)]
+@dataclass
+class Processes:
+    """Processes of one training. At some steps, the one that leads is killed with others, and all start again.
 
-    def start():
-        return subprocess.Popen(with_program, stdout=subprocess.PIPE, text=True, env=environment)
+    Attributes:
+        endings: what each process that has reached the end says: the step, and the digest of the parameters.
+        killed: the place of each process that was killed.
+    """
 
-    every = [start() for _ in range(CREW)]
-    killed, endings, left, lock = [], [], set(kills), threading.Lock()
+    url: str
+    until: int
+    crew: int
+    kills: set[int]
+    others: int = 0
+    endings: list[tuple[str, ...]] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
 
-    def follow(place):
+    def __post_init__(self):
+        self._lock = threading.Lock()
+        self._running = [self._start() for _ in range(self.crew)]
+        self._codes = []
+
+    def _start(self):
+        return WarmPython([PROGRAM, self.url, str(self.until), str(self.crew)], stderr=sys.stderr, text=True)
+
+    def run(self, timeout):
+        """Blocks until all have ended. Returns their exit codes."""
+        threads = [threading.Thread(target=self._follow, args=[place]) for place in range(self.crew)]
+        try:
+            for one in threads:
+                one.start()
+            deadline = time.monotonic() + timeout
+            for one in threads:
+                one.join(max(deadline - time.monotonic(), 0))
+            return self._codes
+        finally:
+            self.kills.clear()
+            for one in self._running:
+                one.kill()
+            for one in threads:
+                one.join()
+
+    def _follow(self, place):
         while True:
-            for line in every[place].stdout:
+            process = self._running[place]
+            for line in process.stdout:
                 what, step, *digest = line.split()
                 if what == "ends":
-                    endings.append((int(step), *digest))
-                with lock:
-                    due = {one for one in left if one <= int(step)} if what == "leads" else set()
-                    left.difference_update(due)
-                if due:
-                    every[place].kill()
-            if every[place].wait() != -signal.SIGKILL:
-                return every[place].returncode
-            killed.append(place)
-            every[place].stdout.close()
-            every[place] = start()
+                    self.endings.append((step, *digest))
+                elif what == "leads" and self._is_due(int(step)):
+                    for further in range(self.others + 1):
+                        self._running[(place + further) % self.crew].kill()
+            process.stdout.close()
+            code = process.wait()
+            if code != -signal.SIGKILL or not self.kills | set(self.killed):
+                self._codes.append(code)
+                return
+            self.killed.append(place)
+            self._running[place] = self._start()
 
-    threads = [threading.Thread(target=lambda place=place: codes.append(follow(place))) for place in range(CREW)]
-    codes = []
-    try:
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(120)
-    finally:
-        for one in every:
-            one.kill()
-            one.wait()
-            one.stdout.close()
-    assert codes == [0] * CREW
-    assert len(killed) == len(kills)
-    expected = local(parameters, until).parameters["w"].tobytes()
-    assert endings == [(until, hashlib.sha256(expected).hexdigest())] * CREW
+    def _is_due(self, step):
+        with self._lock:
+            due = {one for one in self.kills if one <= step}
+            self.kills -= due
+        return bool(due)
+
+
+@pytest.mark.parametrize(
+    ("crew", "others"),
+    [
+        pytest.param(CREW, 0, id="three"),
+        # Each is killed with others of the crew, so that a step waits for several that start.
+        pytest.param(64, 9, id="sixty-four", marks=[pytest.mark.thorough, pytest.mark.timeout(300)]),
+    ],
+)
+def test_processes_that_are_killed_change_no_bit(crew, others, real_server, parameters):
+    """The one that leads is killed at some steps, and started again."""
+    until = 40
+    every = Processes(real_server.url, until, crew, {10, 20}, others)
+    assert every.run(240) == [0] * crew
+    assert len(every.killed) == 2 * (others + 1)
+    expected = local(parameters, until, crew).parameters["w"].tobytes()
+    assert every.endings == [(str(until), hashlib.sha256(expected).hexdigest())] * crew
 
 
 def test_one_that_leaves_hands_over(join, background, parameters, until):
@@ -240,6 +279,33 @@ def test_a_finished_training_is_continued_up_to_a_later_step(join, parameters):
             step, found = one.latest()
         assert step == until
         assert local(parameters, until, crew=1).parameters["w"].tobytes() == found["w"].tobytes()
+
+
+def test_one_process_says_what_all_wait_for(join, background, training, until, monkeypatch, caplog):
+    """On each machine, the one that leads; if it runs elsewhere, the first of those that wait."""
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.LONGEST_PAUSE", 0.1)
+    every = [join() for _ in range(CREW)]
+    applies = threading.Event()
+
+    def late(one, step):
+        assert applies.wait(60)
+
+    def said(what):
+        return [record for record in caplog.records if what in record.getMessage()]
+
+    running = [background(train, one, 2) for one in every[:2]]
+    running.append(background(train, every[2], 2, late))
+    until(lambda: len(said("a take of 3 is still waiting: 2 of 3 gradients")) > 5)
+    assert said("still waiting for parameters after step 0") == []
+    training.give_lease("chief", "elsewhere:1", 60_000)
+    until(lambda: len(said("still waiting for parameters after step 0")) > 5)
+    threads = {record.thread for record in said("still waiting for parameters after step 0")}
+    assert len(threads) == 1
+    training.give_lease("chief", "elsewhere:1", 0)
+    applies.set()
+    for one in running:
+        one.result(60)
 
 
 def test_a_process_that_is_started_as_the_chief_only_leads(join, background, monkeypatch, parameters):

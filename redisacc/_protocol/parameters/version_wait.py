@@ -33,7 +33,7 @@ class VersionWait(Wait[Version]):
         label: the name of the parameters in log records and errors.
         skip_last: whether a version that was declared the last one ends the wait instead of being returned.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
-        describe: returns a further clause for messages about the wait, or "".
+        describe: returns a further clause for messages about the wait, or "" or None.
     """
 
     doing = "waiting for parameters"
@@ -55,7 +55,7 @@ class VersionWait(Wait[Version]):
         label: str,
         skip_last: bool = False,
         cancel: Callable[[], bool] | None = None,
-        describe: Callable[[], str] | None = None,
+        describe: Callable[[], str | None] | None = None,
     ) -> None:
         super().__init__(
             transport,

@@ -43,7 +43,8 @@ class Wait(ABC, Generic[Found]):
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         label: the name in log records and errors.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
-        describe: returns a further clause for messages about the wait, or "".
+        describe: returns a further clause for messages about the wait, or ""; None: another process says it, and this
+            one is silent.
 
     Attributes:
         transport, lifetime, channel, name, deadline, label, cancel, describe: as given.
@@ -74,7 +75,7 @@ class Wait(ABC, Generic[Found]):
         deadline: float,
         label: str,
         cancel: Callable[[], bool] | None = None,
-        describe: Callable[[], str] | None = None,
+        describe: Callable[[], str | None] | None = None,
     ) -> None:
         self.transport = transport
         self.lifetime = lifetime
@@ -103,7 +104,7 @@ class Wait(ABC, Generic[Found]):
 
     @abstractmethod
     def progress(self) -> str:
-        """Describes the wait in messages about a long one."""
+        """Describes the wait in messages about a long one. "": there is to be none."""
 
     @abstractmethod
     def timed_out(self, seconds: float) -> RedisAccError:
@@ -174,10 +175,12 @@ class Wait(ABC, Generic[Found]):
         self.alarm.set()
 
     def described(self, text: str) -> str:
-        """Adds to a message that the server is away, or the clause of ``describe``."""
+        """Adds to a message that the server is away, or the clause of ``describe``. Returns "" if that is None."""
         if self.outage is not None:
             return f"{text}; the server cannot be reached"
         more = self.describe() if self.describe is not None else ""
+        if more is None:
+            return ""
         return f"{text}; {more}" if more else text
 
     def _until_found(self, started: float) -> Found | None:
@@ -203,8 +206,8 @@ class Wait(ABC, Generic[Found]):
                     next_poll = now + self.poll_interval
                     if found is not None or now >= self.deadline:
                         return found
-                if log.is_due(now):
-                    logger.warning("%s", self.progress(), extra=self.fields)
+                if log.is_due(now) and (text := self.progress()):
+                    logger.warning("%s", text, extra=self.fields)
                 if not self.work():
                     self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
