@@ -29,7 +29,8 @@ class Arrangement:
         wire: what gradients and parameters travel as.
         beside_workers: whether each worker's host has a node of the cluster.
         extra: how many hosts have only a server, or a node of the cluster.
-        method: "updates", or "loop" for ``rounds()``.
+        method: "updates", or "loop" for ``rounds()``. With a backward pass of ``backward`` seconds, a setting of the
+            network: "after" if the gradient leaves after it, "streamed" if the leaves do during it.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Arrangement:
             options["partitions"] = len(hosts)
         else:
             url, pids = network.server(persistent=False, beside=REDUCER)
-        where: dict[str, Any] = {"chief": beside[0]} if self.method == "updates" else {}
+        where: dict[str, Any] = {"chief": beside[0]} if self.method != "loop" else {}
         more = {"url": url, "method": self.method, "tolerance": _TOLERANCE[self.wire]}
         more |= {"chief_options": options, "worker_options": {"wire": self.wire}}
         return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **where, **more)
@@ -81,10 +82,28 @@ PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "one-bfloat16": Arrangement("one server, bfloat16", "bfloat16", extra=1),
 }
 
+# The peers of a row with a backward pass. The first one has none: its step is an upload and a download.
+OVERLAPPING: dict[str, Callable[[Network, str], Peer | None]] = {
+    "no-pass": Arrangement("no backward pass", beside_workers=True),
+    "after": Arrangement("apply() after it", beside_workers=True, method="after"),
+    "streamed": Arrangement("streamed during it", beside_workers=True, method="streamed"),
+}
+
 
 def start(network: Network, keys: Sequence[str]) -> list[Peer]:
     """Starts peers, but for those whose environment is missing."""
     return [peer for key in PEERS if key in keys and (peer := PEERS[key](network, key)) is not None]
+
+
+def start_overlapping(network: Network, keys: Sequence[str]) -> list[Peer]:
+    """Starts the peers of a row with a backward pass. The first is always there: others are compared with it."""
+    wanted = [*OVERLAPPING][:1] + [key for key in [*OVERLAPPING][1:] if key in keys]
+    return [peer for key in wanted if (peer := OVERLAPPING[key](network, key)) is not None]
+
+
+def upload_time(workers: int, nbytes: int, gigabits: float) -> float:
+    """Returns the least time in seconds in which a gradient leaves a worker's host that has one of the nodes."""
+    return nbytes * (workers - 1) / workers / (gigabits * 1e9 / 8)
 
 
 def wire_time(key: str, workers: int, nbytes: int, gigabits: float) -> float:

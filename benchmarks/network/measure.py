@@ -21,7 +21,10 @@ DENSE = [row for row in workloads.SIX_ROWS if row.kind == "dense"]
 WEIGHTS = {f"weights-{row.name}": Workload(f"weights-{row.name}", "dense", row.shape) for row in DENSE}
 # A training with an optimiser.
 UPDATES = {model.name: model for model in (models.dense("updates-4MB"), models.dense("updates-31MB", 8))}
-ROWS = [*ROUNDS, MODEL.name, *UPDATES, *WEIGHTS]
+# The same with a backward pass that takes as long as the upload.
+OVERLAPS = {model.name: model for model in (models.dense("overlap-31MB", 8),)}
+OVERLAPPED = (2, 4)
+ROWS = [*ROUNDS, MODEL.name, *UPDATES, *OVERLAPS, *WEIGHTS]
 # Beyond this many workers, the processors of one machine are the limit of these rows.
 MOST_UPDATING = 8
 # The rows that show how a round grows with the number of workers. The others are measured with 4 and 8.
@@ -39,9 +42,8 @@ def chosen(workers: int, only: Sequence[str] | None) -> list[str]:
     """Returns the names of the rows that are measured with a number of workers."""
     if only:
         return [name for name in ROWS if name in only]
-    return [
-        name for name in ROWS if (workers <= MOST_UPDATING if name in UPDATES else workers in (4, 8) or name in GROWING)
-    ]
+    usual = dict.fromkeys(UPDATES, workers <= MOST_UPDATING) | dict.fromkeys(OVERLAPS, workers in OVERLAPPED)
+    return [name for name in ROWS if usual.get(name, workers in (4, 8) or name in GROWING)]
 
 
 def memory_needed(workers: int, only: Sequence[str] | None, peers: Sequence[str]) -> float:
@@ -96,6 +98,16 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
                 for key, peer in section["peers"].items():
                     peer["wire_seconds"] = arrangements.wire_time(key, workers, model.bytes, rate)
                 found.setdefault("updates", {})[model.name] = section
+        for model in [OVERLAPS[name] for name in wanted if name in OVERLAPS]:
+            folder = run.directory / f"{model.name}-{rate:g}-{workers}"
+            models.write(folder, [model], workers)
+            backward = arrangements.upload_time(workers, model.bytes, rate)
+            settings = {"arrays": str(folder), "workloads": [], "model": model.name, "backward": backward}
+            with _network(run, hosts, workers, "updates", settings) as network:
+                print(f"  {model.name}, with a backward pass of {1e3 * backward:.0f} ms")
+                started = _start(network, peers, found, arrangements.start_overlapping)
+                section = steps.compete(started, 3 if run.quick else 15, 2)
+                found.setdefault("overlap", {})[model.name] = {**section, "backward_seconds": backward}
     return found
 
 

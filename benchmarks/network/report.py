@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import plots
 from benchmarks.markdown import between, figure, head, ms, picture, short, table, times, versions
-from benchmarks.network.update_report import bars, choice, updates
+from benchmarks.network.update_report import bars, choice, overlaps, updates
 
 Results = dict[str, Any]
 
@@ -49,6 +49,8 @@ def render(results: Results, drawn: dict[str, str]) -> str:
             parts += [f"## A training step at {title}\n", _STEPS, _steps(here)]
         if any("updates" in network for network in here):
             parts += [f"## A training step with an optimiser at {title}\n", _UPDATES, updates(here)]
+        if any("overlap" in network for network in here):
+            parts += [f"## Overlap with a backward pass at {title}\n", _OVERLAP, overlaps(here)]
     parts += ["## Versions\n", versions({"versions": _merged(networks, "versions")})]
     return "\n".join(parts)
 
@@ -74,6 +76,12 @@ _UPDATES = (
     "least time in which the links can carry the step: with a node on each host of n workers and on k others, "
     "2n(n-1)M / ((n² + kn - 2k)B) for M bytes and links of B (BytePS, OSDI 2020); with k servers on hosts of their own "
     "nM / kB, or M / B if that is more. The ratios say how many times as long the others take.\n"
+)
+_OVERLAP = (
+    "The same step, with a node on each worker's host, when workers have a backward pass: they sleep between the "
+    "leaves, from the last to the first, for as long as a link needs to send the gradient. The gradient leaves by "
+    "`apply()` after the pass, or by `begin()`, `put()` and `commit()` during it. A step without a pass is an upload "
+    "and a download, so the *ratio* to it is the step's time divided by max(backward pass, upload) + download.\n"
 )
 
 

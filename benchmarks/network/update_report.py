@@ -27,6 +27,9 @@ BARS: dict[tuple[str, str], dict[str, float]] = {
     ("updates-31MB", "one"): {"tensorflow": 1.5},
     ("updates-31MB", "one-bfloat16"): {"tensorflow": 2.8},
 }
+# The most that a streamed step may take at 1 Gbit/s, as a multiple of the longer of backward pass and upload plus the
+# download. The pass takes as long as the upload, so this is a multiple of the step without a pass.
+OVERLAP_BAR = 1.15
 
 
 def choice(networks: list[Results]) -> list[str]:
@@ -95,6 +98,12 @@ def bars(networks: list[Results]) -> list[bool]:
         for model, section in network.get("updates", {}).items()
         for key in section["peers"]
         for _, reached in _bars(network, model, key)
+    ] + [
+        _overlap_ratio(section, "streamed") <= OVERLAP_BAR
+        for network in networks
+        if network["gigabits"] == 1
+        for section in network.get("overlap", {}).values()
+        if "streamed" in section["peers"]
     ]
 
 
@@ -140,3 +149,25 @@ def updates(networks: list[Results]) -> str:
         "busiest link, MB",
     ]
     return table(columns, rows, text=2)
+
+
+def overlaps(networks: list[Results]) -> str:
+    """Returns a table of all steps with a backward pass."""
+    rows = []
+    for network in networks:
+        for model, section in network.get("overlap", {}).items():
+            first = [model, f"{network['workers']}", short(round(1e3 * section["backward_seconds"], 1))]
+            for key, peer in section["peers"].items():
+                found = _overlap_ratio(section, key)
+                bar = ""
+                if key == "streamed" and network["gigabits"] == 1:
+                    bar = f"{OVERLAP_BAR:g}" if found <= OVERLAP_BAR else f"**{OVERLAP_BAR:g}, missed**"
+                rows.append([first[0], peer["name"], *first[1:], ms(peer["seconds"]), f"{found:.2f}", bar])
+                first = ["", "", ""]
+    return table(["", "", "W", "backward pass, ms", "step, ms", "ratio", "bar"], rows, text=2)
+
+
+def _overlap_ratio(section: Results, key: str) -> float:
+    """Returns a step's time as a multiple of the longer of backward pass and upload plus the download."""
+    medians = [float(section["peers"][one]["seconds"]["median"]) for one in (key, "no-pass")]
+    return medians[0] / medians[1]

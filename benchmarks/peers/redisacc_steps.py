@@ -1,5 +1,7 @@
 """A worker or the chief of redisacc, with Chief and Worker or with TreeAccumulator and Parameters."""
 
+import time
+
 import common
 import numpy as np
 from redisacc_peer import versions
@@ -138,16 +140,48 @@ class LoopWorker(Peer):
         """Returns the weights that this process has."""
         return self.own
 
+    def apply(self, gradient):
+        """Applies a gradient, and returns the result."""
+        return self.worker.apply(gradient)
+
     def go(self):
         """Does a worker's part of each step."""
         for _ in range(self.job["repeat"]):
-            result = self.worker.apply(self.gradients[self.step % 2])
+            result = self.apply(self.gradients[self.step % 2])
             if not result:
                 raise common.WrongResult(f"step {self.step}: {result}")
             before = self.step
             self.step, self.own = next(self.steps)
             if self.step != before + 1:
                 raise common.WrongResult(f"step {self.step} follows step {before}")
+
+
+class WorkerWithBackwardPass(LoopWorker):
+    """A worker, by Worker, that sleeps between the leaves of its gradient, from the last to the first."""
+
+    def backward(self, gradient):
+        """Yields the path of each leaf when its gradient would be there."""
+        started, seconds = time.monotonic(), self.settings["backward"] / len(gradient)
+        for number, path in enumerate(reversed(gradient), 1):
+            time.sleep(max(started + number * seconds - time.monotonic(), 0))
+            yield path
+
+    def apply(self, gradient):
+        """Applies a gradient after the backward pass, and returns the result."""
+        for _ in self.backward(gradient):
+            pass
+        return super().apply(gradient)
+
+
+class StreamingWorker(WorkerWithBackwardPass):
+    """The same, whose leaves leave during the backward pass."""
+
+    def apply(self, gradient):
+        """Streams a gradient, and returns the result."""
+        with self.worker.begin() as upload:
+            for path in self.backward(gradient):
+                upload.put(path, gradient[path])
+            return upload.commit()
 
 
 class UpdatingChief(Peer):
@@ -183,5 +217,9 @@ ACTORS = {
     ("loop", "worker"): LoopWorker,
     ("updates", "taker"): UpdatingChief,
     ("updates", "worker"): LoopWorker,
+    ("after", "taker"): UpdatingChief,
+    ("after", "worker"): WorkerWithBackwardPass,
+    ("streamed", "taker"): UpdatingChief,
+    ("streamed", "worker"): StreamingWorker,
 }
 common.serve(lambda settings: ACTORS[settings["method"], settings["role"]](settings))

@@ -34,7 +34,7 @@ from benchmarks.network.crews import PEERS, Network, Redisacc, bare, host_names,
 from benchmarks.network.hosts import Hosts, HostsError  # noqa: E402
 from benchmarks.network.measure import memory_needed  # noqa: E402
 from benchmarks.network.report import draw, render  # noqa: E402
-from benchmarks.network.update_report import choice  # noqa: E402
+from benchmarks.network.update_report import bars, choice, overlaps  # noqa: E402
 from benchmarks.sections.rounds import compete  # noqa: E402
 from benchmarks.workloads import TINY, Workload  # noqa: E402
 
@@ -190,6 +190,23 @@ def test_the_page_says_which_arrangement_to_choose() -> None:
         "workers: float32 50 (gloo 30).",
     ]
     assert choice([measured(1, 4, nodes=0.1)]) == []
+
+
+def test_the_page_says_how_much_of_an_upload_a_backward_pass_hides() -> None:
+    medians = {"no-pass": 0.2, "after": 0.3, "streamed": 0.24}
+    peers = {
+        key: {"name": key, "seconds": {"median": value, "q1": value, "q3": value}} for key, value in medians.items()
+    }
+    section = {"peers": peers, "backward_seconds": 0.1}
+    network = {"gigabits": 1, "workers": 2, "overlap": {"overlap-31MB": section}}
+    assert [line.split(" | ")[-2:] for line in overlaps([network]).splitlines()[-3:]] == [
+        ["1.00", " |"],
+        ["1.50", " |"],
+        ["1.20", "**1.15, missed** |"],
+    ]
+    assert bars([network]) == [False]
+    peers["streamed"]["seconds"]["median"] = 0.23
+    assert bars([network]) == [True]
 
 
 def test_a_network_without_enough_memory_is_left_out(
@@ -348,7 +365,7 @@ def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("damaged", [False, True])
-@pytest.mark.parametrize("key", ["bare", "nodes", "one"])
+@pytest.mark.parametrize("key", ["bare", "nodes", "one", "after", "streamed"])
 def test_steps_between_hosts_are_checked(
     key: str, damaged: bool, network: Callable[..., Network], tmp_path: Path
 ) -> None:
@@ -356,8 +373,9 @@ def test_steps_between_hosts_are_checked(
     models.write(tmp_path / "models", [model], 2)
     if damaged:
         np.savez(tmp_path / "models" / model.name / "mean-1.npz", **dict.fromkeys(model.weights(), np.zeros(1)))
-    here = network([], "updates", arrays=str(tmp_path / "models"), model=model.name)
-    (peer,) = arrangements.start(here, [key])
+    here = network([], "updates", arrays=str(tmp_path / "models"), model=model.name, backward=0.01)
+    peer = {**arrangements.PEERS, **arrangements.OVERLAPPING}[key](here, key)
+    assert peer is not None
     for _ in range(2):
         # The weights of the step before are compared.
         peer.crew.round("", repeat=1)
