@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -93,6 +94,7 @@ class Upload:
         self._streamed = streamed
         self._commit = commit
         self._abandon = abandon
+        self._pid = os.getpid()
         # Guards what follows: a backward pass may use several threads.
         self._lock = threading.Lock()
         self._values: dict[int, Any] = {}
@@ -126,9 +128,10 @@ class Upload:
 
         Raises:
             InvalidArgumentError: there is no such leaf, it was put before, or its dtype or shape is wrong: the message
-                names the path. Or the upload has ended.
+                names the path. Or the upload has ended, or belongs to the process that this one was forked from.
         """
         number, elements = self._checked(path, array)
+        self._check_process()
         with self._lock:
             if self._has_ended:
                 raise InvalidArgumentError("this upload has ended: begin another one")
@@ -167,9 +170,11 @@ class Upload:
 
         Raises:
             InvalidArgumentError: leaves are missing: the message names their paths, and the upload continues. Or the
-                weight or the metrics are invalid, or the step is over.
+                weight or the metrics are invalid, or the step is over. Or the upload belongs to the process that this
+                one was forked from.
             RedisAccError: any other error of ``apply``.
         """
+        self._check_process()
         missing = self._missing()
         if missing and not self.is_over:
             raise InvalidArgumentError(missing)
@@ -186,6 +191,12 @@ class Upload:
         tree = self._spec.structure.build([self._values.get(number) for number in range(len(leaves))])
         return self._commit(tree, missing, weight, metrics)
 
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise InvalidArgumentError(
+                f"this upload belongs to process {self._pid}, from which this one was forked: begin another one"
+            )
+
     def _missing(self) -> str:
         paths = ("",) if self._spec is None else self._spec.structure.paths
         missing = [path for number, path in enumerate(paths) if number not in self._values]
@@ -200,8 +211,11 @@ class Upload:
     def abandon(self) -> None:
         """Ends the upload, and removes what was sent. ``begin`` or ``apply`` may follow, also for the same step.
 
-        Blocks for a round trip, and for at most 2 seconds if the server does not answer. Does nothing after ``commit``.
+        Blocks for a round trip, and for at most 2 seconds if the server does not answer. Does nothing after ``commit``,
+        and in a process that was forked from the one that began it.
         """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             if self._has_ended:
                 return

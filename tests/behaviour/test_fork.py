@@ -208,3 +208,35 @@ def test_threads_share_a_handle(open_sparse_stored, background):
     indices, values, _ = acc.take_grad(threads * each)
     assert indices.tolist() == list(range(threads))
     assert set(values.ravel().tolist()) == {float(each)}
+
+
+@pytest.mark.servers(*ONE_NODE)
+def test_an_upload_belongs_to_the_process_that_began_it(real_server):
+    run(
+        """
+        import numpy as np
+
+        leaf = np.ones(200_000, np.float32)
+        chief = redisacc.Chief("train", {"w": leaf, "x": leaf}, workers=1, redis=url)
+        worker = redisacc.Worker("train", number=0, redis=url)
+        next(worker.steps())
+        upload = worker.begin()
+        upload.put("w", leaf)
+
+        def use():
+            for call in (lambda: upload.put("x", leaf), upload.commit):
+                try:
+                    call()
+                except redisacc.InvalidArgumentError as error:
+                    assert "from which this one was forked: begin another one" in str(error)
+                else:
+                    raise AssertionError(call)
+            upload.abandon()
+
+        join(child(use))
+        upload.put("x", leaf)
+        assert upload.commit().outcome == "applied"
+        chief.delete()
+        """,
+        real_server.url,
+    )

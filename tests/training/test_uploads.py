@@ -39,6 +39,15 @@ def stream(worker, gradient, order="dcba", **how):
     return upload.commit(**how)
 
 
+def put_whole(acc, gradient):
+    """Returns an upload whose parts are all staged."""
+    upload = acc._begin(0)
+    for leaf, elements in enumerate(gradient.values()):
+        upload.put(leaf, elements.ravel())
+    upload.complete()
+    return upload
+
+
 def staged(client):
     return [key for key in client.scan_iter("redisacc:{train*") if b":staged:" in key or b"}:partition:" in key]
 
@@ -208,6 +217,20 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(training, back
     state = chief.latest_state()[1]
     assert step == until
     assert differences(local, found, {slot: state[slot] for slot in optimizer.slots}) == []
+
+
+def test_a_commit_that_fails_removes_the_parts_at_once(training):
+    """A key has another type, so the script fails before it does anything."""
+    gradient = gradient_of(0)
+    acc = redisacc.TreeAccumulator.like(gradient, "train", in_place_limit=0, redis=training.client)
+    upload = put_whole(acc, gradient)
+    assert staged(training.client)
+    training.client.set("redisacc:{train}:buffered", "another type")
+    with pytest.raises(redisacc.CorruptDataError):
+        acc._commit(upload, gradient, 1.0, None, "")
+    training.client.delete("redisacc:{train}:buffered")
+    assert staged(training.client) == []
+    acc.delete()
 
 
 @pytest.mark.usefixtures("calm")

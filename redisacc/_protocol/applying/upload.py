@@ -33,7 +33,7 @@ from redisacc._protocol.scripts.requests import Counted, GradientRequest
 from redisacc._redis import forks
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import LIMITS, Hint, Transport
-from redisacc.errors import RedisAccError
+from redisacc.errors import RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -262,16 +262,23 @@ class StagedUpload(Upload):
         return self._buffer(b"")
 
     def _buffer(self, header: bytes) -> Counted | None:
-        reply = self._scripts.buffer(
-            self.request,
-            gradient=self._name,
-            header=header,
-            data=b"",
-            lengths=self.layout.lengths,
-            stage=(),
-            # It was announced with a weight of 1.
-            announced=bool(header) and self.is_announced and self.request.weight != 1,
-        )
+        try:
+            reply = self._scripts.buffer(
+                self.request,
+                gradient=self._name,
+                header=header,
+                data=b"",
+                lengths=self.layout.lengths,
+                stage=(),
+                # It was announced with a weight of 1.
+                announced=bool(header) and self.is_announced and self.request.weight != 1,
+            )
+        except ServerUnavailableError:
+            # The next copy of the request may count the parts.
+            raise
+        except RedisAccError:
+            self._remove()
+            raise
         return reply if isinstance(reply, Counted) else None
 
     def _remove(self) -> None:

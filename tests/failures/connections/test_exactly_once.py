@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -517,6 +518,39 @@ class TakeTreeInParts(Tree, Take):
     size = IN_PARTS
 
 
+class Stream(Apply):
+    """Two leaves are put one by one, the last one first. Each is sent before the next is there."""
+
+    limit = 0
+    size = 80_000
+
+    def open(self, where, **options):
+        spec = dict.fromkeys("ab", ("float32", (self.size,)))
+        return redisacc.TreeAccumulator(spec, "w", reduction_type="SUM", redis=where, **options)
+
+    def grad(self, value):
+        return dict.fromkeys("ab", super().grad(value))
+
+    def elements(self, gradient):
+        return np.concatenate([gradient["a"], gradient["b"]])
+
+    def do(self, scene):
+        gradient = scene.grad(1.0)
+        upload = scene.through._begin(0)
+        for leaf, path in ((1, "b"), (0, "a")):
+            upload.put(leaf, gradient[path])
+            due = {part for part, leaves in enumerate(upload.layout.leaves_of) if min(leaves) >= leaf}
+            # Requests are the same in each run, unless a fault ends the upload.
+            while not upload._ended.is_set() and not due <= {*upload._written}:
+                time.sleep(0.001)
+        return scene.through._commit(upload, gradient, 1.0, None, "")
+
+
+class StreamInPartitions(Stream):
+    def open(self, where, **options):
+        return super().open(where, partitions=3, **options)
+
+
 class InPartitions(Operation):
     """The parts lie in three slots, apart from the record."""
 
@@ -575,11 +609,13 @@ OPERATIONS = [
     ApplyTreeWithRoomToMake,
     TakeTree,
     TakeTreeInParts,
+    Stream,
+    StreamInPartitions,
 ]
 # The others differ less from those of their kind.
 UNUSUAL_OPERATIONS = (
     *(ApplyTree, TakeTree, ApplyLate, ApplyLateBuffered, ApplyLateInParts, TakeWithAGrace, TakeWithSettings),
-    *(TakeInVainWithAGrace, Configure),
+    *(TakeInVainWithAGrace, Configure, StreamInPartitions),
 )
 USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in UNUSUAL_OPERATIONS]
 

@@ -76,6 +76,34 @@ def test_an_apply_without_reply_is_finished_by_retry(proxy, both, direction):
     assert direct.num_accumulated() == 0
 
 
+@pytest.mark.parametrize("direction", ["request", "reply"])
+def test_a_streamed_gradient_without_reply_is_finished_by_retry(proxy, real_client, direction):
+    spec = dict.fromkeys("ab", ("float32", (80_000,)))
+    gradient = dict.fromkeys("ab", np.full(80_000, 2, np.float32))
+    options = {"reduction_type": "SUM", "in_place_limit": 0}
+    direct = redisacc.TreeAccumulator(spec, "w", redis=real_client, **options)
+    through = redisacc.TreeAccumulator(spec, "w", redis=proxy.where, **options)
+
+    def streamed():
+        upload = through._begin(0)
+        for leaf, path in ((1, "b"), (0, "a")):
+            upload.put(leaf, gradient[path])
+        upload.complete()
+        return upload
+
+    # The server knows all scripts.
+    assert through._commit(streamed(), gradient, 1.0, None, "")
+    upload = streamed()
+    with silence(proxy, through, direction), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        through._commit(upload, gradient, 1.0, None, "")
+    for _ in range(2):
+        assert failure.value.retry().outcome == "applied"
+    assert direct.info().applied == 2
+    assert {path: set(found.tolist()) for path, found in direct.take_grad(2).items()} == {"a": {4}, "b": {4}}
+    direct.delete()
+    assert leftovers(real_client) == []
+
+
 def test_a_retry_may_be_in_vain_many_times(proxy, both):
     through, direct = both
     with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
