@@ -216,7 +216,7 @@ recording: $(VENV)/.demo ## 1 min | record `redisacc demo` for the documentation
 
 # torch has an environment of its own, because it is large. The examples that need JAX run there as well.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
-	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*'
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*' 'optax==0.2.*' 'flax==0.12.*' 'equinox==0.13.*'
 	@touch $@
 
 examples: $(TORCH)/.examples ## 4 min | test redisacc.torch, and the examples with torch, JAX and scikit-learn (in .venv-torch)

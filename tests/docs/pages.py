@@ -40,6 +40,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 RUN_BY = {
     "guides/arrays.md": "tests/docs/test_arrays.py",
     "guides/gpu.md": "tests/docs/test_arrays.py",
+    "guides/jax.md": "tests/examples/test_jax_guide.py",
     "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
     "guides/pytorch.md": "tests/docs/test_arrays.py",
     "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",

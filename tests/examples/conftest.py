@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from pathlib import Path
+
+# What runs the blocks of a page.
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 NEEDED = {
     "test_digits.py": ["sklearn"],
     "test_encoding_errors.py": ["sklearn"],
     "test_federated.py": ["sklearn"],
     "test_frameworks.py": ["accelerate", "lightning", "transformers"],
+    "test_jax_guide.py": ["equinox", "flax", "jax", "optax"],
     "test_jax_mlp.py": ["jax", "sklearn"],
+    "test_local_steps.py": ["sklearn"],
+    "test_optax.py": ["jax", "optax"],
     "test_torch_embeddings.py": ["torch"],
 }
 collect_ignore = [file for file, packages in NEEDED.items() if not all(map(importlib.util.find_spec, packages))]
