@@ -10,14 +10,16 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redisacc._format.history_entries import PastStep
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
 from redisacc._monitoring.round_history import Figures, RoundTimes
+from redisacc._monitoring.step_history import curves
 from redisacc._monitoring.view import View
 from redisacc._text import printable
 
@@ -29,6 +31,8 @@ MOST_ROWS, MOST_WORKERS = 1000, 1000
 MOST_ENTRIES = 20
 # Maximum number of rounds whose times a page shows.
 MOST_ROUNDS = 24
+# Maximum number of metrics with a curve, and of points of each: more would make an update long, and say no more.
+MOST_CURVES, MOST_POINTS = 8, 100
 
 # What accumulators can be sorted by → the key, by which the greatest comes first.
 SORTS: dict[str, Callable[[View], float]] = {
@@ -108,7 +112,9 @@ def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict
     detailed = next((view for name, view in views.items() if id_of(name) == query.detail), None)
     if detailed is not None:
         figures = monitor.figures[detailed.info.name]
-        for name, value in _detail(detailed, figures, query.workers).items():
+        history = monitor.histories.get(detailed.info.name)
+        steps = [] if history is None else history.steps
+        for name, value in _detail(detailed, figures, steps, query.workers).items():
             found[f"detail:{name}"] = value
     else:
         found["detail:id"] = None
@@ -168,7 +174,7 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
+def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_workers: int) -> dict[str, Any]:
     info = view.info
     return {
         "id": id_of(info.name),
@@ -191,6 +197,8 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             "takes": info.takes,
             "reducer": None if info.reducer is None else [printable(info.reducer.who, NAME), info.reducer.state],
         },
+        "training": _training(view),
+        "curves": _curves(info.metrics, steps),
         "filling": {
             "step": str(info.global_step),
             "count": info.num_accumulated,
@@ -220,18 +228,60 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             }
             for of in info.unacknowledged[:MOST_ENTRIES]
         ],
-        "workers": _workers(view, most_workers),
+        "workers": _workers(view, figures, most_workers),
         "rounds": [_round(of) for of in reversed(figures.rounds[-MOST_ROUNDS:])],
         "staleness": _bars(figures.staleness) if info.max_staleness else [],
     }
 
 
-def _workers(view: View, most: int) -> dict[str, Any]:
+def _training(view: View) -> dict[str, Any] | None:
+    parameters, info = view.parameters, view.info
+    if parameters is None:
+        return None
+    seconds = view.step_seconds
+    return {
+        "step": str(parameters.step),
+        "until": None if parameters.until is None else str(parameters.until),
+        "share": None if not parameters.until or parameters.until < 0 else parameters.step / parameters.until,
+        "finished": parameters.finished,
+        "chief": printable(info.chief, NAME) if info.chief else None,
+        "required": parameters.workers,
+        "optimizer": parameters.optimizer,
+        "seconds": None if seconds is None else _rounded(seconds),
+        "left": None
+        if seconds is None or parameters.until is None
+        else _rounded(seconds * (parameters.until - parameters.step)),
+        "parameter_bytes": parameters.nbytes,
+        "state_bytes": parameters.state_bytes,
+        "stored_bytes": parameters.stored_bytes,
+    }
+
+
+def _curves(latest: Mapping[str, float], steps: Sequence[PastStep]) -> dict[str, Any]:
+    """Returns the curves of the metrics that the latest round had: names, latest values, steps and values."""
+    names = list(latest)[:MOST_CURVES] if steps else []
+    at, values = curves(steps, names, MOST_POINTS)
+    return {
+        "names": names,
+        "latest": [_digits(latest[name]) for name in names],
+        "more": len(latest) - len(names) if steps else 0,
+        "steps": at,
+        "values": [[None if value is None else float(f"{value:.4g}") for value in of] for of in values],
+    }
+
+
+def _digits(value: float) -> str:
+    """Returns a value as text, which JSON has for infinity and NaN, too."""
+    return f"{value:.4g}"
+
+
+def _workers(view: View, figures: Figures, most: int) -> dict[str, Any]:
     states = view.info.states.items()
     found = [(state, worker) for state, workers in states for worker in workers]
     numbers = {state: len(workers) for state, workers in states}
+    times = {name: _rounded(seconds) for name, seconds in figures.worker_seconds.items()}
     rows = [
-        [printable(of.name, NAME), state, of.in_round, of.applied, of.stale, _ms(of.seen_at)]
+        [printable(of.name, NAME), state, of.in_round, of.applied, of.stale, _ms(of.seen_at), times.get(of.name)]
         for state, of in found[:most]
     ]
     return {"numbers": numbers, "rows": rows}

@@ -107,7 +107,8 @@ class Collector:
                 self.problems.append(str(error))
             return
         view = views.setdefault(keys.name, View(info))
-        view.add(info, self._parameters_of(keys))
+        has_parameters = len(summary) < 2 or summary[1][0] is not None
+        view.add(info, self._parameters_of(keys) if has_parameters else None)
         self._read[keys.name] = summary, time.monotonic()
 
     def _parameters_of(self, keys: Keys) -> ParametersInfo | None:

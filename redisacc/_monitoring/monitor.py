@@ -6,14 +6,15 @@ import contextlib
 import math
 from collections.abc import Collection, Sequence
 
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._monitoring.collector import Collector
 from redisacc._monitoring.nodes import Node, read_nodes
 from redisacc._monitoring.round_history import Figures
 from redisacc._monitoring.round_listener import RoundListener
+from redisacc._monitoring.step_history import StepHistory
 from redisacc._monitoring.view import View
-from redisacc._redis.transport import Transport
-from redisacc.errors import RedisAccError
+from redisacc._redis.transport import Transport, limited
+from redisacc.errors import RedisAccError, ServerUnavailableError
 
 
 class Monitor:
@@ -28,6 +29,7 @@ class Monitor:
 
     Attributes:
         figures: accumulator's name → what is known of its rounds, as of the latest refresh.
+        histories: accumulator's name → the steps of its training; of those that were read first in the latest refresh.
         nodes: the server, or the masters of a cluster, as of the latest refresh.
     """
 
@@ -37,6 +39,7 @@ class Monitor:
         self._collector = Collector(transport, patterns, keys)
         self._listener: RoundListener | None = None
         self.figures: dict[str, Figures] = {}
+        self.histories: dict[str, StepHistory] = {}
         self.nodes: list[Node] = []
         # Later, if the server does not answer yet.
         with contextlib.suppress(RedisAccError):
@@ -63,12 +66,29 @@ class Monitor:
         listener = self._listen()
         listener.follow(list(self.views))
         self.figures = {name: listener.figures(name) for name in self.views}
+        with limited(timeout):
+            self._read_histories(first)
         self.nodes = read_nodes(self._transport, timeout=min(timeout, 30.0))
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""
         if self._listener is not None:
             self._listener.close()
+
+    def _read_histories(self, names: Collection[str]) -> None:
+        self.histories = {name: of for name, of in self.histories.items() if name in names}
+        for name in names:
+            view = self.views.get(name)
+            if view is None or view.parameters is None:
+                self.histories.pop(name, None)
+                continue
+            history = self.histories.setdefault(name, StepHistory(self._transport, ParameterKeys(name)))
+            try:
+                history.refresh(view.parameters)
+            except ServerUnavailableError:
+                raise
+            except RedisAccError as error:
+                self.problems.append(str(error))
 
     def _listen(self) -> RoundListener:
         if self._listener is None:

@@ -18,6 +18,8 @@ from redisacc._protocol.lifecycle.events import Event
 ROUNDS = 40
 # The number of waiting takers whose beginning is remembered.
 TAKERS = 100
+# The number of workers whose times are remembered.
+WORKERS = 1000
 # Seconds over which the rate of bytes is averaged.
 WINDOW = 5
 # A gradient of more bytes than this is not believed: no server can hold it.
@@ -61,6 +63,7 @@ class Figures:
         began: when workers could begin with the round that is filling now; None if that was not heard.
         first: when its first gradient was counted; None if there is none, or that was not heard.
         last: when its latest gradient was counted.
+        worker_seconds: worker's name → how long it took for its latest gradient, from the moment that it could begin.
         bytes_per_second: the bytes of gradients that were accepted, averaged over the last five seconds.
         round_seconds: from one take to the next.
         gathering_seconds: from the first gradient of a round to the last one.
@@ -73,6 +76,7 @@ class Figures:
     began: float | None
     first: float | None
     last: float | None
+    worker_seconds: dict[str, float]
     bytes_per_second: float
     round_seconds: Histogram
     gathering_seconds: Histogram
@@ -100,6 +104,8 @@ class RoundHistory:
     _filling: _Filling = field(default_factory=_Filling)
     # Taker's name → when it joined the queue.
     _waiting: dict[str, float] = field(default_factory=dict)
+    # Worker's name → how many seconds it took for its latest gradient.
+    _worker_seconds: dict[str, float] = field(default_factory=dict)
     # Whether a taker may be waiting whose beginning was not heard.
     _unsure: bool = True
     # When the latest round was taken, if nothing was missed since.
@@ -150,6 +156,12 @@ class RoundHistory:
             self._received.append((second, nbytes))
         if (staleness := _number(event.details.get("staleness"), STEPS[-1])) is not None:
             self._staleness.add(staleness)
+        if event.who is not None and filling.began is not None and not staleness:
+            # The one that was heard last is the last one, and the one that was not heard for longest goes.
+            self._worker_seconds.pop(event.who, None)
+            self._worker_seconds[event.who] = at - filling.began
+            if len(self._worker_seconds) > WORKERS:
+                del self._worker_seconds[next(iter(self._worker_seconds))]
 
     def _hear_taken(self, event: Event, at: float) -> None:
         filling, number = self._filling, _number(event.details.get("taken"), 10**15)
@@ -189,6 +201,7 @@ class RoundHistory:
             began=self._filling.began,
             first=self._filling.first,
             last=self._filling.last,
+            worker_seconds=dict(self._worker_seconds),
             bytes_per_second=recent / WINDOW,
             round_seconds=self._round_seconds.copy(),
             gathering_seconds=self._gathering_seconds.copy(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import redisacc
+from redisacc._admin.training import delete_training
 
 
 class Training:
@@ -92,11 +94,62 @@ class Training:
                         step = acc.wait_for_step(step + 1, timeout=0.3)
 
 
+class Crew:
+    """Processes of a ``redisacc.Training``, in threads, whose loss falls and whose accuracy grows.
+
+    Args:
+        url: of the server.
+        name: of the training.
+        workers: how many there are.
+        elements: of the gradient.
+        seconds: how long a worker computes.
+        until: the last step.
+    """
+
+    def __init__(self, url: str, name: str, *, workers: int, elements: int, seconds: float, until: int) -> None:
+        self._url, self._name, self._elements, self._seconds, self._until = url, name, elements, seconds, until
+        self._workers = workers
+        self._over = threading.Event()
+        self.threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(workers)]
+
+    def start(self) -> None:
+        """Starts all threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the training, and deletes it."""
+        self._over.set()
+        for thread in self.threads:
+            thread.join()
+        delete_training(self._name, redis=self._url)
+
+    def _work(self, number: int) -> None:
+        draw = random.Random(number)
+        gradient = {"w": np.ones(self._elements, np.float32)}
+        options: dict[str, Any] = {"optimizer": redisacc.optim.AdamW(1e-3), "workers": self._workers, "number": number}
+        with redisacc.Training(
+            self._name, {"w": np.zeros(self._elements, np.float32)}, redis=self._url, **options
+        ) as training:
+            for step, _ in training.steps(until=self._until):
+                if self._over.is_set():
+                    training.finish()
+                    break
+                time.sleep(self._seconds * draw.uniform(0.85, 1.15))
+                part = math.exp(-step / 60)
+                metrics = {
+                    "loss": 0.42 + 6.5 * part + draw.gauss(0, 0.08 + 0.3 * part),
+                    "accuracy": 0.76 * (1 - part) + draw.gauss(0, 0.02),
+                    "lr": 1e-3 * min(1.0, (step + 1) / 80),
+                }
+                training.apply(gradient, metrics=metrics)
+
+
 @contextlib.contextmanager
-def trainings(url: str) -> Iterator[list[Training]]:
+def trainings(url: str) -> Iterator[list[Training | Crew]]:
     """Several trainings, of which one waits for a worker that has stopped."""
-    found = [
-        Training(url, "resnet-50", workers=8, elements=400_000, seconds=0.5),
+    found: list[Training | Crew] = [
+        Crew(url, "resnet-50", workers=8, elements=40_000, seconds=0.1, until=400),
         Training(url, "speech/encoder", workers=4, elements=60_000, seconds=0.35, late=4, required=3),
         Training(url, "recommender-embeddings", workers=6, elements=20_000, seconds=0.4, silent=4),
         Training(url, "policy-net", workers=3, elements=900, seconds=0.12),

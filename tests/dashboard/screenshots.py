@@ -55,8 +55,8 @@ def take(url: str, names: list[str], folder: Path) -> None:
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
             page.goto(url)
             page.wait_for_selector("#rows tr")
-            if width < 640:
-                page.get_by_role("button", name="recommender-embeddings").click()
+            page.get_by_role("button", name="resnet-50").click()
+            page.wait_for_selector("#curves polyline")
             page.wait_for_selector("#rounds tr")
             page.wait_for_timeout(1500)
             page.screenshot(path=folder / f"{name}.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
 import pytest
 from browser import NoBrowserError, chromium
 
@@ -85,7 +86,7 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     assert page.locator("#filling-for").inner_text() == "for ann"
     assert "1 by 1 step late" in page.locator("#notes").inner_text()
     workers = [line.split("\t") for line in page.locator("#workers").inner_text().splitlines()]
-    assert [(cells[0], cells[1], cells[3], cells[4]) for cells in workers] == [
+    assert [(cells[0], cells[1], cells[4], cells[5]) for cells in workers] == [
         ("bob", "late", "0", "3"),
         ("ann", "in the round", "1", "4"),
     ]
@@ -101,6 +102,35 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     take.result()
     shows(page, "#rounds", "3")
     ann.delete()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_training_shows_its_progress_and_curves(dashboard, open_page, real_client, width):
+    options = {"optimizer": redisacc.optim.SGD(0.1), "workers": 1, "number": 0, "redis": real_client}
+    with redisacc.Training("t", {"w": np.zeros(1000, np.float32)}, **options) as training:
+        for step, weights in training.steps(until=40):
+            if step == 30:
+                page = open_page(dashboard().url, viewport={"width": width, "height": 900})
+                shows(page, "#training-step", "Step 30")
+                shows(page, "#training-of", "of 40, 75 %")
+                shows(page, "#training-facts", f":{os.getpid()}")
+                shows(page, "#training-facts", "3.91 KiB")
+                shows(page, "#curves", "loss")
+                names = page.locator("#curves figcaption span").all_inner_texts()
+                assert names == ["acc", "loss", "time of a step"]
+                loss = page.locator("#curves figure", has_text="loss")
+                assert loss.locator("b").inner_text() == "1.242"
+                assert len(loss.locator("polyline").get_attribute("points").split()) == 30
+                assert loss.locator(".scale span").all_inner_texts() == ["30", "1.242"]
+                # NaN has no point.
+                assert page.locator("#curves figure", has_text="acc").locator("polyline").count() == 0
+                box = loss.locator("svg").bounding_box()
+                page.mouse.move(box["x"] + 1, box["y"] + box["height"] / 2)
+                assert loss.locator("b").inner_text() == "30 in step 0"
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            training.apply(weights, metrics={"loss": 30 * 0.896**step, "acc": float("nan")})
+        shows(page, "#training-of", "finished")
+        training.delete()
 
 
 def test_hostile_names_stay_text(dashboard, open_page, open_dense):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import socket
 import time
 
+import numpy as np
 import pytest
 
+import redisacc
 from redisacc._dashboard.feed import Feed
 from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, sections
-from redisacc._monitoring import collector
+from redisacc._format.history_entries import PastStep
+from redisacc._format.keys import ParameterKeys
+from redisacc._monitoring import collector, step_history
 from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.step_history import StepHistory, curves
+from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.servers("valkey")
@@ -26,6 +35,104 @@ def monitor(real_server):
 
 def page(monitor, **query):
     return {name: json.loads(text) for name, text in sections(monitor, Query(**query), "there", "").items()}
+
+
+def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(monitor, real_client, until):
+    model, name = {"w": np.zeros(500, np.float32)}, id_of("t")
+    options = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9), "workers": 1, "number": 0, "redis": real_client}
+    with redisacc.Training("t", model, **options) as training:
+        for step, weights in training.steps(until=8):
+            if step == 5:
+                monitor.refresh()
+                assert page(monitor, detail=name)["detail:curves"]["names"] == []
+            if step >= 5:
+                monitor.refresh(first=["t"])
+                found = page(monitor, detail=name)
+                of, curves = found["detail:training"], found["detail:curves"]
+                assert (of["step"], of["until"], of["share"], of["finished"]) == (str(step), "8", step / 8, False)
+                assert of["chief"] == f"{socket.gethostname()}:{os.getpid()}"
+                info = monitor.views["t"].parameters
+                assert (of["parameter_bytes"], of["state_bytes"], of["stored_bytes"]) == (
+                    2000, info.state_bytes, info.stored_bytes,
+                )  # fmt: skip
+                assert of["left"] == pytest.approx(of["seconds"] * (8 - step), rel=0.02)
+                assert (curves["names"], curves["latest"]) == (["acc", "loss"], ["nan", f"{2.0 - step:.4g}"])
+                assert curves["steps"] == list(range(step))
+                nothing, losses, times = curves["values"]
+                assert nothing == [None] * step
+                assert losses == [1.0 - past for past in range(step)]
+                assert all(seconds is not None and seconds >= 0 for seconds in times)
+            if step == 6:
+                until(lambda: monitor._listen().figures("t").worker_seconds)
+                monitor.refresh(first=["t"])
+                ((worker, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
+                assert worker == "worker 0"
+                assert 0 <= took < 60
+            training.apply(weights, metrics={"loss": 1.0 - step, "acc": float("nan")})
+        monitor.refresh(first=["t"])
+        of = page(monitor, detail=name)["detail:training"]
+        assert (of["step"], of["finished"]) == ("8", True)
+        training.delete()
+
+
+def test_what_is_no_training_has_neither(monitor, open_dense):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0], metrics={"loss": 1.0})
+    acc.take_grad(1)
+    monitor.refresh(first=["w"])
+    found = page(monitor, detail=id_of("w"))
+    assert found["detail:training"] is None
+    assert found["detail:curves"]["names"] == []
+    acc.delete()
+
+
+def past(step, **metrics):
+    return PastStep(step, 1000.0 + step, 0.5, 1, metrics)
+
+
+@pytest.mark.parametrize("number", [1, 2, 99, 100, 101, 1000])
+def test_curves_have_few_points_which_stay_where_they_are(number):
+    steps = [past(step, loss=float(step)) for step in range(7, 7 + number)]
+    at, (losses, times) = curves(steps, ["loss"], 100)
+    assert min(number, 100) / 3 < len(at) <= max(number, 1)
+    assert len(at) <= 100
+    assert at[-1] == 6 + number
+    assert sum(losses) / len(losses) == pytest.approx(7 + (number - 1) / 2, rel=0.1)
+    assert times == pytest.approx([0.5] * len(times))
+    later, (others, _) = curves([*steps, past(7 + number, loss=0.0)], ["loss"], 200)
+    if len(steps) < 100:
+        assert (later[:-1], others[:-1]) == (at, losses)
+
+
+def test_a_mean_in_a_curve_leaves_out_what_is_not_finite():
+    steps = [past(0, loss=math.nan), past(1, loss=math.inf), past(2, loss=1e308), past(3, loss=1e308), past(4)]
+    assert curves(steps, ["loss"], 3) == ([1, 3, 4], [[None, 1e308, None], [0.5] * 3])
+    assert curves([], ["loss"], 3) == ([], [])
+
+
+def test_only_new_steps_are_read(real_client, monkeypatch):
+    model = {"w": np.zeros(2)}
+    transport, keys = connect(real_client), ParameterKeys("t")
+    history, read = StepHistory(transport, keys), []
+    real = step_history.read_history
+    monkeypatch.setattr(step_history, "read_history", lambda *given, **of: read.append(of) or real(*given, **of))
+    options = {"update": lambda taken, w, state: (w, state), "workers": 1, "number": 0, "redis": real_client}
+    with redisacc.Training("t", model, **options) as training:
+        for step, weights in training.steps(until=6):
+            if step in (2, 3, 5):
+                history.refresh(read_parameters_info(transport, keys))
+                history.refresh(read_parameters_info(transport, keys))
+                assert [past.step for past in history.steps] == list(range(step))
+                assert all(past.seconds >= 0 for past in history.steps)
+            training.apply(weights, metrics={"loss": step})
+        assert read == [{}, {"after": 1}, {"after": 2}]
+        training.delete()
+    with redisacc.Training("t", model, **options) as training:
+        for _, weights in training.steps(until=1):
+            training.apply(weights, metrics={"loss": 0})
+        history.refresh(read_parameters_info(transport, keys))
+        assert [past.step for past in history.steps] == [0]
+        training.delete()
 
 
 @pytest.mark.usefixtures("nobody_is_late")
@@ -52,7 +159,7 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert filling["staleness"] == [[1, 1]]
     assert filling["first"] == filling["last"] >= filling["began"]
     assert found["detail:staleness"] == [[0, 2], [1, 1]]
-    workers = {name: (state, count, applied) for name, state, count, applied, _, _ in found["detail:workers"]["rows"]}
+    workers = {name: (state, count, applied) for name, state, count, applied, *_ in found["detail:workers"]["rows"]}
     assert workers["ann"] == ("in the round", 1, 2)
     assert workers["bob"] == ("expected", 0, 1)
     ((step, number, nbytes, taker, phases),) = found["detail:rounds"]

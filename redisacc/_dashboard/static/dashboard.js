@@ -7,6 +7,7 @@ const byId = (id) => document.getElementById(id);
 const idInAddress = () => (/^#[0-9a-f]{16}$/.test(location.hash) ? location.hash.slice(1) : "");
 const state = { text: "", sort: "name", rows: 100, detail: idInAddress(), workers: 100 };
 const STEP = 100, MOST = 1000;
+const SVG = "http://www.w3.org/2000/svg";
 const narrow = matchMedia("(max-width: 640px)");
 
 // Texts
@@ -231,20 +232,95 @@ function showWorkers({ numbers, rows: found }) {
   byId("states").replaceChildren(...states.map(([name, n]) => element("span", { class: kindOf(name), text: `${count(n)} ${name}` })));
   if (!total) setText(byId("states"), "No worker has sent a gradient.");
   byId("workers").closest("table").hidden = !total;
-  byId("workers").replaceChildren(...found.map(([name, label, inRound, applied, stale, seen]) => {
+  byId("workers").replaceChildren(...found.map(([name, label, inRound, applied, stale, seen, took]) => {
     const age = cell("", "number");
     keepAge(age, () => `${seconds(ageOfClock(seen))} ago`);
     const first = cell(name);
     first.title = name;
-    return element("tr", {}, first, cell(label, kindOf(label)), age, cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
+    return element("tr", {}, first, cell(label, kindOf(label)), age, cell(took === null ? "–" : seconds(took), "number"), cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
   }));
   byId("more-workers").hidden = total <= found.length || state.workers >= MOST;
   setText(byId("more-workers"), total > MOST ? `Show ${count(MOST)} of ${count(total)} workers` : `Show all ${count(total)} workers`);
   announce(`${facts?.name ?? ""}: ${plural(numbers.late, "worker")} late`, numbers.late);
 }
 
+// The training, and the curves of its metrics
+
+function showTraining(found) {
+  byId("training-section").hidden = !found;
+  if (!found) return;
+  byId("training-progress").hidden = found.share === null;
+  setWidth(byId("training-bar"), found.share ?? 0);
+  byId("training-bar").className = found.finished ? "full" : "";
+  const whole = (text) => count(BigInt(text));
+  setText(byId("training-step"), `Step ${whole(found.step)}`);
+  const share = found.share === null ? "" : `of ${whole(found.until)}, ${Math.floor(found.share * 100)} %`;
+  const left = found.left === null || found.finished || found.left <= 0 ? "" : `about ${seconds(found.left)} left`;
+  setText(byId("training-of"), [share, found.finished ? "finished" : left].filter(Boolean).join(" · "));
+  const listed = [["Led by", found.chief ?? (found.finished ? "nobody, it is finished" : "nobody")], ["Step time", found.seconds === null ? "unknown" : seconds(found.seconds)],
+    ...(found.required === null ? [] : [["A step needs", plural(found.required, "gradient")]]), ...(found.optimizer === null ? [] : [["Optimizer", found.optimizer]]),
+    ["Parameters", bytes(found.parameter_bytes)], ["State", bytes(found.state_bytes)], ["With earlier versions", bytes(found.stored_bytes)]];
+  byId("training-facts").replaceChildren(...listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd }))));
+}
+
+const value = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(2) : String(+x.toPrecision(4)));
+const WIDE = 300, HIGH = 80;
+
+function drawCurve(name, latest, steps, values, text) {
+  const points = steps.map((step, n) => [step, values[n]]).filter(([, y]) => y !== null);
+  const head = element("b", { text: latest });
+  const figure = element("figure", {}, element("figcaption", {}, element("span", { text: name }), head));
+  if (!points.length) return figure;
+  const ys = points.map(([, y]) => y), low = Math.min(...ys), high = Math.max(...ys);
+  const from = steps[0], to = Math.max(steps.at(-1), from + 1);
+  const place = ([x, y]) => [((x - from) / (to - from)) * WIDE, high > low ? HIGH - 3 - ((y - low) / (high - low)) * (HIGH - 6) : HIGH / 2];
+  const svg = document.createElementNS(SVG, "svg");
+  const add = (tag, attributes) => {
+    const made = document.createElementNS(SVG, tag);
+    for (const [key, given] of Object.entries(attributes)) made.setAttribute(key, given);
+    svg.append(made);
+    return made;
+  };
+  svg.setAttribute("viewBox", `0 0 ${WIDE} ${HIGH}`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${name}: ${latest} in step ${count(to)}, between ${text(low)} and ${text(high)} since step ${count(from)}`);
+  for (const y of [0.5, HIGH / 2, HIGH - 0.5]) add("line", { class: "grid", x1: 0, x2: WIDE, y1: y, y2: y });
+  const path = points.map((point) => place(point).map((n) => n.toFixed(1)).join(",")).join(" ");
+  add("polyline", { class: "curve", points: points.length > 1 ? path : `${path} ${WIDE},${place(points[0])[1]}` });
+  const mark = add("line", { class: "mark", x1: 0, x2: 0, y1: 0, y2: HIGH, visibility: "hidden" });
+  // The value below the pointer, or the finger.
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect(), x = from + ((event.clientX - box.left) / box.width) * (to - from);
+    const nearest = points.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best));
+    mark.setAttribute("x1", place(nearest)[0]);
+    mark.setAttribute("x2", place(nearest)[0]);
+    mark.setAttribute("visibility", "visible");
+    setText(head, `${text(nearest[1])} in step ${count(nearest[0])}`);
+    looking = true;
+  });
+  svg.addEventListener("pointerleave", () => { looking = false; mark.setAttribute("visibility", "hidden"); setText(head, latest); });
+  figure.append(element("div", { class: "plot" }, element("div", { class: "scale" }, element("span", { text: text(high) }), element("span", { text: text(low) })), svg),
+    element("div", { class: "steps" }, element("span", { text: `step ${count(from)}` }), element("span", { text: count(steps.at(-1)) })));
+  return figure;
+}
+
+// Whether somebody points at a curve, which then stays as it is.
+let looking = false;
+
+function showCurves(found) {
+  byId("curves-section").hidden = !found.names.length;
+  if (!found.names.length) { looking = false; byId("curves").replaceChildren(); return; }
+  if (looking) return;
+  const drawn = found.names.map((name, n) => drawCurve(name, found.latest[n], found.steps, found.values[n], value));
+  const times = found.values.at(-1), last = times.findLast((y) => y !== null);
+  if (last !== undefined) drawn.push(drawCurve("time of a step", seconds(last), found.steps, times, seconds));
+  byId("curves").replaceChildren(...drawn);
+  byId("curves-more").hidden = !found.more;
+  setText(byId("curves-more"), `and ${plural(found.more, "more metric")}`);
+}
+
 const PHASES = ["to the first gradient", "first to last gradient", "last gradient to take", "take to publish"];
-const SVG = "http://www.w3.org/2000/svg";
 
 function showRounds(found) {
   byId("no-rounds").hidden = found.length > 0;
@@ -355,7 +431,7 @@ function show({ clock, now, changed }) {
   if (changed.order) showOrder(changed.order);
   const sections = {
     server: showServer, "detail:facts": showFacts, "detail:filling": (found) => { filling = found; }, "detail:waiting": showWaiting,
-    "detail:workers": showWorkers, "detail:rounds": showRounds, "detail:staleness": showStaleness, "detail:unacknowledged": showUnacknowledged,
+    "detail:training": showTraining, "detail:curves": showCurves, "detail:workers": showWorkers, "detail:rounds": showRounds, "detail:staleness": showStaleness, "detail:unacknowledged": showUnacknowledged,
   };
   for (const [name, showSection] of Object.entries(sections)) if (name in changed) showSection(changed[name]);
   showFilling();
@@ -370,6 +446,7 @@ function choose(id, byHand = true) {
   if (id === state.detail) return;
   state.detail = id;
   state.workers = 100;
+  looking = false;
   expectsFocus = byHand && narrow.matches;
   history.replaceState(null, "", id ? `#${id}` : location.pathname);
   connect();

@@ -220,15 +220,19 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
 
 
 def summary_commands(keys: Keys) -> list[Command]:
-    """Returns commands that cost little, and whose replies change with every gradient, take, taker and version."""
+    """Returns commands that cost little, and whose replies change with every gradient, take, taker and version.
+
+    The first one reads the record, and the second one the version of the parameters of this name, and fields that a
+    chief may change without a new version.
+    """
     return [
         Record.command(keys),
+        ("HMGET", ParameterKeys(keys.name).record, "version", "finished", "workers", "until"),
         ("ZRANGE", keys.queue, 0, 9, "WITHSCORES"),
         ("ZCARD", keys.queue),
         ("HLEN", keys.taken),
         ("HLEN", keys.sessions),
         scan_command(keys.crew),
-        ("HMGET", ParameterKeys(keys.name).record, "version", "finished", "workers", "until"),
         *lease_commands(keys),
     ]
 
