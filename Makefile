@@ -13,7 +13,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate scale conformance record lint types
-.PHONY: wheel compose docs recording examples integrations foreign check again clean
+.PHONY: wheel release compose docs recording examples integrations foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -138,6 +138,14 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 	cp -r tests build/wheel/tests && cp pyproject.toml build/wheel/
 	cd build/wheel && REDISACC_TEST_INSTALLED=1 bin/python -m pytest -n $(JOBS) --servers valkey \
 	  tests/unit tests/protocol tests/behaviour
+
+$(VENV)/.release: pyproject.toml $(ANOTHER)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
+	@touch $@
+
+release: $(VENV)/.release ## 6 min | build a release in dist/ and try it with every supported Python; uploads nothing
+	$(BIN)/python .ci/release.py
 
 compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
