@@ -84,7 +84,7 @@ ROLES = {
         takes=True,
     ),
     "reducer": Role(
-        "adds up large gradients beside the server, and updates parameters with them", _REDUCES, reduces=True
+        "adds up large gradients next to the server, and updates parameters with them", _REDUCES, reduces=True
     ),
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(

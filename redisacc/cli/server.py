@@ -56,7 +56,7 @@ _CHECK_SECONDS = 5.0
     "--durable",
     is_flag=True,
     help="Append every change to a file, so that a crash loses at most about two seconds. Rounds of large gradients "
-    "take up to twice as long.",
+    "take 1.5 to 2.3 times as long.",
 )
 @click.option(
     "--cluster",
@@ -69,7 +69,7 @@ _CHECK_SECONDS = 5.0
 @click.option(
     "--reduce",
     is_flag=True,
-    help="Run a reducer beside the server, as `redisacc reduce` does: takers on other machines then fetch one sum "
+    help="Run a reducer next to the server, as `redisacc reduce` does: takers on other machines then fetch one sum "
     "instead of every worker's gradient.",
 )
 def server(
@@ -139,7 +139,7 @@ def _reducing(child: Server | Cluster) -> Iterator[None]:
         thread = threading.Thread(target=reducer.run, name="redisacc-reducer", daemon=True)
         thread.start()
         where = "the nodes" if isinstance(child, Cluster) else "the server"
-        click.echo(f"  reducer  adds up large gradients beside {where}")
+        click.echo(f"  reducer  adds up large gradients next to {where}")
         try:
             yield
         finally:

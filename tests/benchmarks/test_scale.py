@@ -84,27 +84,12 @@ def test_the_page_is_what_its_results_give(results: dict[str, Any]) -> None:
     assert page.with_name("scale.svg").is_file()
 
 
-def test_sizing_quotes_the_results(results: dict[str, Any]) -> None:
-    text = (ROOT / "docs" / "guides" / "sizing.md").read_text().partition("## Many hosts")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| ([\d,]+) \| (.*?) \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
-    runs = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"]) == ("31 MB", 10)]
-    assert [(f"{run['hosts']:,}", *cells(run)) for run in runs] == rows
-    remedies = {run["name"]: run for run in results["runs"]["remedies"] if run["hosts"] == 1000}
-    for run in remedies.values():
-        assert f"{report.milliseconds(run['seconds'])} ms" in text
-    # "auto" chooses the best number here.
-    assert len({remedies[name]["partitions"] for name in ("as it is", "best number of partitions")}) == 1
-    assert f"{remedies['as it is']['connections']:,} connections" in text
-    (most,) = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"], run["hosts"]) == LARGEST]
-    assert f"{report.milliseconds(most['seconds'])} ms" in text
-    assert f"{most['told_bytes'] / 1e9:.1f} GB" in text
-    ratios = [step["simulated"] / step["seconds"] for step in results["steps"] if not step["fitted"]]
-    assert f"{len(ratios)} other steps" in text
-    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in text
-
-
-LARGEST = ("400 MB", 1, 1000)
-
-
-def cells(run: dict[str, Any]) -> tuple[str, str, str]:
-    return report.milliseconds(run["seconds"]), report.milliseconds(run["gloo"]), report.what_is_full(run)
+def test_the_manual_quotes_the_results(results: dict[str, Any]) -> None:
+    page = ROOT / "docs" / "explanations" / "measurements.md"
+    text = page.read_text().partition("## Large groups of hosts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\d,]+ MB), (\d+) Gbit/s \| (.*?) \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for model, gigabits, cells in rows:
+        runs = [run for run in results["runs"]["grown"] if (run["model"], run["gigabits"]) == (model, int(gigabits))]
+        times = [report.milliseconds(run["seconds"]) for run in runs]
+        assert [*times, report.milliseconds(runs[-1]["gloo"])] == cells.split(" | ")

@@ -127,7 +127,7 @@ def test_wrong_usage_of_reduce(offline_cli, words):
 def test_a_cluster_and_a_reducer_together(tmp_path, train, until):
     with running("server", "--cluster", "3", "--reduce", cwd=tmp_path) as process:
         said = lines_until(process, "^  reducer ")
-        assert said.endswith("\n  reducer  adds up large gradients beside the nodes\n")
+        assert said.endswith("\n  reducer  adds up large gradients next to the nodes\n")
         (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
         options = {"reduction_type": "SUM", "partitions": 3, "redis": url}
         with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", **options) as acc:
@@ -142,7 +142,7 @@ def test_a_cluster_and_a_reducer_together(tmp_path, train, until):
 def test_server_and_reducer_together(tmp_path, train, until):
     with running("server", "--reduce", "--port", str(free_port()), cwd=tmp_path) as process:
         said = lines_until(process, "^  reducer ")
-        assert said.endswith("\n  reducer  adds up large gradients beside the server\n")
+        assert said.endswith("\n  reducer  adds up large gradients next to the server\n")
         (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
         with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", reduction_type="SUM", redis=url) as acc:
             train(acc)
