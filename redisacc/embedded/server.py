@@ -41,8 +41,8 @@ class Server:
     way. A crash of the server itself, or of the machine, loses all changes since the last snapshot. With
     `durable`, it appends every change to a file instead, which is written to the disk once a second: a crash loses at
     most about two seconds, and rounds of large gradients take 1.5 to 2.3 times as long. A directory may be used in both
-    ways in turn; a server that finds data of the other kind takes them over. If snapshots fail, for example on a full disk,
-    the server continues without them, and logs that.
+    ways in turn; a server that finds data of the other kind takes them over. If snapshots fail, for example on a full
+    disk, the server continues without them, and logs that.
 
     Args:
         dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one
