@@ -104,12 +104,13 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--server-dir",
     type=NonEmptyPath(),
     metavar="DIR",
-    help="Keep the data of that server in this directory, so that the next run continues.  [default: a temporary one]",
+    help="Keep the data of that server, or of this host's nodes, in this directory, so that the next run continues.  "
+    "[default: a temporary one]",
 )
 @click.option(
-    "--durable",
-    is_flag=True,
-    help="With --server-dir: write every change to disk instead of a snapshot a minute.",
+    "--durable/--no-durable",
+    default=None,
+    help="With --server-dir: write every change to disk, or a snapshot a minute.  [default: every change]",
 )
 @click.option(
     "--server-port",
@@ -135,7 +136,7 @@ def run(
     grace: float,
     with_server: bool,
     server_dir: Path | None,
-    durable: bool,
+    durable: bool | None,
     server_port: int | None,
     url: str | None,
     several: SeveralHosts,
@@ -169,8 +170,12 @@ def run(
     has_server = with_server or server_dir is not None or server_port is not None
     if has_server and is_given:
         raise click.UsageError("give --redis or --server, not both")
-    if durable and server_dir is None:
-        raise click.UsageError("--durable needs --server-dir: in a temporary directory, nothing outlives the run")
+    if durable is not None and server_dir is None:
+        raise click.UsageError(
+            f"{'--durable' if durable else '--no-durable'} needs --server-dir: in a temporary directory, nothing "
+            "outlives the run"
+        )
+    is_durable = server_dir is not None and durable is not False
     if no_chief and not workers:
         raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
     if several.hosts is not None:
@@ -212,7 +217,7 @@ def run(
             members = places(
                 chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers
             )
-            with own_server(server_dir, server_port, durable=durable) if has_server else nullcontext() as server:
+            with own_server(server_dir, server_port, durable=is_durable) if has_server else nullcontext() as server:
                 code = _run_alone(server, url, members, new_run, new_restarts(), keeps_data=server_dir is not None)
         else:
             options = several.options(
@@ -221,7 +226,7 @@ def run(
                 nodes=not is_given,
                 program=command,
                 directory=server_dir,
-                durable=durable,
+                durable=is_durable,
                 restarts=new_restarts,
                 grace=grace,
             )

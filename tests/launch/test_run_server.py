@@ -49,12 +49,12 @@ def test_training(start):
 
 @pytest.mark.thorough
 def test_training_continues_in_the_same_directory(start, tmp_path):
-    for first, durable in ((0, []), (3, ["--durable"]), (6, [])):
+    for first, durable in ((0, ["--no-durable"]), (3, []), (6, ["--no-durable"])):
         run = start("--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
         assert run.code() == 0, run.err
         steps = [line.split()[3] for line in run.out.splitlines()]
         assert steps == [str(step) for step in range(first, first + 3)]
-        assert (tmp_path / "data" / "dump.rdb").exists() != bool(durable)
+        assert (tmp_path / "data" / "dump.rdb").exists() == bool(durable)
 
 
 def test_durable_needs_a_directory(start):
@@ -125,11 +125,21 @@ with redisacc.Training("kept", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--server-dir", "data", "--durable")], ids=["memory", "durable"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--server-dir", "data"),
+        pytest.param(("--server-dir", "data", "--no-durable"), marks=pytest.mark.thorough),
+    ],
+    ids=["memory", "directory", "no_durable"],
+)
 def test_a_killed_server_starts_again_and_a_training_continues(start, unused_port, options):
     run = start("--no-chief", "--workers", 1, "--server-port", unused_port, *options, script=TRAINING)
     run.seen("step 20")
     with redis.Redis(port=unused_port) as client:
+        # With a directory, every change is written to it unless somebody does not want that.
+        assert client.config_get("appendonly") == {"appendonly": "yes" if options == ("--server-dir", "data") else "no"}
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
     assert run.code() == 0, run.err
     weights = np.zeros(2)

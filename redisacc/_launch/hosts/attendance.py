@@ -123,7 +123,7 @@ class Attendance:
             self._fail(f"another command has come as host {host.name}: each host needs a --host-name of its own")
             return
         if self._coordinator is not None:
-            read = self._coordinator.beat(self._point)
+            read = self._coordinator.beat(self._point, is_empty=read is None)
         if read is not None:
             self._read(read)
 

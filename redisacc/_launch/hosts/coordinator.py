@@ -13,7 +13,7 @@ from redisacc.errors import ServerError
 
 __all__ = ["Coordinator", "TermsError"]
 
-# Within this many seconds, hosts that work already have told a new meeting point so.
+# Within this many seconds, hosts that live have told an empty meeting point so.
 _SETTLED = 1.5
 # Hosts whose command has ended have read the end of the training within this time.
 _FAREWELL = LEASE
@@ -37,24 +37,30 @@ class Coordinator:
         self._terms = terms
         self._form = form
         self._agreement = new_agreement(name, terms)
-        self._began = time.monotonic()
+        self._empty_at = time.monotonic()
         self._forming: threading.Thread | None = None
         self._formed = False
         self._error: ServerError | None = None
 
-    def beat(self, point: MeetingPoint) -> Agreement:
+    def beat(self, point: MeetingPoint, *, is_empty: bool) -> Agreement:
         """Reads what hosts say, writes what is agreed, and returns it.
+
+        Args:
+            point: the meeting point.
+            is_empty: whether it has no agreement, because it has just been started, perhaps again.
 
         Raises:
             redis.RedisError: the meeting point does not answer.
             ServerError: the nodes did not become a cluster.
             TermsError: the hosts that work were started by another command.
         """
+        if is_empty:
+            self._empty_at = time.monotonic()
         hosts = point.hosts()
         for host in hosts.values():
             if host.seen is not None and host.seen.terms != self._terms:
                 raise TermsError(difference(self._terms, host.seen.terms))
-        settled = time.monotonic() - self._began >= _SETTLED
+        settled = time.monotonic() - self._empty_at >= _SETTLED
         self._agreement = advance(self._agreement, hosts, settled=settled, formed=self._formed)
         if self._error is not None:
             raise self._error

@@ -172,8 +172,8 @@ class ThisHost:
             raise CannotStartError(str(error), 1) from None
 
     def _come(self) -> None:
-        where = self._find_meeting_point()
-        point = MeetingPoint(where)
+        self._find_meeting_point()
+        point = MeetingPoint(self._options.meet, self._options.password, self._options.tls)
         coordinator = None
         if self._meeting_server is not None:
             coordinator = Coordinator(self._options.name, self._options.terms, self._form)
@@ -195,8 +195,8 @@ class ThisHost:
             self._start_nodes()
         self._attendance.tell(stage=WORKS)
 
-    def _find_meeting_point(self) -> TCPAddress:
-        """Returns where the meeting point is, after starting it if it is on this host."""
+    def _find_meeting_point(self) -> None:
+        """Blocks until the meeting point has an address, and starts it if it is on this host."""
         meet, password, tls = self._options.meet, self._options.password, self._options.tls
         reminder = _Reminder(self._say)
         while True:
@@ -206,7 +206,6 @@ class ThisHost:
             except OSError as error:
                 reminder.remind(f"waiting for an address of {meet.host} ({error}): is the name right?")
             time.sleep(0.5)
-        where = TCPAddress(meet.port, address, password, tls)
         try:
             free = can_listen_at(address, meet.port)
             # If the meeting point is here, other hosts reach this one by its address.
@@ -230,7 +229,6 @@ class ThisHost:
                 self._meeting_keeper = ServerKeeper(
                     server, self._options.restarts(), keeps_data=True, name="the meeting point"
                 )
-        return where
 
     def _register(self, point: MeetingPoint, host: Host) -> None:
         """Blocks until the meeting point knows this host."""

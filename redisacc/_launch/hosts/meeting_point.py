@@ -23,7 +23,7 @@ from redisacc._launch.hosts.documents import (
     decode_host,
     encode,
 )
-from redisacc.embedded.addresses import TCPAddress
+from redisacc.embedded.addresses import TLS
 
 __all__ = ["LEASE", "Meet", "MeetingPoint", "can_listen_at", "own_address_towards"]
 
@@ -110,19 +110,23 @@ class MeetingPoint:
     """A client of the meeting point. Its methods block for two seconds at most, and raise redis.RedisError.
 
     Args:
-        where: its address.
+        meet: its address. A name may have another IP address with each connection.
+        password: what it asks for.
+        tls: the files for TLS.
     """
 
-    def __init__(self, where: TCPAddress) -> None:
-        self.where = where
-        options: dict[str, Any] = {
-            **where.settings,
-            "socket_timeout": _TIMEOUT,
-            "socket_connect_timeout": _TIMEOUT,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        self._client = redis.Redis.from_url(where.url, **options)
+    def __init__(self, meet: Meet, password: str | None, tls: TLS | None) -> None:
+        settings: dict[str, Any] = {} if tls is None else {"ssl": True, **tls.settings}
+        self._client = redis.Redis(
+            meet.host,
+            meet.port,
+            password=password,
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **settings,
+        )
 
     def come(self, host: Host) -> bool:
         """Writes what a new command says about its host. False: another command of this host lives."""

@@ -1,0 +1,102 @@
+"""Hosts of one run, each with a loopback address of its own; and a training whose result is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runs import Run, Starter, wait_for
+
+PORT = 6400
+SECRET = 'se"cret \\ %41'
+
+_TRAINING = """
+import time
+import numpy as np
+import redisacc
+
+optimizer = redisacc.optim.SGD(0.1)
+with redisacc.Training("hosts", {"w": np.zeros(2)}, optimizer=optimizer) as training:
+    for step, weights in training.steps(until=UNTIL):
+        time.sleep(0.02)
+        training.apply({"w": weights["w"] + step})
+        if step == 20:
+            print("step 20")
+    print(training.latest()[1]["w"].tolist())
+"""
+
+
+def training(until: int) -> str:
+    """A program whose processes print "step 20" once they have that one, and the weights at the end."""
+    return _TRAINING.replace("UNTIL", str(until))
+
+
+def trained(until: int) -> str:
+    """The weights that each process prints, however many there are: their gradients are the same."""
+    weights = np.zeros(2)
+    for step in range(until):
+        weights -= 0.1 * (weights + step)
+    return str(weights.tolist())
+
+
+class Hosts:
+    """Starts runs on hosts, which are named a, b, c and so on. They meet on the first."""
+
+    def __init__(self, start: Starter) -> None:
+        self._start = start
+        # Tests that run at the same time have other addresses, so the ports may be the same.
+        self._block = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
+        self.meet = f"{self.address('a')}:{PORT}"
+
+    def address(self, name: str) -> str:
+        return f"{self._block}.{ord(name) - ord('a') + 1}"
+
+    def __call__(self, name: str, hosts: int, *options: Any, meet: str | None = None, **more: str) -> Run:
+        where = ("--meet", meet or self.meet, "--address", self.address(name), "--host-name", name)
+        given = {"REDISACC_URL": "", "REDISACC_PASSWORD": SECRET, **more}
+        return self._start("--hosts", hosts, *where, "--workers", 1, "--no-chief", *options, **given)
+
+
+def says(run: Run, text: str, count: int = 1) -> None:
+    """Waits until a run has said something on standard error."""
+    wait_for(lambda: run.err.count(text) >= count or run.process.poll() is not None)
+    assert run.err.count(text) >= count, (text, run.out, run.err)
+
+
+def number_of(run: Run) -> str:
+    """Which worker a run has."""
+    (number,) = set(re.findall(r"runs (worker \d+) on this host", run.err))
+    return str(number)
+
+
+def servers_of(run: Run) -> list[int]:
+    """The process ids of a run's servers: the meeting point, if it is there, and its nodes."""
+    found = []
+    for pid in run.left():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith(("redis-server", "valkey-server")):
+                found.append(pid)
+    return found
+
+
+def kill(run: Run) -> None:
+    """Kills a host's command and its servers at once, as if its power failed."""
+    for pid in [run.process.pid, *servers_of(run)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.process.wait(10)
+    wait_for(lambda: not run.left())
+
+
+def all_trained(runs: dict[str, Run], until: int) -> None:
+    """Waits for the end on all hosts, each of which has the same weights, bit by bit, and has told no secret."""
+    for run in runs.values():
+        assert run.code() == 0, run.err
+        assert run.out.splitlines()[-1].endswith(f"| {trained(until)}")
+        assert SECRET not in run.out + run.err

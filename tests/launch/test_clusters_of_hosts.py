@@ -1,0 +1,185 @@
+"""`redisacc run --hosts` with what takes longer: replicas, TLS, directories, nodes that die, clocks that are wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import trustme
+from several_hosts import PORT, all_trained, kill, number_of, says, servers_of, training
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.servers("valkey"),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
+]
+
+
+def started(host, names, *options, until=80, **more):
+    """Starts these hosts, and waits until each has trained for some steps."""
+    runs = {name: host(name, len(names), *options, script=training(until), **more) for name in names}
+    for run in runs.values():
+        run.seen("step 20")
+    return runs
+
+
+@pytest.mark.parametrize("victim", ["a", "c"], ids=["meeting_host", "another"])
+def test_replicas_take_over_from_a_host_that_is_gone(host, victim):
+    """The training does not wait for the host's data, and its nodes are a part of the cluster again."""
+    runs = started(host, "abc", "--replicas", 1, until=300)
+    number = number_of(runs[victim])
+    kill(runs[victim])
+    others = [run for name, run in runs.items() if name != victim]
+    runs[victim] = host(victim, 3, "--replicas", 1, script=training(300))
+    for run in others:
+        says(run, f"host {victim} is back")
+    assert number_of(runs[victim]) == number
+    all_trained(runs, 300)
+    ready = "all 3 hosts have come, and the cluster of 6 nodes is ready: workers 0 to 2"
+    for run in others:
+        assert ready in run.err
+        assert "has lost this training" not in run.err
+
+
+def test_a_node_that_dies_is_started_again(host):
+    runs = started(host, "ab", until=150)
+    (node,) = servers_of(runs["b"])
+    os.kill(node, signal.SIGKILL)
+    says(runs["b"], "the node is back as process")
+    all_trained(runs, 150)
+    for run in runs.values():
+        assert "a node on host b has been started again" in run.err
+        assert "is gone" not in run.err
+
+
+def test_a_host_returns_with_another_address(host):
+    """As a pod of Kubernetes does."""
+    runs = started(host, "ab", until=150)
+    kill(runs["b"])
+    runs["b"] = host("b", 2, "--address", host.address("x"), script=training(150))
+    says(runs["a"], "host b is back")
+    all_trained(runs, 150)
+
+
+def test_a_meeting_point_that_dies_is_started_again(host):
+    runs = started(host, "ab", until=150)
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in servers_of(runs["a"])}
+    (meeting,) = [pid for pid, command in commands.items() if f":{PORT}" in command and "cluster" not in command]
+    os.kill(meeting, signal.SIGKILL)
+    says(runs["a"], "the meeting point is back as process")
+    all_trained(runs, 150)
+    for run in runs.values():
+        assert "is gone" not in run.err
+
+
+def test_all_hosts_die_and_directories_bring_the_training_back(host, tmp_path):
+    for number in range(2):
+        runs = {name: host(name, 2, "--server-dir", tmp_path / name, script=training(150)) for name in "ab"}
+        if number == 0:
+            for run in runs.values():
+                run.seen("step 20")
+            # Changes are on the disk within about two seconds.
+            time.sleep(1)
+            for run in runs.values():
+                kill(run)
+    all_trained(runs, 150)
+    # They have not begun from the first step.
+    assert "step 20" not in runs["a"].out + runs["b"].out
+
+
+def test_another_host_takes_the_place_of_one_that_is_gone(host):
+    runs = started(host, "ab", until=200)
+    number = number_of(runs["b"])
+    kill(runs.pop("b"))
+    says(runs["a"], "host b is gone; the same command on it takes its place again, and on another host with --join")
+    runs["c"] = host("c", 2, "--join", script=training(200))
+    all_trained(runs, 200)
+    assert number_of(runs["c"]) == number
+    assert "host c takes the place of host b" in runs["a"].err
+
+
+def test_tls_between_hosts(host, tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in "ab":
+        issued = authority.issue_cert(f"{name}.example.org")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+        issued.private_key_pem.write_to_path(tmp_path / f"{name}-key.pem")
+
+    def options(name):
+        files = {"cert": f"{name}.pem", "key": f"{name}-key.pem", "ca": "ca.pem"}
+        return [part for kind, file in files.items() for part in (f"--tls-{kind}", tmp_path / file)]
+
+    (tmp_path / "password").write_text("another\n")
+    file = ("--password-file", tmp_path / "password")
+    runs = {name: host(name, 2, *options(name), *file, script=training(40)) for name in "ab"}
+    without = host("b", 2, *file, script=training(40))
+    says(without, "waiting for the meeting point at")
+    without.signal(signal.SIGINT)
+    assert without.code() == 130
+    all_trained(runs, 40)
+
+
+WRONG_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+int clock_gettime(clockid_t clock, struct timespec *found) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(clock, found);
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) found->tv_sec += SECONDS;
+    return status;
+}
+
+int gettimeofday(struct timeval *restrict found, void *restrict zone) {
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    found->tv_sec = now.tv_sec;
+    found->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *found) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (found) *found = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("wrong", [60, -60])
+def test_the_clock_of_a_host_is_wrong_by_a_minute(host, tmp_path, wrong):
+    library = tmp_path / "clock.so"
+    (tmp_path / "clock.c").write_text(WRONG_CLOCK)
+    command = ["cc", "-shared", "-fPIC", f"-DSECONDS=({wrong})", "-o", library, tmp_path / "clock.c", "-ldl"]
+    subprocess.run(command, check=True)
+    runs = {name: host(name, 2, script=training(150), LD_PRELOAD=str(library) if name == "b" else "") for name in "ab"}
+    for run in runs.values():
+        run.seen("step 20")
+    # It also counts while a host returns.
+    kill(runs["b"])
+    runs["b"] = host("b", 2, script=training(150), LD_PRELOAD=str(library))
+    says(runs["a"], "host b is back")
+    all_trained(runs, 150)
+    assert runs["a"].err.count("is gone") == 1
+
+
+def test_two_trainings_on_the_same_hosts(host):
+    """They meet at different ports, and their nodes have the ports after those."""
+    other = f"{host.address('a')}:{PORT + 10}"
+    runs = {name: host(name, 2, script=training(40)) for name in "ab"}
+    more = {name: host(name, 2, meet=other, script=training(40)) for name in "ab"}
+    all_trained(runs, 40)
+    all_trained(more, 40)
+    assert f"has come to {other} (2 of 2)" in more["a"].err
