@@ -116,7 +116,6 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ),
     ("late_workers", "Workers that others have waited for, and that are not gone.", lambda info: len(info.late)),
     ("gone_workers", "Workers whose lease has ended, or that were not seen for long.", lambda info: len(info.gone)),
-    ("missing_workers", "Workers that are late or gone.", lambda info: len(info.late) + len(info.gone)),
     (
         "last_activity_timestamp_seconds",
         "Time of the last activity, by the server's clock.",
@@ -232,7 +231,7 @@ class Metrics(MetricsCollector):
         yield from _of_trainings(views)
         yield from values
         yield _memory(sizes)
-        yield from _of_workers(infos)
+        yield from _of_workers(views)
         yield from _histograms(figures)
         yield from _of_nodes(nodes)
 
@@ -324,21 +323,34 @@ def _memory(sizes: Mapping[str, Mapping[str, int]]) -> Metric:
     return size
 
 
-def _of_workers(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
+def _of_workers(views: Sequence[View]) -> Iterator[Metric]:
     for family, name, text, read in _WORKERS:
         metric = family(f"redisacc_{name}", text, labels=["accumulator", "worker"])
-        for info in infos:
-            for worker in info.known_workers:
-                metric.add_metric([printable(info.name), printable(worker.name)], read(worker))
+        for view in views:
+            for worker in view.info.known_workers:
+                metric.add_metric([printable(view.info.name), printable(worker.name)], read(worker))
         yield metric
     missing = GaugeMetricFamily(
-        "redisacc_worker_missing", "1 if a worker is late or gone.", labels=["accumulator", "worker"]
+        "redisacc_worker_missing",
+        "1 if a worker is late or gone, and the training is not finished.",
+        labels=["accumulator", "worker"],
     )
-    for info in infos:
-        for state, workers in info.states.items():
+    number = GaugeMetricFamily(
+        "redisacc_missing_workers",
+        "Workers that are late or gone; none once the training is finished.",
+        labels=["accumulator"],
+    )
+    for view in views:
+        name = printable(view.info.name)
+        # Workers leave a training that is finished, and nobody waits for them.
+        count = {} if view.parameters is not None and view.parameters.finished else {LATE: 1, GONE: 1}
+        states = view.info.states.items()
+        for state, workers in states:
             for worker in workers:
-                missing.add_metric([printable(info.name), printable(worker.name)], state in (LATE, GONE))
+                missing.add_metric([name, printable(worker.name)], count.get(state, 0))
+        number.add_metric([name], sum(count.get(state, 0) * len(workers) for state, workers in states))
     yield missing
+    yield number
 
 
 def _histograms(figures: Mapping[str, Figures]) -> Iterator[Metric]:

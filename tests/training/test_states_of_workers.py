@@ -8,11 +8,13 @@ import re
 import threading
 import time
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 import redisacc
+from redisacc._admin.training import delete_training
 from redisacc._dashboard.page_data import id_of, parse_query, sections
 from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.connect import connect
@@ -59,6 +61,51 @@ def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, 
     assert {line.split()[-1] for line in each} == {"0.0"}
     # So the test has seen rounds that had just begun.
     assert len({line for line in found if line.startswith("redisacc_expected_workers{")}) > 1
+
+
+HOWS = {
+    "updates": {"optimizer": redisacc.optim.SGD(0.1)},
+    "rounds": {"update": lambda taken, parameters, state: (parameters, state)},
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.servers("valkey")
+def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(real_server, real_client, background, how):
+    ends = threading.Barrier(4)
+
+    def work(number):
+        model = {"w": np.zeros(100, np.float32)}
+        with redisacc.Training(
+            "train", model, workers=3, number=number, redis=real_server.url, **HOWS[how]
+        ) as training:
+            for _, weights in training.steps(until=15):
+                time.sleep(0.01 * (1 + number))
+                training.apply(weights)
+            ends.wait(60)
+
+    working = [background(work, number) for number in range(3)]
+    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
+        found, last = [], []
+        while 'redisacc_finished{accumulator="train"} 1.0' not in last:
+            last = scrape(metrics)
+            found += last
+        ends.wait(60)
+        for each in working:
+            each.result()
+        # They left ten minutes ago.
+        for session, entry in real_client.hgetall("redisacc:{train}:sessions").items():
+            fields = entry.split(b" ", 7)
+            fields[4] = b"%d" % (int(fields[4]) - 600_000)
+            real_client.hset("redisacc:{train}:sessions", session, b" ".join(fields))
+        real_client.hincrby("redisacc:{train}", "applied", 1)
+        last = scrape(metrics)
+    missing = ("redisacc_missing_workers{", "redisacc_worker_missing{")
+    numbers = [line.split()[-1] for line in [*found, *last] if line.startswith(missing)]
+    assert len(numbers) > 6
+    assert set(numbers) == {"0.0"}
+    assert 'redisacc_gone_workers{accumulator="train"} 3.0' in last
+    delete_training("train", redis=real_server.url)
 
 
 def cli(*words):
