@@ -126,6 +126,11 @@ def test_only_new_steps_are_read(real_client, monkeypatch):
                 assert all(past.seconds >= 0 for past in history.steps)
             training.apply(weights, metrics={"loss": step})
         assert read == [{}, {"after": 1}, {"after": 2}]
+        # The server was restarted from older data.
+        real_client.zremrangebyscore(keys.history, 2, "+inf")
+        real_client.hset(keys.record, "history_latest", real_client.zrange(keys.history, -1, -1)[0])
+        history.refresh(read_parameters_info(transport, keys))
+        assert [past.step for past in history.steps] == [0, 1]
         training.delete()
     with redisacc.Training("t", model, **options) as training:
         for _, weights in training.steps(until=1):

@@ -135,6 +135,17 @@ def test_a_version_that_a_chief_publishes_again_is_not_added_again(training, bac
     crew.result(30)
 
 
+def test_after_a_loss_of_data_it_begins_anew_and_the_last_step_is_announced_again(training, background):
+    chief, crew = training.chief(), background(lambda: work(training))
+    for _ in chief.rounds(until=4):
+        chief.publish(chief.parameters)
+        if chief.step == 2:
+            training.client.flushall()
+    crew.result(30)
+    assert training.client.hget(RECORD, "until") == b"4"
+    assert [past.step for past in chief.history()] == [2, 3]
+
+
 def test_it_is_deleted_with_the_training(real_client):
     with redisacc.Training("train", {"w": np.zeros(2)}, workers=1, number=0, redis=real_client, **HOWS["update"]) as t:
         for _, weights in t.steps(until=2):
