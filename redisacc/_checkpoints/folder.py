@@ -63,7 +63,7 @@ class Folder:
     Args:
         path: the folder. It is created with the first checkpoint.
         keep: how many of the latest are kept, at least 1.
-        keep_every: also keeps, of each range of so many steps, the first checkpoint. None: only the latest.
+        keep_every: also keeps the first checkpoint of each interval of this many steps. None: only the latest.
     """
 
     def __init__(self, path: Path, *, keep: int, keep_every: int | None) -> None:

@@ -82,7 +82,7 @@ def checked_staleness_weight(
         )
     if not max_staleness:
         raise InvalidArgumentError(
-            f"staleness_weight={shown(value)} needs a max_staleness of at least 1 beside it: without that, no gradient "
+            f"staleness_weight={shown(value)} needs a max_staleness of at least 1 as well: without that, no gradient "
             "is late"
         )
     if not isinstance(rule, str) and len(rule) != max_staleness + 1:

@@ -244,7 +244,7 @@ class Reducer(Closing):
                 name,
                 f"it has {len(new)} partitions here, and with those of other accumulators, these are more than "
                 f"{MOST_REDUCTIONS}, each of which takes a thread and a connection. Use fewer partitions, or a reducer "
-                "beside each node",
+                "next to each node",
             )
             return
         for position in new:

@@ -48,7 +48,7 @@ CLOSING = 10.0
 class Training(Closing):
     """A training whose processes all run the same program: each is a worker, and one of them leads.
 
-    Every process competes for the lease of the chief. The one that has it orders the updates, in a thread beside its
+    Every process competes for the lease of the chief. The one that has it orders the updates, in a thread next to its
     own work; the others stand by. If that process dies, another one leads: within a second if the dead one ran on the
     same machine or said goodbye, else when its lease has run out, after 10 seconds at most. No gradient is lost, none
     is used twice, and the result has the same bits. Whatever ``Chief`` and ``Worker`` promise holds.

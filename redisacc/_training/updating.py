@@ -115,7 +115,7 @@ class Updating:
             return Whole(weights, kept, validation.integer(state[UPDATES], "updates of the state", low=0))
         if state is not None:
             logger.warning(
-                "%s: the state that was published does not fit %s, so the optimizer's state begins anew",
+                "%s: the state that was published does not fit %s, so the optimizer begins with a new state",
                 self._keys.name,
                 optimizer.name,
                 extra={"accumulator": self._keys.name},

@@ -78,4 +78,4 @@ def test_a_chief_continues_with_the_state_of_a_checkpoint(training, client, tmp_
     with caplog.at_level(logging.WARNING, "redisacc"):
         assert run(training, 12, checkpoint=tmp_path, every=1) == undisturbed
     assert any("from the checkpoint of step 6" in record.getMessage() for record in caplog.records)
-    assert not any("begins anew" in record.getMessage() for record in caplog.records)
+    assert not any("begins with a new state" in record.getMessage() for record in caplog.records)

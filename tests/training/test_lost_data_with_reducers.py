@@ -149,7 +149,7 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, monkeypatch, caplog):
     monkeypatch.setattr(committer.Committer, "_known", lose)
     assert disturbed.lead(chief, lambda: None) == [1, 2, 3, 4, 5, 6]
     assert lost
-    assert said(caplog, "Beginning step 3 anew: its workers apply their gradients again")
+    assert said(caplog, "Beginning step 3 again: its workers apply their gradients again")
     disturbed.finish(chief)
 
 
