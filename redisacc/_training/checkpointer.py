@@ -56,7 +56,7 @@ class Checkpointer:
         folder: the path of the folder.
         every: after how many steps a checkpoint is due, 1 or more, or after how much time.
         keep: how many of the latest are kept, 1 or more.
-        keep_every: also keeps the first checkpoint of each interval of this many steps, 1 or more. None: only the latest.
+        keep_every: also keeps the first checkpoint in each interval of this many steps, 1 or more. None: none.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

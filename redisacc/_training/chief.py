@@ -150,7 +150,7 @@ class Chief(Participant):
         every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
             published meanwhile, the checkpoint may be of a later step.
         keep: how many of the latest checkpoints are kept, 1 or more.
-        keep_every: also keeps the first checkpoint of each interval of this many steps, such as 10000. None: no others.
+        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it said goodbye, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, of which one leads. The constructor
