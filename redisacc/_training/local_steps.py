@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,38 @@ def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Arra
     return [np.subtract(old, new) for old, new in zip(before, after, strict=True)]
 
 
-class LocalModel:
+class InnerModel(ABC):
+    """The weights of a worker, and what makes its steps alone."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Any:
+        """The weights, as a tree."""
+
+    @abstractmethod
+    def set(self, weights: Any) -> None:
+        """Sets the weights to those of a version, which are read-only."""
+
+    @abstractmethod
+    def check_finite(self, gradient: Any) -> None:
+        """Raises NotFiniteError for a gradient that has NaN or an infinity."""
+
+    @abstractmethod
+    def update(self, gradient: Any, step: int, metrics: Mapping[str, float]) -> None:
+        """Makes a step with the inner optimiser.
+
+        Args:
+            gradient: a tree like the weights.
+            step: the step of the training, for a schedule.
+            metrics: those of the gradient, for a learning rate that is one of them.
+        """
+
+    @abstractmethod
+    def outer_gradient(self) -> Any:
+        """Returns what the steps since ``set`` amount to, as a tree like the weights."""
+
+
+class LocalModel(InnerModel):
     """The weights of a worker and the state of its inner optimiser, in memory.
 
     The state is kept when other weights are set, and ends with the process.
@@ -62,6 +94,11 @@ class LocalModel:
     """
 
     def __init__(self, optimizer: Optimizer, parameters: object) -> None:
+        if optimizer.ema is not None:
+            raise InvalidArgumentError(
+                "the optimizer must have no ema with sync_every, because its state stays in each worker: pass ema to "
+                "outer"
+            )
         structure, described = described_like(parameters, ())
         self._spec = TreeSpec.of(structure, described, reduction_type="MEAN")
         for leaf in self._spec.leaves:
@@ -135,23 +172,17 @@ class LocalSteps:
     """The loop of a worker that makes ``sync_every`` steps alone with each version of the weights.
 
     Args:
-        optimizer: the inner optimiser.
+        model: the weights, and what makes the steps alone.
         sync_every: how many steps a worker makes alone.
-        parameters: the parameters that the training begins with.
         finite: whether gradients with NaN or infinities are refused.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or the optimiser cannot update these parameters.
+        InvalidArgumentError: ``sync_every`` is invalid.
     """
 
-    def __init__(self, optimizer: Optimizer, sync_every: int, parameters: object, *, finite: bool) -> None:
+    def __init__(self, model: InnerModel, sync_every: int, *, finite: bool) -> None:
         self.sync_every = validation.integer(sync_every, "sync_every", low=1)
-        if optimizer.ema is not None:
-            raise InvalidArgumentError(
-                "the optimizer must have no ema with sync_every, because its state stays in each worker: pass ema to "
-                "outer"
-            )
-        self._model = LocalModel(optimizer, parameters)
+        self._model = model
         self._finite = finite
         self._send: Callable[..., ApplyResult] | None = None
         self._version = self._done = 0

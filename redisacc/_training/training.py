@@ -23,7 +23,7 @@ from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.chief import Chief
 from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.local_steps import OUTER, LocalSteps
+from redisacc._training.local_steps import OUTER, InnerModel, LocalModel, LocalSteps
 from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
@@ -112,7 +112,7 @@ class Training(Closing):
         shared_name: str,
         parameters: Any,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | InnerModel | None = None,
         update: Update | None = None,
         state: Any = None,
         workers: int | Literal["all"] | None = None,
@@ -390,7 +390,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _local_steps(
-    optimizer: Optimizer | None,
+    optimizer: Optimizer | InnerModel | None,
     sync_every: int | None,
     outer: Optimizer | None,
     parameters: Any,
@@ -405,13 +405,14 @@ def _local_steps(
     if optimizer is None:
         raise InvalidArgumentError("sync_every needs an optimizer, with which a worker makes steps alone")
     for name, given in (("optimizer", optimizer), ("outer", outer or OUTER)):
-        if not isinstance(given, Optimizer):
+        if not isinstance(given, (Optimizer, InnerModel) if name == "optimizer" else Optimizer):
             raise InvalidArgumentError(
                 f"{name} must be an optimizer of redisacc.optim, not {shown(type(given).__name__)}"
             )
     if options.get("sparse"):
         raise InvalidArgumentError("sync_every must be None with sparse leaves: each step needs their rows")
-    return LocalSteps(optimizer, sync_every, parameters, finite=finite)
+    model = LocalModel(optimizer, parameters) if isinstance(optimizer, Optimizer) else optimizer
+    return LocalSteps(model, sync_every, finite=finite)
 
 
 class _Leader(Chief):

@@ -80,8 +80,6 @@ def counterpart(
     Raises:
         InvalidArgumentError: there is none for this optimiser, its options, or a parameter.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
     if type(optimizer) not in _COUNTERPARTS:
         known = ", ".join(sorted(each.__name__ for each in _COUNTERPARTS))
         raise InvalidArgumentError(
@@ -90,9 +88,7 @@ def counterpart(
         )
     kind, options = _COUNTERPARTS[type(optimizer)]
     groups = optimizer.param_groups
-    of_groups = [_names_of(group["params"], names, number) for number, group in enumerate(groups)]
-    if not any(of_groups):
-        raise InvalidArgumentError("none of the optimizer's parameters requires a gradient")
+    of_groups = trained_names(optimizer, names)
     first = groups[0]
     for number, group in enumerate(groups):
         for name in sorted({*first, *group} - _OF_GROUPS):
@@ -134,6 +130,22 @@ def counterpart(
         base,
         factors,
     )
+
+
+def trained_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[list[str]]:
+    """Returns the names of the parameters of each group that are trained.
+
+    Args:
+        optimizer: the optimiser.
+        names: the name of each parameter of the model.
+
+    Raises:
+        InvalidArgumentError: there are none, or one of them cannot be trained.
+    """
+    found = [_names_of(group["params"], names, number) for number, group in enumerate(optimizer.param_groups)]
+    if not any(found):
+        raise InvalidArgumentError("none of the optimizer's parameters requires a gradient")
+    return found
 
 
 def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str], number: int) -> list[str]:

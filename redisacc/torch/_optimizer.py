@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from redisacc import optim
 from redisacc._handles.environment import place
 from redisacc._text import shown
 from redisacc._training.training import Training
 from redisacc.errors import InvalidArgumentError, SchemaMismatchError
-from redisacc.torch._counterpart import LR, Counterpart, counterpart
+from redisacc.torch._counterpart import LR, counterpart, trained_names
+from redisacc.torch._local import TorchModel
 from redisacc.torch._sampler import Progress, Sampler, sampler
 from redisacc.torch._state import state_of, torch_state
 from redisacc.torch._upload import Gradients, dtype_name, is_elsewhere, watch
@@ -72,6 +74,11 @@ class Optimizer(torch.optim.Optimizer):
         until: the step after which the training is finished, in all processes. None: it is never finished.
         sparse: names of parameters whose gradients are sparse. Those of ``nn.Embedding(sparse=True)`` and
             ``nn.EmbeddingBag(sparse=True)`` are found without it.
+        sync_every: each process makes this many steps alone, and then sends how far its weights have moved, as for
+            ``redisacc.Training``. The optimiser itself makes these steps, so it may be any one of torch whose ``step``
+            needs no closure. Its state is each process's own, and lost with it.
+        outer: with ``sync_every``, what moves the weights by the mean of these differences, as for
+            ``redisacc.Training``.
         options: further arguments of ``redisacc.Training``, such as ``redis``, ``wire``, ``checkpoint`` or ``log``.
             ``log`` also gets the learning rate, as the metric "lr".
 
@@ -102,8 +109,12 @@ class Optimizer(torch.optim.Optimizer):
         ema: float | None = None,
         until: int | None = None,
         sparse: Collection[str] = (),
+        sync_every: int | None = None,
+        outer: optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
         if not isinstance(model, torch.nn.Module):
             raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
         here = place()
@@ -113,7 +124,16 @@ class Optimizer(torch.optim.Optimizer):
                 "of them leads as well: start it with `redisacc run --no-chief`"
             )
         names = {parameter: name for name, parameter in model.named_parameters()}
-        found: Counterpart = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
+        if sync_every is None:
+            found = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
+        else:
+            found = None
+            trained_names(optimizer, names)
+            for option, given in (("clip_norm", clip_norm), ("ema", ema), ("sparse", [*sparse] or None)):
+                if given is not None:
+                    raise InvalidArgumentError(
+                        f"{option} must be left out with sync_every, because torch's own optimizer makes the steps"
+                    )
         self._is_open = False
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -123,7 +143,7 @@ class Optimizer(torch.optim.Optimizer):
         every = {names[each]: each for group in self.param_groups for each in group["params"]}
         self._tensors = {name: each for name, each in every.items() if each.requires_grad}
         self._frozen = {name: each for name, each in every.items() if not each.requires_grad}
-        self._rows = _sparse_names(model, names, sparse) & self._tensors.keys()
+        self._rows = _sparse_names(model, names, sparse) & self._tensors.keys() if found else set()
         self._until = until
         self._steps: Iterator[tuple[int, Any]] | None = None
         self._step, self._jumped, self._is_finished = -1, 0, False
@@ -132,11 +152,13 @@ class Optimizer(torch.optim.Optimizer):
         self.training = Training(
             shared_name,
             {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
-            optimizer=found.optimizer,
-            state=state_of(optimizer, self._tensors, found.optimizer),
+            optimizer=found.optimizer if found else TorchModel(optimizer, self._tensors, _weak(self._write)),
+            state=state_of(optimizer, self._tensors, found.optimizer) if found else None,
             workers=self._all_workers if workers is None else workers,
             number=_from(here.number, number, "RANK"),
             sparse=sorted(self._rows),
+            sync_every=sync_every,
+            outer=outer,
             **options,
         )
         # Others need not wait for this process's leases once it has ended.
@@ -147,7 +169,7 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             self.training.close()
             raise
-        self._hooks = watch(self._tensors, _weak(self._ready))
+        self._hooks = watch(self._tensors, _weak(self._ready)) if found else []
         if self._step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
                 "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
@@ -225,12 +247,19 @@ class Optimizer(torch.optim.Optimizer):
                 )
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
-        lr = self._counterpart.lr(self.param_groups)
-        self._gradients.commit(weight, {**(metrics or {}), LR: lr})
+        metrics = {**(metrics or {}), LR: self._lr()}
+        if self._counterpart is None:
+            self.training.apply(None, weight=weight, metrics=metrics)
+        else:
+            self._gradients.commit(weight, metrics)
         self._advance()
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
         return loss
+
+    def _lr(self) -> float:
+        groups = self.param_groups
+        return float(groups[0]["lr"]) if self._counterpart is None else self._counterpart.lr(groups)
 
     def _ready(self, tensor: torch.Tensor) -> None:
         if not self._is_finished:
@@ -250,7 +279,8 @@ class Optimizer(torch.optim.Optimizer):
             # A generator that has raised is over. The next call begins another one.
             self._steps = None
             raise
-        self._write(tree)
+        if self._counterpart is not None or self._is_finished:
+            self._write(tree)
         if before >= 0 and self._step != before + 1 and not self._is_finished:
             self._jumped += self._step - before - 1
             for scheduler in self._schedulers:
@@ -365,7 +395,12 @@ class Optimizer(torch.optim.Optimizer):
         self.training.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched."""
+        """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched.
+
+        With ``sync_every``, it is the state of this process's optimiser.
+        """
+        if self._counterpart is None:
+            return dict(self._inner.state_dict())
         _, state = self.training.latest_state()
         try:
             self.state.update(torch_state(self._inner, self._tensors, state))
@@ -378,7 +413,8 @@ class Optimizer(torch.optim.Optimizer):
         """Checks that the training has the state of a dict, or a later one, which is published and counts.
 
         A process that is started again need not load anything. To begin a new training with the state of an earlier
-        one, load it into the optimiser inside before it is wrapped; all processes have to.
+        one, load it into the optimiser inside before it is wrapped; all processes have to. With ``sync_every``, the
+        optimiser of this process loads it.
 
         Args:
             state_dict: what ``state_dict`` has returned.
@@ -386,6 +422,10 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: it has seen more updates than the training.
         """
+        if self._counterpart is None:
+            self._inner.load_state_dict(state_dict)
+            self.param_groups = self._inner.param_groups
+            return
         given = max([int(state.get("step", 0)) for state in state_dict["state"].values()], default=0)
         updates = int(self.training.latest_state()[1]["updates"])
         if given > updates:
@@ -419,14 +459,14 @@ class Optimizer(torch.optim.Optimizer):
         self.training.close()
 
 
-def _weak(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+def _weak(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """Returns a function that calls a method, and does not keep its object alive: a model has it for good."""
     found = weakref.WeakMethod(method)
 
-    def call(tensor: torch.Tensor) -> None:
+    def call(argument: Any) -> None:
         alive = found()
         if alive is not None:
-            alive(tensor)
+            alive(argument)
 
     return call
 
