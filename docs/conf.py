@@ -29,6 +29,8 @@ html_css_files = ["manual.css"]
 
 # Docstrings enclose code in one pair of backticks or in two; both mean code.
 default_role = "code"
+# redisacc.torch is documented where torch is missing.
+autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -84,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
 
     Attributes:
         training: the ``redisacc.Training`` underneath.
+        param_groups: the groups of the parameters, which are those of the optimiser inside.
         training_step: the step of the weights in the model: how many updates they have seen.
         finished: whether the training is finished. Then ``step()`` changes nothing.
 

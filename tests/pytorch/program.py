@@ -1,6 +1,6 @@
 """A program that every process of a training runs: run by test_restarts.py.
 
-python program.py URL EPOCHS WORKERS. Says each step, and in the end the digest of the weights.
+python program.py URL EPOCHS WORKERS. Says where it is in each step, and in the end the digest of the weights.
 """
 
 import hashlib
@@ -17,10 +17,13 @@ _, url, epochs, workers = sys.argv
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(50, 4), torch.randint(3, (50,)))
-model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+# Gradients of more than 512 KiB leave during the backward pass.
+model = nn.Sequential(nn.Linear(4, 360), nn.ReLU(), nn.Linear(360, 360), nn.ReLU(), nn.Linear(360, 3))
 
 inner = torch.optim.AdamW(model.parameters(), lr=0.01)
 optimizer = redisacc.torch.Optimizer(inner, "torch", model, workers=int(workers), clip_norm=1.0, redis=url)
+# An upload has begun by then.
+model[2].register_full_backward_hook(lambda *_: print("sends", optimizer.training_step, flush=True))
 scheduler = optimizer.resume(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200))
 loader = DataLoader(data, 5, sampler=optimizer.sampler(data, 5))
 for _ in range(int(epochs)):
