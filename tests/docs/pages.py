@@ -42,7 +42,11 @@ RUN_BY = {
     "guides/gpu.md": "tests/docs/test_arrays.py",
     "guides/jax.md": "tests/examples/test_jax_guide.py",
     "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
-    "guides/pytorch.md": "tests/docs/test_arrays.py",
+    "guides/pytorch-accumulation.md": "tests/docs/test_torch_pages.py",
+    "guides/pytorch-batchnorm.md": "tests/docs/test_torch_pages.py",
+    "guides/pytorch-clipping.md": "tests/docs/test_torch_pages.py",
+    "guides/pytorch.md": "tests/docs/test_torch_pages.py",
+    "guides/pytorch-mixed-precision.md": "tests/docs/test_torch_pages.py",
     "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
 }
 

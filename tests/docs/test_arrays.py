@@ -14,7 +14,6 @@ from redisacc.embedded import Server
 
 PAGE = DOCS / "guides" / "arrays.md"
 GPU = DOCS / "guides" / "gpu.md"
-PYTORCH = DOCS / "guides" / "pytorch.md"
 LIBRARIES = ("jax", "scipy", "tensorflow", "torch")
 
 
@@ -45,13 +44,4 @@ def test_a_block_does_what_it_says(page: Path, block: Block, tmp_path: Path, mon
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)
         Reader(page, tmp_path, server.url).read([block])
-        gc.collect()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None or not PYTORCH.is_file(), reason="torch is missing")
-def test_what_the_page_on_pytorch_says_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server() as server:
-        monkeypatch.setenv("REDISACC_URL", server.url)
-        monkeypatch.chdir(tmp_path)
-        Reader(PYTORCH, tmp_path, server.url).read(blocks_of(PYTORCH))
         gc.collect()

@@ -98,5 +98,7 @@ def test_a_framework_trains_with_the_mean_gradient(make: Any, monkeypatch: pytes
             kill_one_of(run, "worker")
         printed = output_of(run, 200)
     assert re.findall(r"weights (\w+)", printed) == [digest] * 2
+    # Gradients left during the backward pass until the end.
+    assert "From now on" not in printed
     if sys.platform == "linux":
         assert printed.count("was killed by SIGKILL; it starts again") == 1
