@@ -86,7 +86,7 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
     """Returns the state of a process, and when it started in clock ticks since the boot; None if unknown."""
     try:
         # Without a buffer and an encoding, which take longer than the rest: processes that stand by look often.
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        with open(f"{_PROC}/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
         # The name of the program, in parentheses, may hold anything.
         fields = text[text.rindex(b")") + 1 :].decode("ascii").split(None, 20)
