@@ -39,7 +39,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Page → the test that runs it, where that isn't this one.
 RUN_BY = {
     "guides/arrays.md": "tests/docs/test_arrays.py",
-    "guides/gpu.md": "tests/docs/test_arrays.py",
     "guides/jax.md": "tests/examples/test_jax_guide.py",
     "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
     "guides/pytorch-accumulation.md": "tests/docs/test_torch_pages.py",

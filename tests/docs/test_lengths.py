@@ -1,0 +1,46 @@
+"""The manual stays short, and says things once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import DOCS
+
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+QUICK_START = DOCS / "start" / "quick-start.md"
+GUIDES = sorted(DOCS.glob("guides/*.md"))
+MANUAL = [*sorted(DOCS.rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
+
+
+def words(page: Path) -> list[str]:
+    """The words of a page, without its code and without signs between words."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [word for word in text.split() if re.search(r"\w", word)]
+
+
+def runs(page: Path, length: int = 9) -> set[tuple[str, ...]]:
+    """Every run of this many words on a page, its code included."""
+    found = page.read_text().split()
+    return {tuple(found[start : start + length]) for start in range(len(found) - length + 1)}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_guide_has_at_most_900_words(page: Path) -> None:
+    assert len(words(page)) <= 900
+
+
+def test_the_readme_has_at_most_1600_words() -> None:
+    assert len(README.read_text().split()) <= 1600
+
+
+def test_the_manual_has_at_most_50000_words() -> None:
+    assert sum(len(words(page)) for page in MANUAL) <= 50_000
+
+
+def test_the_quick_start_is_no_second_copy_of_the_readme() -> None:
+    assert runs(README) & runs(QUICK_START) == set()
