@@ -203,22 +203,22 @@ def test_what_the_readme_says_about_a_training_that_is_done_and_about_looking_in
 
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
-def test_without_durable_a_killed_server_loses_what_came_after_its_last_snapshot(
+def test_a_killed_server_that_is_not_durable_loses_what_came_after_its_last_snapshot(
     run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]],
 ) -> None:
-    run, out = run_as_typed(" --durable", "")
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
     _wait_for("step 50:", run, out)
     [(_, server_pid)] = _STARTED.findall(out.read_text())
     os.kill(run.pid, signal.SIGKILL)
     os.kill(int(server_pid), signal.SIGKILL)
     run.wait()
-    run, out = run_as_typed(" --durable", "")
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
     _wait_for("step 0:", run, out)
     # A server that is stopped loses nothing.
     _wait_for("step 50:", run, out)
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
-    run, out = run_as_typed(" --durable", "")
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
     _wait_for("step 100:", run, out)
     assert "step 0:" not in out.read_text()
 
