@@ -7,7 +7,8 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,34 @@ import redisacc
 from redisacc._admin.training import delete_training
 
 
-class Training:
+class Threads:
+    """The processes of a training, as threads.
+
+    Args:
+        url: of the server.
+        name: of the training.
+        targets: what the threads do until they are over.
+    """
+
+    def __init__(self, url: str, name: str, targets: Sequence[Callable[[], None]]) -> None:
+        self._url, self._name = url, name
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
+
+    def start(self) -> None:
+        """Starts all threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the training, and deletes it."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        delete_training(self._name, redis=self._url)
+
+
+class Training(Threads):
     """A chief and workers in threads, whose steps take about as long as is said.
 
     Args:
@@ -41,26 +69,10 @@ class Training:
         silent: int = -1,
         required: int = 0,
     ) -> None:
-        self._url, self._name, self._elements, self._seconds = url, name, elements, seconds
+        super().__init__(url, name, [self._lead, *(partial(self._work, n) for n in range(workers))])
+        self._elements, self._seconds = elements, seconds
         self._late, self._silent, self._workers = late, silent, workers
         self._required = required or workers
-        self._over = threading.Event()
-        self.threads = [threading.Thread(target=self._lead, daemon=True)]
-        self.threads += [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(workers)]
-
-    def start(self) -> None:
-        """Starts all threads."""
-        for thread in self.threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Ends them, and deletes the accumulator."""
-        self._over.set()
-        for thread in self.threads:
-            thread.join()
-        with self._open("chief") as acc, redisacc.Parameters(self._name, redis=self._url) as parameters:
-            acc.delete()
-            parameters.delete()
 
     def _open(self, worker: str) -> Any:
         options: dict[str, Any] = {"redis": self._url, "worker": worker, "max_staleness": self._late}
@@ -94,7 +106,7 @@ class Training:
                         step = acc.wait_for_step(step + 1, timeout=0.3)
 
 
-class Crew:
+class Crew(Threads):
     """Processes of a ``redisacc.Training``, in threads, whose loss falls and whose accuracy grows.
 
     Args:
@@ -107,22 +119,8 @@ class Crew:
     """
 
     def __init__(self, url: str, name: str, *, workers: int, elements: int, seconds: float, until: int) -> None:
-        self._url, self._name, self._elements, self._seconds, self._until = url, name, elements, seconds, until
-        self._workers = workers
-        self._over = threading.Event()
-        self.threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(workers)]
-
-    def start(self) -> None:
-        """Starts all threads."""
-        for thread in self.threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Ends the training, and deletes it."""
-        self._over.set()
-        for thread in self.threads:
-            thread.join()
-        delete_training(self._name, redis=self._url)
+        super().__init__(url, name, [partial(self._work, n) for n in range(workers)])
+        self._elements, self._seconds, self._until, self._workers = elements, seconds, until, workers
 
     def _work(self, number: int) -> None:
         draw = random.Random(number)
@@ -146,9 +144,9 @@ class Crew:
 
 
 @contextlib.contextmanager
-def trainings(url: str) -> Iterator[list[Training | Crew]]:
+def trainings(url: str) -> Iterator[list[Threads]]:
     """Several trainings, of which one waits for a worker that has stopped."""
-    found: list[Training | Crew] = [
+    found: list[Threads] = [
         Crew(url, "resnet-50", workers=8, elements=40_000, seconds=0.1, until=400),
         Training(url, "speech/encoder", workers=4, elements=60_000, seconds=0.35, late=4, required=3),
         Training(url, "recommender-embeddings", workers=6, elements=20_000, seconds=0.4, silent=4),
