@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,7 @@ import yaml
 from pages import DOCS, blocks_of
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
+from support.warm_python import WarmPython
 
 from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
@@ -131,13 +132,11 @@ def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path: Path) 
     number = workers["spec"]["completions"]
     assert number == workers["spec"]["parallelism"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
-    with Server() as server:
+    with Server() as server, contextlib.ExitStack() as stack:
         places = [environment(chief, None, server.url)]
         places += [environment(workers, index, server.url) for index in range(number)]
         processes = [
-            subprocess.Popen(
-                [sys.executable, "train.py"], cwd=tmp_path, env=inherited | place, stdout=subprocess.PIPE, text=True
-            )
+            stack.enter_context(WarmPython(["train.py"], cwd=tmp_path, env=inherited | place, text=True))
             for place in places
         ]
         try:
@@ -146,4 +145,3 @@ def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path: Path) 
         finally:
             for process in processes:
                 process.kill()
-                process.communicate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -704,6 +705,7 @@ UNUSUAL_CALLS = (
     *(Stream, StreamInPartitions),
     *(PublishInPartitions, PublishTheNext, PublishTheFirst, LatestInPartitions, Wait, Finish),
 )
+WAYS = ("signal", "cancellation")
 USUAL_CALLS = [kind for kind in CALLS if kind not in UNUSUAL_CALLS]
 
 
@@ -768,8 +770,15 @@ def moments(proxy: Proxy, stage: Any, call: Call, way: str) -> list[Fault]:
     return faults
 
 
-@pytest.mark.parametrize("way", ["signal", "cancellation"])
-@pytest.mark.parametrize("kind", thorough(CALLS, usual=USUAL_CALLS), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    thorough(
+        itertools.product(CALLS, WAYS),
+        # Half of the calls are cancelled, and the others are interrupted by a signal.
+        usual=[(kind, WAYS[number % 2]) for number, kind in enumerate(USUAL_CALLS)],
+    ),
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_a_call_that_is_interrupted_anywhere(proxy, stage, everything, kind, way):
     interrupt_everywhere(proxy, stage, kind(), way, Interrupt, everything=everything)
 
