@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -28,3 +29,5 @@ def test_what_a_page_says_can_be_done(page: Path, tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)
         Reader(page, tmp_path, server.url).read(blocks_of(page))
+        # Handles that the page left open are closed while their server is there.
+        gc.collect()

@@ -1,0 +1,1 @@
+"""The same training in one process, with DDP, in Horovod's documented form, and with redisacc."""
