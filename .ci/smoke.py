@@ -84,7 +84,7 @@ def check_command(url: str, version: str) -> None:
     assert "smoke" in shown.stdout
     checked = command("doctor", "--redis", url)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    started = command("run", "--workers", "1", "--no-chief", "--server", "--", sys.executable, "-c", "print('works')")
+    started = command("run", "--workers", "1", "--server", "--", sys.executable, "-c", "print('works')")
     assert started.returncode == 0, started.stderr
     assert "works" in started.stdout
 

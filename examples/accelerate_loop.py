@@ -1,7 +1,7 @@
 """Trains a small network in several processes, with the loop of Hugging Face's accelerate.
 
 pip install 'redisacc[cli,server,torch]' accelerate
-redisacc run --server --no-chief --workers 2 -- python accelerate_loop.py
+redisacc run --server --workers 2 -- python accelerate_loop.py
 """
 
 import hashlib

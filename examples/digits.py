@@ -1,7 +1,7 @@
 """Classifies handwritten digits by data-parallel logistic regression: each worker holds a shard of the images.
 
     pip install 'redisacc[examples]'
-    redisacc run --server --workers 4 -- python digits.py --plot digits.png
+    redisacc run --chief --server --workers 4 -- python digits.py --plot digits.png
 
 At the end the chief trains once more, in its process alone, and compares the weights.
 """

@@ -1,7 +1,7 @@
 """Federated averaging: clients come and go, and train on data that never leaves them.
 
     pip install 'redisacc[examples]'
-    redisacc run --server --workers 8 -- python federated.py
+    redisacc run --chief --server --workers 8 -- python federated.py
 
 Each of eight clients has images of a few digits only. It is online for some rounds, and then away for a while. In a
 round, a client makes several steps of gradient descent on its own images, and sends how far its weights have moved.

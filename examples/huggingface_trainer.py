@@ -1,7 +1,7 @@
 """Trains a tiny GPT-2 in several processes, with the Trainer of Hugging Face's transformers.
 
 pip install 'redisacc[cli,server,torch]' transformers accelerate
-redisacc run --server --no-chief --workers 2 -- python huggingface_trainer.py
+redisacc run --server --workers 2 -- python huggingface_trainer.py
 """
 
 import hashlib

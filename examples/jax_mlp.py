@@ -1,7 +1,7 @@
 """Trains a network of two hidden layers, written in JAX, in several processes. Its parameters are a pytree.
 
     pip install 'redisacc[examples]' jax
-    redisacc run --server --workers 3 -- python jax_mlp.py
+    redisacc run --chief --server --workers 3 -- python jax_mlp.py
 
 The images are scikit-learn's handwritten digits. The optimiser's momentum survives a restart of the chief together with
 the parameters.

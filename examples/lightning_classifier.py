@@ -1,7 +1,7 @@
 """Trains a small network in several processes, with the Trainer of Lightning.
 
 pip install 'redisacc[cli,server,torch]' lightning
-redisacc run --server --no-chief --workers 2 -- python lightning_classifier.py
+redisacc run --server --workers 2 -- python lightning_classifier.py
 """
 
 import hashlib

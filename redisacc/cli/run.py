@@ -50,7 +50,12 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     metavar="N",
     help="Number of workers on this machine.",
 )
-@click.option("--no-chief", is_flag=True, help="Start only workers: the chief runs on another machine.")
+@click.option(
+    "--chief",
+    "with_chief",
+    is_flag=True,
+    help="Start a chief too, for a program that uses Chief and Worker. One with a Training needs none.",
+)
 @click.option(
     "--first-worker",
     type=click.IntRange(0, MAX_WORKERS - 1),
@@ -63,7 +68,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--total-workers",
     type=click.IntRange(1, MAX_WORKERS),
     metavar="N",
-    help="Number of workers on all machines, if there are others.  [default: --workers, with a chief or a server]",
+    help="Number of workers on all machines, if there are others.  [default: --workers, unless the first one is not 0]",
 )
 @click.option(
     "--restarts",
@@ -127,7 +132,7 @@ def run(
     context: click.Context,
     *,
     workers: int,
-    no_chief: bool,
+    with_chief: bool,
     first_worker: int,
     total_workers: int | None,
     restarts: int,
@@ -142,28 +147,28 @@ def run(
     several: SeveralHosts,
     command: tuple[str, ...],
 ) -> None:
-    """Run one chief and N workers on this machine, all with the same program.
+    """Run N workers on this machine, all with the same program.
 
     \b
       redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
     REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
-    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when the chief has
-    finished.
+    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when all have
+    finished; with --chief, when the chief has.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
 
     On several hosts, start the same command on each. They meet at the address of one of them:
 
     \b
-      redisacc run --hosts 4 --meet host1:6400 --no-chief --workers 2 \\
+      redisacc run --hosts 4 --meet host1:6400 --workers 2 \\
         -- python train.py
 
-    Or let further machines run workers only, against a server that all of them reach:
+    Or let further machines run further workers, against a server that all of them reach:
 
     \b
-      redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
+      redisacc run --first-worker 3 --workers 2 -- python train.py
     """
     several.check()
     is_given = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
@@ -176,8 +181,8 @@ def run(
             "outlives the run"
         )
     is_durable = server_dir is not None and durable is not False
-    if no_chief and not workers:
-        raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
+    if not with_chief and not workers:
+        raise click.UsageError("nothing is left to run: give at least one worker, or --chief")
     if several.hosts is not None:
         _check_several(workers, first_worker, total_workers, with_server=with_server, server_port=server_port)
     if first_worker + workers > (total_workers or MAX_WORKERS):
@@ -185,8 +190,8 @@ def run(
             f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
             f"too large for {total_workers or MAX_WORKERS} workers on all machines"
         )
-    # A run that has its own server has all workers, unless it is told otherwise.
-    if total_workers is None and workers and (has_server or not no_chief):
+    # A run has all workers, unless it is told otherwise, or only the later ones.
+    if total_workers is None and workers and (has_server or with_chief or not first_worker):
         total_workers = first_worker + workers
     _check_program(command[0])
 
@@ -214,15 +219,13 @@ def run(
 
     try:
         if several.hosts is None:
-            members = places(
-                chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers
-            )
+            members = places(chief=with_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
             with own_server(server_dir, server_port, durable=is_durable) if has_server else nullcontext() as server:
                 code = _run_alone(server, url, members, new_run, new_restarts(), keeps_data=server_dir is not None)
         else:
             options = several.options(
                 workers=workers,
-                chief=not no_chief,
+                chief=with_chief,
                 nodes=not is_given,
                 program=command,
                 directory=server_dir,

@@ -1,6 +1,6 @@
 """The program that the demo's processes run: the chief, the workers, and the check of their result.
 
-    redisacc run --workers 4 -- python -m redisacc.demo.training NAME
+    redisacc run --chief --workers 4 -- python -m redisacc.demo.training NAME
     python -m redisacc.demo.training NAME
 
 In each step, each worker computes the gradient of its own batch, and the chief updates the parameters by the mean of

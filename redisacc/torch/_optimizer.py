@@ -122,7 +122,7 @@ class Optimizer(torch.optim.Optimizer):
         if here.role == "chief":
             raise InvalidArgumentError(
                 "the environment says that this process is the chief, but each process of this training works, and one "
-                "of them leads as well: start it with `redisacc run --no-chief`"
+                "of them leads as well: start it with `redisacc run` without --chief"
             )
         names = {parameter: name for name, parameter in model.named_parameters()}
         if sync_every is None:

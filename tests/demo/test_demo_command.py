@@ -165,8 +165,8 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
         def start(*options: str) -> subprocess.Popen[str]:
             return stack.enter_context(running("run", *options, *program, url=real_server.url))
 
-        second = start("--no-chief", "--workers", "1", "--first-worker", "1")
-        first = start("--workers", "1", "--total-workers", "2")
+        second = start("--workers", "1", "--first-worker", "1")
+        first = start("--chief", "--workers", "1", "--total-workers", "2")
         for process in (first, second):
             _, err = process.communicate(timeout=120)
             assert process.returncode == 0, err

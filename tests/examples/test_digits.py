@@ -16,7 +16,7 @@ from redisacc.embedded import Server
 def test_digits(tmp_path: Path) -> None:
     picture = tmp_path / "digits.png"
     with Server() as server, Programs(server.url) as programs:
-        run = programs.run(2, "digits.py", arguments=["--plot", str(picture)])
+        run = programs.run(2, "digits.py", "--chief", arguments=["--plot", str(picture)])
         if sys.platform == "linux":
             until_step(5, "digits", server.url, run)
             kill_one_of(run, "worker")

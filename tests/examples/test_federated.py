@@ -14,7 +14,7 @@ from redisacc.embedded import Server
 @pytest.mark.timeout(600)
 def test_federated() -> None:
     with Server() as server, Programs(server.url) as programs:
-        run = programs.run(8, "federated.py")
+        run = programs.run(8, "federated.py", "--chief")
         if sys.platform == "linux":
             until_step(5, "federated", server.url, run)
             kill_one_of(run, "worker")

@@ -90,7 +90,7 @@ def test_a_framework_trains_with_the_mean_gradient(make: Any, monkeypatch: pytes
         warnings.simplefilter("ignore")
         program = importlib.import_module(make.__name__)
         digest = expected(program, make, 2)
-    command = ["run", "--no-chief", "--workers", "2", "--total-workers", "2", "--", sys.executable]
+    command = ["run", "--workers", "2", "--", sys.executable]
     with Server() as server, Programs(server.url) as programs:
         run = programs.start("-m", "redisacc", *command, f"{make.__name__}.py")
         if sys.platform == "linux":

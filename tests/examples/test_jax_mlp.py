@@ -14,7 +14,7 @@ from redisacc.embedded import Server
 @pytest.mark.timeout(600)
 def test_jax_mlp() -> None:
     with Server() as server, Programs(server.url) as programs:
-        run = programs.run(2, "jax_mlp.py")
+        run = programs.run(2, "jax_mlp.py", "--chief")
         if sys.platform == "linux":
             until_step(5, "jax-mlp", server.url, run)
             kill_one_of(run, "worker")

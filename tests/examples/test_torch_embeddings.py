@@ -14,7 +14,7 @@ from redisacc.embedded import Server
 @pytest.mark.timeout(600)
 def test_torch_embeddings() -> None:
     with Server() as server, Programs(server.url) as programs:
-        run = programs.run(2, "torch_embeddings.py", "--no-chief", "--total-workers", "2")
+        run = programs.run(2, "torch_embeddings.py")
         if sys.platform == "linux":
             until_step(5, "torch-embeddings", server.url, run)
             kill_one_of(run, "worker")

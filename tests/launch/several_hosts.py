@@ -60,7 +60,7 @@ class Hosts:
     def __call__(self, name: str, hosts: int, *options: Any, meet: str | None = None, **more: str) -> Run:
         where = ("--meet", meet or self.meet, "--address", self.address(name), "--host-name", name)
         given = {"REDISACC_URL": "", "REDISACC_PASSWORD": SECRET, **more}
-        return self._start("--hosts", hosts, *where, "--workers", 1, "--no-chief", *options, **given)
+        return self._start("--hosts", hosts, *where, "--workers", 1, *options, **given)
 
 
 def says(run: Run, text: str, count: int = 1) -> None:

@@ -42,7 +42,7 @@ def _is_at_the_beginning(monkeypatch):
 
 def run(how, url, *options):
     """Runs two workers of the program, and returns the exit code and the output."""
-    command = [sys.executable, "-m", "redisacc", "run", "--redis", url, "--no-chief", "--workers", "2", *options]
+    command = [sys.executable, "-m", "redisacc", "run", "--redis", url, "--workers", "2", *options]
     command += ["--total-workers", "2", "--", sys.executable, "-c", PROGRAM, how]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     return done.returncode, done.stdout

@@ -52,7 +52,7 @@ ENVIRONMENT = HEAD + "import json; print(json.dumps(dict(os.environ)))"
 
 def test_what_each_process_finds_in_its_environment(start, real_server):
     odd = {"REDISACC_WORKER_NUMBER": "77", "A.B%%": "kept", "PYTHONUNBUFFERED": ""}
-    found = environments(start("--workers", 2, script=ENVIRONMENT, **odd))
+    found = environments(start("--chief", "--workers", 2, script=ENVIRONMENT, **odd))
     assert sorted(found) == ["chief", "worker 0", "worker 1"]
     places = {name: place(environment) for name, environment in found.items()}
     assert {name: str(where) for name, where in places.items()} == {name: name for name in found}
@@ -68,13 +68,13 @@ def test_what_each_process_finds_in_its_environment(start, real_server):
 
 
 MACHINES = [
-    (("--workers", 2, "--no-chief"), ["worker 0", "worker 1"], None),
-    (("--workers", 2, "--no-chief", "--first-worker", 3), ["worker 3", "worker 4"], None),
-    (("--workers", 1, "--no-chief", "--first-worker", 3, "--total-workers", 4), ["worker 3"], 4),
-    (("--workers", 1, "--total-workers", 9), ["chief", "worker 0"], 9),
-    (("--workers", 2, "--no-chief", "--server"), ["worker 0", "worker 1"], 2),
-    (("--workers", 1, "--first-worker", 2), ["chief", "worker 2"], 3),
-    (("--workers", 0), ["chief"], None),
+    (("--workers", 2), ["worker 0", "worker 1"], 2),
+    (("--workers", 2, "--first-worker", 3), ["worker 3", "worker 4"], None),
+    (("--workers", 1, "--first-worker", 3, "--total-workers", 4), ["worker 3"], 4),
+    (("--chief", "--workers", 1, "--total-workers", 9), ["chief", "worker 0"], 9),
+    (("--workers", 2, "--first-worker", 1, "--server"), ["worker 1", "worker 2"], 3),
+    (("--chief", "--workers", 1, "--first-worker", 2), ["chief", "worker 2"], 3),
+    (("--chief", "--workers", 0), ["chief"], None),
 ]
 
 
@@ -87,7 +87,9 @@ def test_machines_have_different_workers(start, options, names, total):
 
 
 def test_without_a_server_in_the_environment_the_default_is_handed_on(start, real_server):
-    found = environments(start("--workers", 0, "--redis", real_server.url, script=ENVIRONMENT, REDISACC_URL=""))
+    found = environments(
+        start("--chief", "--workers", 0, "--redis", real_server.url, script=ENVIRONMENT, REDISACC_URL="")
+    )
     assert found["chief"]["REDISACC_URL"] == real_server.url
     assert found["chief"]["PYTHONUNBUFFERED"] == "1"
 
@@ -96,7 +98,7 @@ def test_without_a_server_in_the_environment_the_default_is_handed_on(start, rea
 def test_arguments_of_the_program_are_untouched(start, dashes):
     words = ["--workers", "7", "--", "-h", "--server", "ä \n", ""]
     code = "import sys; print(ascii(sys.argv[1:]))"
-    run = start("--workers", 0, *dashes, sys.executable, "-c", code, *words)
+    run = start("--chief", "--workers", 0, *dashes, sys.executable, "-c", code, *words)
     assert run.code() == 0
     assert run.out == f"chief    | {words!a}\n"
 
@@ -105,13 +107,13 @@ def test_arguments_of_the_program_are_untouched(start, dashes):
 
 
 ENDS = [
+    (("--chief",), "sys.exit(0)", 0),
+    (("--chief",), "sys.exit(3 if chief else 0)", 3),
+    (("--chief",), "os.kill(os.getpid(), signal.SIGKILL) if chief else None", 137),
+    (("--chief",), "sys.exit(0 if chief else 4) if not chief else time.sleep(60)", 4),
     ((), "sys.exit(0)", 0),
-    ((), "sys.exit(3 if chief else 0)", 3),
-    ((), "os.kill(os.getpid(), signal.SIGKILL) if chief else None", 137),
-    ((), "sys.exit(0 if chief else 4) if not chief else time.sleep(60)", 4),
-    (("--no-chief",), "sys.exit(0)", 0),
-    (("--no-chief",), "sys.exit(5) if number == 1 else time.sleep(60)", 5),
-    (("--no-chief",), "time.sleep(0.5 * number)", 0),
+    ((), "sys.exit(5) if number == 1 else time.sleep(60)", 5),
+    ((), "time.sleep(0.5 * number)", 0),
 ]
 
 
@@ -126,7 +128,7 @@ def test_exit_code(start, options, script, code):
 
 
 def test_a_worker_that_has_finished_is_not_started_again(start):
-    run = start("--workers", 1, script=UNTIL_FINISHED.replace("while", "while chief and"))
+    run = start("--chief", "--workers", 1, script=UNTIL_FINISHED.replace("while", "while chief and"))
     run.seen("pid", 2)
     wait_for(lambda: len(run.left()) == 2)  # the chief and the guard
     (start.folder / "finish").touch()
@@ -140,7 +142,7 @@ def test_workers_may_end_by_themselves_after_the_chief(start):
         "while not pathlib.Path('finish').exists(): time.sleep(0.01)\n"
         "time.sleep(0.2); print('done'); sys.exit(7)"
     )
-    run = start("--workers", 2, script=script)
+    run = start("--chief", "--workers", 2, script=script)
     wait_for(lambda: len(run.left()) == 3)
     (start.folder / "finish").touch()
     # A worker that fails now has no say any more.
@@ -155,7 +157,7 @@ def test_workers_that_go_on_after_the_chief_are_stopped_and_then_killed(start):
         "signal.signal(signal.SIGTERM, stop); print('ready')\n"
         "while not (chief and pathlib.Path('finish').exists()): time.sleep(0.01)"
     )
-    run = start("--workers", 2, "--grace", "0.5", script=script)
+    run = start("--chief", "--workers", 2, "--grace", "0.5", script=script)
     run.seen("ready", 3)
     (start.folder / "finish").touch()
     assert run.code() == 0
@@ -168,7 +170,7 @@ def test_workers_that_go_on_after_the_chief_are_stopped_and_then_killed(start):
 
 @pytest.mark.parametrize("who", ["chief", "worker 1"])
 def test_killed_process_is_started_again(start, who):
-    run = start("--workers", 2, script=UNTIL_FINISHED)
+    run = start("--chief", "--workers", 2, script=UNTIL_FINISHED)
     pattern = r"(?m)^(\S.*?) +\| pid (\d+) id (\w+)$"
     found = {name: (int(pid), run_id) for name, pid, run_id in run.seen(pattern, 3)}
     os.kill(found[who][0], signal.SIGKILL)
@@ -186,7 +188,7 @@ def test_killed_process_is_started_again(start, who):
 )
 def test_an_error_that_would_come_again_ends_the_run(start, options, code):
     script = HEAD + f"if number != 0: time.sleep(60)\nprint('started'); sys.exit({code})"
-    run = start("--workers", 2, *options, script=script)
+    run = start("--chief", "--workers", 2, *options, script=script)
     assert run.code() == code
     assert run.out == "worker 0 | started\n"
     assert run.err == (
@@ -197,14 +199,14 @@ def test_an_error_that_would_come_again_ends_the_run(start, options, code):
 
 def test_other_exit_codes_may_end_the_run_instead(start):
     script = HEAD + "if number != 0: time.sleep(60)\nsys.exit(2)"
-    run = start("--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
+    run = start("--chief", "--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
     assert run.code() == 2
     assert "exit code 2, its 2nd death within 60 min; the run ends with exit code 2" in run.err
 
 
 def test_crash_loop_is_given_up(start):
     script = HEAD + "print('started')\nif number != 0: time.sleep(60)\nprint('bang', file=sys.stderr); sys.exit(9)"
-    run = start("--workers", 2, "--restarts", 2, "--restart-window", 90, script=script)
+    run = start("--chief", "--workers", 2, "--restarts", 2, "--restart-window", 90, script=script)
     assert run.code() == 9
     assert run.out.count("worker 0 | started") == 3
     assert run.err.splitlines() == [
@@ -223,7 +225,7 @@ def test_children_of_a_dead_process_end_before_its_successor_begins(start):
     script = UNTIL_FINISHED.replace(
         "print", "child = subprocess.Popen(['sleep', '1000']); print(child.pid, end=' ')\nprint"
     )
-    run = start("--workers", 0, script=script)
+    run = start("--chief", "--workers", 0, script=script)
     child, pid = map(int, run.seen(r"(\d+) pid (\d+)")[0])
     os.kill(pid, signal.SIGKILL)
     run.seen("pid", 2)
@@ -242,7 +244,7 @@ def test_child_gets_sigterm_first_and_is_killed_if_it_ignores_it(start):
         # A further child, in a session of its own, reads what the first one writes after its parent has ended.
         "subprocess.Popen('read line; echo $line > said', shell=True, start_new_session=True)"
     )
-    run = start("--workers", 0, script=script)
+    run = start("--chief", "--workers", 0, script=script)
     assert run.code() == 0
     assert (start.folder / "said").read_text() == "no\n"
 
@@ -251,7 +253,7 @@ def test_program_that_vanishes(start):
     program = start.folder / "program"
     program.write_text("#!/bin/sh\necho ready\nrm program\nexit 1\n")
     program.chmod(0o755)
-    run = start("--workers", 0, "./program")
+    run = start("--chief", "--workers", 0, "./program")
     assert run.code() == 127
     assert run.err == (
         "redisacc | chief ended with exit code 1; it starts again in 0.5 s\n"
@@ -271,9 +273,9 @@ USAGE: list[tuple[list[str], int, str]] = [
     (["--workers", "9" * 5000, "true"], 2, "'--workers'"),
     (["--workers", "1.5", "true"], 2, "'--workers'"),
     (
-        ["--workers", "0", "--no-chief", "true"],
+        ["--workers", "0", "true"],
         2,
-        "nothing is left to run: give at least one worker, or leave out --no-chief",
+        "nothing is left to run: give at least one worker, or --chief",
     ),
     (["--workers", "3", "--total-workers", "2", "true"], 2, "the last worker here has the number 2"),
     (["--workers", "2", "--first-worker", "999999", "true"], 2, "too large for 1000000 workers"),

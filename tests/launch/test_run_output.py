@@ -22,7 +22,7 @@ for line in range(300):
         stream.write(chr(10))
 sys.stdout.write("the end")
 """
-    run = start("--workers", 2, script=script)
+    run = start("--chief", "--workers", 2, script=script)
     assert run.code() == 0
     for text, last in ((run.out, ["the end"]), (run.err, [])):
         assert text.endswith("\n")
@@ -38,14 +38,14 @@ sys.stdout.write("the end")
 
 
 def test_names_of_different_length_are_aligned(start):
-    run = start("--workers", 11, script="print('here')")
+    run = start("--chief", "--workers", 11, script="print('here')")
     assert run.code() == 0
     assert {line.index("|") for line in run.out.splitlines()} == {len("worker 10 ")}
 
 
 def test_last_words_of_a_killed_process_come_before_the_news_of_its_death(start):
     script = "import os, sys; sys.stderr.write('x' * 60000 + '|last words'); os.kill(os.getpid(), 9)"
-    run = start("--workers", 0, "--restarts", 0, script=script)
+    run = start("--chief", "--workers", 0, "--restarts", 0, script=script)
     assert run.code() == 137
     first, second = run.err.splitlines()
     assert first.endswith("|last words")

@@ -40,7 +40,7 @@ def start(start):
 
 
 def test_training(start):
-    run = start("--workers", 3, "--server", script=TRAIN)
+    run = start("--chief", "--workers", 3, "--server", script=TRAIN)
     assert run.code() == 0, run.err
     assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
     started = r"redisacc \| process \d+ started (Valkey|Redis) \S+ as process \d+; "
@@ -50,7 +50,7 @@ def test_training(start):
 @pytest.mark.thorough
 def test_training_continues_in_the_same_directory(start, tmp_path):
     for first, durable in ((0, ["--no-durable"]), (3, []), (6, ["--no-durable"])):
-        run = start("--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
+        run = start("--chief", "--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
         assert run.code() == 0, run.err
         steps = [line.split()[3] for line in run.out.splitlines()]
         assert steps == [str(step) for step in range(first, first + 3)]
@@ -58,17 +58,19 @@ def test_training_continues_in_the_same_directory(start, tmp_path):
 
 
 def test_durable_needs_a_directory(start):
-    run = start("--workers", 1, "--server", "--durable", script=TRAIN)
+    run = start("--chief", "--workers", 1, "--server", "--durable", script=TRAIN)
     assert run.code() == 2
     assert "--durable needs --server-dir" in run.err
 
 
 def test_port(start, unused_port):
-    run = start("--workers", 0, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+    run = start(
+        "--chief", "--workers", 0, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)"
+    )
     run.seen("ready")
     with redis.Redis(port=unused_port) as client:
         assert client.ping()
-    again = start("--workers", 0, "--server-port", unused_port, script="print('ready')")
+    again = start("--chief", "--workers", 0, "--server-port", unused_port, script="print('ready')")
     assert again.code() == 1
     assert again.err == f"redisacc: port {unused_port} is already in use on this machine: choose another one\n"
     run.signal(signal.SIGINT)
@@ -83,7 +85,9 @@ def unused_port() -> int:
 
 
 def test_server_that_ends_ends_the_run(start, unused_port):
-    run = start("--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+    run = start(
+        "--chief", "--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)"
+    )
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
         client.shutdown(nosave=True)
@@ -102,7 +106,7 @@ KILLED = (
 
 def test_a_server_that_is_killed_too_often_ends_the_run(start, unused_port):
     script = "print('ready'); import time; time.sleep(1000)"
-    run = start("--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)
+    run = start("--chief", "--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
@@ -135,7 +139,7 @@ with redisacc.Training("kept", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(
     ids=["memory", "directory", "no_durable"],
 )
 def test_a_killed_server_starts_again_and_a_training_continues(start, unused_port, options):
-    run = start("--no-chief", "--workers", 1, "--server-port", unused_port, *options, script=TRAINING)
+    run = start("--workers", 1, "--server-port", unused_port, *options, script=TRAINING)
     run.seen("step 20")
     with redis.Redis(port=unused_port) as client:
         # With a directory, every change is written to it unless somebody does not want that.
@@ -153,7 +157,7 @@ def test_a_killed_server_starts_again_and_a_training_continues(start, unused_por
 
 
 def test_an_empty_directory_is_refused(start, tmp_path):
-    run = start("--workers", 1, "--server-dir", "", script="print('ready')")
+    run = start("--chief", "--workers", 1, "--server-dir", "", script="print('ready')")
     assert run.code() == 2
     assert "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot" in run.err
     assert not list(tmp_path.glob("server.*"))
@@ -171,7 +175,7 @@ signal.signal(signal.SIGTERM, stop)
 print("ready")
 signal.pause()
 """
-    run = start("--workers", 1, "--server", script=script)
+    run = start("--chief", "--workers", 1, "--server", script=script)
     run.seen("ready", 2)
     run.signal(signal.SIGINT)
     assert run.code() == 130

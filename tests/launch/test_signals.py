@@ -33,7 +33,7 @@ DEAF = SLEEPS.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\np
 
 @pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], usual=[signal.SIGINT]))
 def test_signal_stops_everything(start, number):
-    run = start("--workers", 2, script=SLEEPS)
+    run = start("--chief", "--workers", 2, script=SLEEPS)
     run.seen("ready", 3)
     run.signal(number)
     assert run.code() == 128 + number
@@ -43,7 +43,7 @@ def test_signal_stops_everything(start, number):
 
 @pytest.mark.thorough
 def test_second_ctrl_c_kills(start):
-    run = start("--workers", 2, "--grace", 1000, script=DEAF)
+    run = start("--chief", "--workers", 2, "--grace", 1000, script=DEAF)
     run.seen("ready", 3)
     run.signal(signal.SIGINT)
     wait_for(lambda: "stopping" in run.err)
@@ -56,14 +56,14 @@ def test_second_ctrl_c_kills(start):
 
 
 def test_the_deaf_are_killed(start):
-    run = start("--workers", 2, "--grace", "0.3", script=DEAF)
+    run = start("--chief", "--workers", 2, "--grace", "0.3", script=DEAF)
     run.seen("ready", 3)
     run.signal(signal.SIGTERM)
     assert run.code() == 143
 
 
 def test_ctrl_c_while_a_process_waits_for_its_restart(start):
-    run = start("--workers", 1, "--restarts", 100, script="print('ready'); raise SystemExit(1)")
+    run = start("--chief", "--workers", 1, "--restarts", 100, script="print('ready'); raise SystemExit(1)")
     wait_for(lambda: "in 2 s" in run.err)
     run.signal(signal.SIGINT)
     assert run.code() == 130
@@ -72,7 +72,7 @@ def test_ctrl_c_while_a_process_waits_for_its_restart(start):
 @pytest.mark.thorough
 def test_nothing_is_started_again_while_the_run_ends(start):
     script = DEAF.replace("print", "print('began')\nif os.environ['REDISACC_ROLE'] != 'chief': os._exit(1)\nprint")
-    run = start("--workers", 1, "--restarts", 100, "--grace", 4, script=script)
+    run = start("--chief", "--workers", 1, "--restarts", 100, "--grace", 4, script=script)
     run.seen("ready")
     wait_for(lambda: "in 1 s" in run.err)
     run.signal(signal.SIGINT)
@@ -84,7 +84,7 @@ def test_nothing_is_started_again_while_the_run_ends(start):
 def test_ignored_hangup_stays_ignored(start):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
-        run = start("--workers", 1, script=SLEEPS)
+        run = start("--chief", "--workers", 1, script=SLEEPS)
     finally:
         signal.signal(signal.SIGHUP, before)
     run.seen("ready", 2)
@@ -109,7 +109,7 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
     )
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    words = ["-m", "redisacc", "run", "--workers", "1", "--", sys.executable, str(script)]
+    words = ["-m", "redisacc", "run", "--chief", "--workers", "1", "--", sys.executable, str(script)]
     ready = "(?s)ready.*ready"
     lines = written_to_terminal(words, lines=24, until=ready).decode().split("\r\n")
     chief, worker, own = "\x1b[1;35mchief    |\x1b[0m", "\x1b[36mworker 0 |\x1b[0m", "\x1b[1mredisacc |\x1b[0m"
@@ -133,7 +133,7 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
 
 @pytest.mark.parametrize("options", [["--server"], ["--server-dir", "data"]], ids=["temporary", "kept"])
 def test_killed_runner_leaves_no_process(start, options):
-    run = start("--workers", 2, *options, script=SLEEPS)
+    run = start("--chief", "--workers", 2, *options, script=SLEEPS)
     run.seen("ready", 3)
     assert len(run.left()) == 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its guard
     run.signal(signal.SIGKILL)
@@ -143,14 +143,14 @@ def test_killed_runner_leaves_no_process(start, options):
 @pytest.mark.thorough
 def test_runner_that_is_killed_while_it_starts_leaves_no_process(start):
     for moment in range(8):
-        run = start("--workers", 20, script="import time; time.sleep(1000)")
+        run = start("--chief", "--workers", 20, script="import time; time.sleep(1000)")
         wait_for(lambda run=run, moment=moment: len(run.left()) > 2 * moment)
         run.signal(signal.SIGKILL)
         wait_for(lambda run=run: not run.left())
 
 
 def test_killed_guard_is_replaced(start):
-    run = start("--workers", 1, script=SLEEPS)
+    run = start("--chief", "--workers", 1, script=SLEEPS)
     pids = run.seen(r"ready \d+", 2)
     children = {int(pid.split()[1]) for pid in pids}
     first = next(pid for pid in run.left() if b"guard" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -204,7 +204,7 @@ def test_guard_kills_those_who_ignore_its_sigterm():
 
 def test_run_ends_when_nobody_reads_its_output(start):
     script = "import time\nwhile True: print('x' * 1000); time.sleep(0.001)"
-    run = start("--workers", 2, script=script, read=False)
+    run = start("--chief", "--workers", 2, script=script, read=False)
     assert run.process.stdout is not None
     run.process.stdout.readline()
     run.process.stdout.close()
@@ -220,7 +220,7 @@ with open(os.environ["REDISACC_ROLE"], "wb") as file:
         file.write(b".")
         file.flush()
 """
-    run = start("--workers", 1, "--grace", "0.5", script=script, read=False)
+    run = start("--chief", "--workers", 1, "--grace", "0.5", script=script, read=False)
     sizes: list[list[int]] = []
 
     def waiting() -> bool:

@@ -474,5 +474,5 @@ def test_state_of_different_numbers_of_updates_is_refused(wrap):
 
 def test_a_chief_of_redisacc_run_is_told_what_to_do(wrap, monkeypatch):
     monkeypatch.setenv("REDISACC_ROLE", "chief")
-    with pytest.raises(redisacc.InvalidArgumentError, match="start it with `redisacc run --no-chief`"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="start it with `redisacc run` without --chief"):
         wrap(Net())

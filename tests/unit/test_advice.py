@@ -207,7 +207,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     ),
     "launch/test_run.py": (
         "give --redis or --server, not both",
-        "give at least one worker, or leave out --no-chief",
+        "give at least one worker, or --chief",
     ),
     "launch/test_run_server.py": ("for the current directory, give a dot",),
     "security/test_roles.py": (
@@ -230,7 +230,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "call torch.optim.swa_utils.update_bn(loader, model)",
         "give the optimizer all groups before it is wrapped",
         "let a scheduler change all groups by the same factor",
-        "start it with `redisacc run --no-chief`",
+        "start it with `redisacc run` without --chief",
         "use torch.autocast with bfloat16",
     ),
     "pytorch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),

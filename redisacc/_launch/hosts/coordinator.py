@@ -97,7 +97,7 @@ def difference(ours: Terms, theirs: Terms) -> str:
         ("--hosts", ours.hosts, theirs.hosts),
         ("--workers", ours.workers, theirs.workers),
         ("--replicas", ours.replicas, theirs.replicas),
-        ("--no-chief", not ours.chief, not theirs.chief),
+        ("--chief", ours.chief, theirs.chief),
         ("--redis", not ours.nodes, not theirs.nodes),
         ("the program", ours.program, theirs.program),
     ]

@@ -48,7 +48,7 @@ class Hosts:
         # Processes of one machine know each other by its name and their process ids.
         machine = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
         command = [sys.executable, "-m", "redisacc", "run", "--hosts", str(len(NAMES)), "--meet", meet]
-        command += ["--replicas", "1", "--workers", "1", "--no-chief", "--", sys.executable, "train.py", str(UNTIL)]
+        command += ["--replicas", "1", "--workers", "1", "--", sys.executable, "train.py", str(UNTIL)]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._runs[name] = subprocess.Popen(
                 [*self.network.command(name), *machine, *command],
