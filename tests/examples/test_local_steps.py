@@ -66,8 +66,8 @@ def test_local_steps() -> None:
         )
     # Besides gradients and weights, there are leases to renew, and a beginning of some hundred kilobytes.
     assert kb_of_every_step / kb > 0.75 * 500
-    # The paper compares perplexities. Without a kill, this one is 1.3% higher.
-    assert math.exp(loss - loss_of_every_step) < 1.03
+    # The paper compares perplexities. Without a kill, this one is 0.2% lower.
+    assert math.exp(loss - loss_of_every_step) < 1.02
 
 
 if __name__ == "__main__":
