@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support.local_updates import LocalTraining
 
 from redisacc._training.local_steps import LocalModel
 from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
@@ -71,16 +72,13 @@ def test_twenty_steps_are_the_same(name: str) -> None:
 
 
 def test_the_average_is_an_incremental_update() -> None:
-    ours = SGD(0.1, ema=0.9)
-    model = LocalModel(ours, START)
-    model.set(START)
+    training = LocalTraining(SGD(0.1, ema=0.9), START, gradient=lambda _, step, weights: gradient(step, weights))
     average = START
-    for step in range(5):
-        model.update(gradient(step, model.weights), step, {})
-        average = optax.incremental_update(model.weights, average, step_size=1 - 0.9)
-    for number, leaf in enumerate(sorted(START)):
-        (found,) = model._state[number]
-        np.testing.assert_allclose(found.reshape(START[leaf].shape), average[leaf], rtol=1e-6)
+    for step in range(1, 6):
+        weights = training.train(step).parameters
+        average = optax.incremental_update(weights, average, step_size=1 - 0.9)
+    for leaf, values in training.state["ema"].items():
+        np.testing.assert_allclose(values, average[leaf], rtol=1e-6)
 
 
 def test_the_table_has_what_is_compared() -> None:
