@@ -14,6 +14,7 @@ from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys
+from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
@@ -139,8 +140,8 @@ class Training(Closing):
             raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         self._workers = needed
         self._redis = redis
-        self._update = update
-        self._log = log
+        self._update = update and exit_code.noting_its_first_call(update)
+        self._log = log and exit_code.noting_its_first_call(log)
         self._parameters = parameters
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
@@ -281,7 +282,12 @@ class Training(Closing):
     def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise failure
+            context = failure.__context__
+            try:
+                raise failure
+            finally:
+                # Not the end of a wait that it has cancelled.
+                failure.__context__ = context
 
     def _join(self, timeout: float | None) -> None:
         thread = self._thread

@@ -25,11 +25,18 @@ if how == "name":
 def update(taken, parameters, state):
     raise KeyError("momentum")
 
+def log(step, metrics):
+    raise TypeError("a log")
+
 rest = {"update": update} if how == "update" else {"optimizer": redisacc.optim.SGD(0.1)}
+if how == "log":
+    rest["log"] = log
 with redisacc.Training("failing", {"w": np.zeros(2)}, **rest) as training:
     for step, weights in training.steps(until=9):
         if how == "late" and step == 5:
-            raise NameError("late")
+            raise TypeError("late")
+        if how == "late shape" and step == 5:
+            how = "shape"
         training.apply({"v" if how == "key" else "w": np.ones(3 if how == "shape" else 2)})
 """
 
@@ -57,8 +64,10 @@ def run(how, url, *options):
             ("shape", "must have the declared shape [2], not [3]"),
             ("name", "name 'undefined' is not defined"),
             ("update", "KeyError: 'momentum'"),
+            ("log", "TypeError: a log"),
+            ("late shape", "must have the declared shape [2], not [3]"),
         ],
-        usual=[("key", "grad lacks 'w'"), ("update", "KeyError: 'momentum'")],
+        usual=[("key", "grad lacks 'w'"), ("log", "TypeError: a log")],
     ),
 )
 def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message):
@@ -69,6 +78,7 @@ def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message)
     assert "it starts again" not in output
     # One for each worker, unless the run ends before the second one has written its own.
     assert output.count("Traceback (most recent call last)") <= 2
+    assert "CancelledError" not in output
 
 
 @pytest.mark.servers("valkey")
@@ -84,7 +94,6 @@ def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
         redisacc.InvalidArgumentError("x"),
         redisacc.SchemaMismatchError("x"),
         NameError("x"),
-        TypeError("x"),
         ImportError("x"),
         NotImplementedError("x"),
     ],
@@ -93,7 +102,31 @@ def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
 def test_errors_of_programs_come_again(error, monkeypatch):
     assert exit_code.comes_again(error)
     monkeypatch.setattr(exit_code._has_advanced, "is_set", lambda: True)
+    assert exit_code.comes_again(error)
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), AttributeError("x"), AssertionError("x")])
+def test_errors_that_data_may_cause_come_again_before_the_second_step(error, monkeypatch):
+    assert exit_code.comes_again(error)
+    monkeypatch.setattr(exit_code._has_advanced, "is_set", lambda: True)
     assert not exit_code.comes_again(error)
+
+
+def test_an_error_in_the_first_call_of_a_function_comes_again_in_any_step(monkeypatch):
+    monkeypatch.setattr(exit_code._has_advanced, "is_set", lambda: True)
+
+    def fail(error):
+        if error is not None:
+            raise error
+
+    for fails_first in (True, False):
+        noting = exit_code.noting_its_first_call(fail)
+        if not fails_first:
+            noting(None)
+        error = TypeError("x")
+        with pytest.raises(TypeError):
+            noting(error)
+        assert exit_code.comes_again(error) is fails_first
 
 
 @pytest.mark.parametrize(
