@@ -8,6 +8,7 @@
 | `child_processes`, `fork_server` | processes that do one operation each and may be killed in the middle of it |
 | `warm_python` | starts programs by a fork of a process that has imported redisacc, which saves half a second each |
 | `forking_parent` | a program that forks while its threads use clients, or hold every lock |
+| `local_worker` | the program of a worker that makes steps alone and is killed in one of them |
 | `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
 | `timeouts` | shorter timeouts, for tests in which a server is silent |

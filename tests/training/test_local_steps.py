@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import support
 from support.local_updates import LocalTraining, gradient_of
+from support.local_worker import INNER, OUTER, START, exact, simulate
+from support.selection import thorough
+from support.warm_python import WarmPython
 
 import redisacc
+import redisacc.asyncio
 from redisacc._training.local_steps import LocalModel
 from redisacc.optim import SGD, AdamW
 
+PROGRAM = Path(support.__file__).with_name("local_worker.py")
 pytestmark = pytest.mark.servers("valkey")
-
-# Numbers for which no operation rounds.
-INNER, OUTER = SGD(0.5, momentum=0.5), SGD(0.5, momentum=0.5, nesterov=True)
-START = {"w": np.array([8.0, -16.0, 0.0])}
-
-
-def exact(number: int, step: int, weights: Any) -> Any:
-    """A gradient that depends on everything it may depend on."""
-    return {"w": weights["w"] * 0.5 + np.array([number, step, 1.0])}
 
 
 @pytest.fixture
@@ -46,24 +46,6 @@ def train(one, until, gradient=exact):
         steps.append(step)
         one.apply(gradient(one.number, step, found))
     return steps
-
-
-def simulate(until, crew, every=3):
-    """The same by plain arithmetic."""
-    weights, outer = START["w"], np.zeros(3)
-    inner = [np.zeros(3)] * crew
-    for version in range(until // every):
-        moved = []
-        for number in range(crew):
-            own = weights
-            for step in range(version * every, (version + 1) * every):
-                inner[number] = 0.5 * inner[number] + exact(number, step, {"w": own})["w"]
-                own = own - 0.5 * inner[number]
-            moved.append(weights - own)
-        gradient = sum(moved) / crew
-        outer = 0.5 * outer + gradient
-        weights = weights - 0.5 * (gradient + 0.5 * outer)
-    return weights
 
 
 def test_it_is_what_plain_arithmetic_says(join, background, real_client):
@@ -129,6 +111,60 @@ def test_a_worker_that_dies_begins_again_with_the_last_version(join):
     undisturbed = join(optimizer=SGD(0.5))
     assert train(undisturbed, 6) == list(range(6))
     np.testing.assert_array_equal(undisturbed.latest()[1]["w"], found["w"])
+
+
+@pytest.mark.parametrize("leads", thorough([False, True], usual=[False]))
+def test_a_kill_between_two_versions_costs_a_worker_its_state_and_others_only_time(
+    real_server, join, background, until, leads
+):
+    """The one that replaces it makes the steps since the last version again."""
+
+    def start(killed_at):
+        arguments = [str(PROGRAM), real_server.url, "1", str(killed_at)]
+        return WarmPython(arguments, stderr=sys.stderr, text=True)
+
+    if leads:
+        killed = start(4)
+        assert killed.stdout.readline() == "0\n"
+    other = join(workers=2, number=0)
+    running = background(train, other, 9)
+    if not leads:
+        until(lambda: other.leads)
+        killed = start(4)
+        assert killed.stdout.readline() == "0\n"
+    # That is in the middle of the second version.
+    with killed.stdout:
+        assert killed.stdout.read().split() == ["1", "2", "3", "4"]
+    assert killed.wait() == -signal.SIGKILL
+    assert running.running
+    assert other.latest()[0] == 3
+    again = start(-1)
+    with again.stdout:
+        assert again.stdout.read().split() == ["3", "4", "5", "6", "7", "8"]
+    assert again.wait() == 0
+    assert running.result(60) == list(range(9))
+    np.testing.assert_array_equal(other.latest()[1]["w"], simulate(9, crew=2, killed=(1, 1)))
+
+
+def test_asyncio(real_client):
+    url = "redis://{host}:{port}".format(**real_client.connection_pool.connection_kwargs)
+
+    async def work():
+        seen = []
+        async with redisacc.asyncio.Training(
+            "train", START, optimizer=INNER, sync_every=3, outer=OUTER, workers=2, redis=url
+        ) as one:
+            async for step, weights in one.steps(until=9):
+                seen.append(step)
+                await one.apply(exact(one.number, step, weights))
+            return seen, await one.latest()
+
+    async def both():
+        return await asyncio.gather(work(), work())
+
+    for seen, (step, found) in asyncio.run(both()):
+        assert (seen, step) == (list(range(9)), 9)
+        np.testing.assert_array_equal(found["w"], simulate(9, crew=2))
 
 
 def test_a_schedule_gets_the_steps_of_the_loop(join):
