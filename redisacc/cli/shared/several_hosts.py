@@ -203,7 +203,7 @@ _OPTIONS = (
         "--hosts",
         type=click.IntRange(1, MOST_HOSTS),
         metavar="N",
-        help="Number of hosts, on each of which the same command is started. Each starts a node of a Redis Cluster.",
+        help="Number of hosts that start this command. Each starts a node of a Redis Cluster.",
     ),
     click.option(
         "--meet",
@@ -215,7 +215,8 @@ _OPTIONS = (
         type=click.IntRange(0, 1),
         default=0,
         show_default=True,
-        help="With --hosts, of which there must be 3: the number of replicas of each node, on another host.",
+        metavar="N",
+        help="Number of replicas of each node, on other hosts. 1 needs --hosts 3 or more.",
     ),
     click.option(
         "--join",
@@ -236,7 +237,7 @@ _OPTIONS = (
         "--node-port",
         type=click.IntRange(1, 65535),
         metavar="PORT",
-        help="With --hosts: the port of this host's node, and that of its replica is the next one. Nodes also use the "
+        help="With --hosts: the port of this host's node; its replica has the next one. Nodes also use the "
         f"ports that are higher by {BUS_OFFSET}.  [default: the one after the port of --meet]",
     ),
     click.option(
@@ -251,7 +252,7 @@ _OPTIONS = (
         "--tls-ca",
         type=NonEmptyPath(),
         metavar="FILE",
-        help="With --hosts: the authority that has signed the certificates of all hosts, and of no others.",
+        help="With --hosts: the authority that signed the certificates of all hosts, and of nobody else.",
     ),
 )
 
