@@ -27,9 +27,9 @@ class Batches:
     step uses the next ``batch_size`` of them, cut among the workers. So every epoch has each example exactly once, all
     steps use equally many, and the last step of an epoch may have the first examples of the next one.
 
-    The step alone decides which examples are used, and the crew only who uses them. There is nothing to store: a
-    process that is started again, on any machine, continues with the examples of its step. If the number of workers
-    changes between two steps, no example is lost or repeated.
+    The step alone decides which examples are used; the number of workers decides who uses them. There is nothing to
+    store: a process that is started again, on any machine, continues with the examples of its step. If the number of
+    workers changes between two steps, no example is lost or repeated.
 
     The order of an epoch depends on ``seed`` and the number of the epoch, and is the same on every machine and with
     every version of numpy. It is made once for each epoch, and takes 8 bytes for each example.

@@ -36,7 +36,7 @@ _COMMANDS = {
     "reduce": ("redisacc.cli.reduce", "Add up large gradients next to the server."),
     "restore": ("redisacc.cli.restore", "Publish the parameters in a checkpoint."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
-    "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
+    "run": ("redisacc.cli.run", "Run the processes of a training, and restart them."),
     "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),
     "set": ("redisacc.cli.set", "Change how many gradients a step waits for, and how long."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),

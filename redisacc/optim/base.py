@@ -75,7 +75,7 @@ class Optimizer(ABC):
         lr_factor: patterns of paths → what the learning rate of these leaves is multiplied by. The first pattern that
             matches counts, in the order of the dict. A leaf that none matches has the factor 1.
         clip_norm: the largest norm of the mean of all leaves together; above it, the mean is multiplied by
-            clip_norm / (norm + 1e-6), as torch.nn.utils.clip_grad_norm_ does. None: not clipped.
+            clip_norm / (norm + 1e-6), as ``torch.nn.utils.clip_grad_norm_`` does. None: not clipped.
         ema: keep an exponential moving average of the weights with this decay, in [0, 1), in the slot "ema". It begins
             with the weights before the first update, and each update adds (1 - ema) * (weights - average), as
             torch.optim.swa_utils.get_ema_multi_avg_fn does. None: no average.

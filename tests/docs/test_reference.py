@@ -8,6 +8,8 @@ import runpy
 import pytest
 from pages import DOCS
 
+from redisacc import __all__ as ours
+from redisacc import embedded, errors, optim
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
 
 ROOT = DOCS.parent
@@ -56,6 +58,12 @@ def _folders() -> list[str]:
 @pytest.mark.parametrize("folder", _folders())
 def test_contributing_has_each_folder(folder: str) -> None:
     assert f"| `{folder}` |" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
+def test_the_api_reference_has_each_public_name(name: str) -> None:
+    page = (DOCS / "reference" / "api.md").read_text()
+    assert re.search(rf"(?:autoclass|autofunction|automodule):: .*\b{name}\b|:members: .*\b{name}\b", page)
 
 
 def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:

@@ -1,7 +1,7 @@
 """The check of `redisacc doctor` for slots that are being moved: would a failure of their target lose anything?
 
 Writes that `min_replicas=` has confirmed are on replicas of the master that owned the slot at that time. The replicas
-of the new owner get the keys after their master, and servers ensure that only in part: docs/guides/deployment.md.
+of the new owner get the keys after their master, and servers ensure that only in part: docs/guides/redis-cluster.md.
 """
 
 from __future__ import annotations
