@@ -97,11 +97,12 @@ class Suspension:
             half()
         elif self._way == "broken after":
             whole()
-        self._suspend()
+        self.suspend()
         if self._way.startswith("broken"):
             raise BrokenError("the connection broke while the process was suspended")
 
-    def _suspend(self) -> None:
+    def suspend(self) -> None:
+        """Suspends the process now."""
         self._ahead += SECONDS
         age(self._client, SECONDS)
         for leftover in find_garbage(self._transport):

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ from redisacc._redis.connect import connect
 
 pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.usefixtures("force_parts")]
 
-# Elements of a gradient.
-SIZE = 60
+# Elements of a gradient, and of a leaf that has parts for itself.
+SIZE, LONG = 60, 150_000
 STORAGES = {
     "in place": {"in_place_limit": 10**9},
     "in parts": {"in_place_limit": 0},
@@ -114,6 +115,75 @@ def test_an_apply(open_stored, real_client, monkeypatch):
         nothing_is_left(real_client)
 
     everywhere(suspension, scene)
+
+
+@pytest.fixture(params=[None, 3], ids=["in parts", "in partitions"])
+def open_tree_stored(request, real_client, open_accumulator):
+    """Opens an accumulator whose gradients can be uploaded leaf by leaf."""
+    spec = {"a": ("float32", (SIZE,)), "b": ("float32", (LONG,))}
+    options = {"reduction_type": "SUM", "redis": real_client, "in_place_limit": 0, "partitions": request.param}
+    return lambda: open_accumulator("tree", spec, "w", **options)
+
+
+def upload(acc, value, between=lambda: None):
+    """Uploads the last leaf, and then the first one. What is complete is sent before that."""
+    gradient = {"a": np.full(SIZE, value, np.float32), "b": np.full(LONG, value, np.float32)}
+    begun = acc._begin(0)
+    begun.put(1, gradient["b"])
+    due = {part for part, leaves in enumerate(begun.layout.leaves_of) if min(leaves) >= 1}
+    assert due
+    while not begun._ended.is_set() and not due <= {*begun._written}:
+        time.sleep(0.001)
+    between()
+    begun.put(0, gradient["a"])
+    return acc._commit(begun, gradient, 1.0, None, "")
+
+
+def elements(gradient):
+    return np.concatenate([gradient["a"], gradient["b"]])
+
+
+def test_an_upload(open_tree_stored, real_client, monkeypatch):
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        acc = open_tree_stored()
+        assert upload(acc, 1)
+        with suspended:
+            result = upload(acc, 2)
+        assert (result.outcome, result.num_accumulated) == ("applied", 2)
+        assert upload(acc, 4)
+        assert set(elements(acc.take_grad(3, timeout=600))) == {7}
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
+@pytest.mark.parametrize("others", ["clean up", "wait", "take the round"])
+def test_an_upload_between_two_leaves(open_tree_stored, real_client, background, until, monkeypatch, others):
+    """As in a debugger. What was sent is gone by then, and others may have added it up already."""
+    acc, other = open_tree_stored(), open_tree_stored()
+    if others == "wait":
+        taking = background(acc.take_grad, 2, timeout=600)
+        until(lambda: acc.info().waiting)
+    taken = []
+
+    def take_meanwhile():
+        if others == "take the round":
+            assert upload(other, 4)
+            taken.append(set(elements(other.take_grad(1, timeout=600))))
+
+    suspension = Suspension(monkeypatch, real_client, take_meanwhile)
+    result = upload(acc, 2, between=suspension.suspend)
+    if others == "take the round":
+        assert (result.outcome, taken) == ("stale", [{4}])
+    else:
+        assert (result.outcome, result.num_accumulated) == ("applied", 1)
+        assert upload(other, 1)
+        found = taking.result() if others == "wait" else other.take_grad(2, timeout=600)
+        assert set(elements(found)) == {3}
+    nothing_is_left(real_client)
 
 
 def test_a_take(open_stored, real_client, monkeypatch):

@@ -207,6 +207,46 @@ def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
     assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
 
 
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, monkeypatch, partitions):
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 700)
+    master, replica = pair
+    options = {"reduction_type": "SUM", "min_replicas": 1, "partitions": partitions, "in_place_limit": 0}
+    acc = open_accumulator("tree", {"a": ("float32", (200_000,))}, "w", redis=master.url, **options)
+    gradient = {"a": np.ones(200_000, np.float32)}
+
+    def upload(before_parts=lambda: None, before_commit=lambda: None):
+        before_parts()
+        begun = acc._begin(0)
+        begun.put(0, gradient["a"])
+        begun.complete()
+        before_commit()
+        return acc._commit(begun, gradient, 1.0, None, "")
+
+    def parts(client):
+        return {key for key in client.scan_iter() if b":part:" in key or b":partition:" in key}
+
+    assert upload()
+    # The call waited for the replica, so everything is there.
+    copy = replica.client()
+    assert copy.hget("redisacc:{w}", "num_accumulated") == b"1"
+    assert parts(copy) == parts(master.client()) != set()
+    with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+        upload(before_commit=replica.stall)
+    assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+    replica.go_on()
+    if partitions:
+        # In a cluster, the replica that confirms the commit is another one than those of the parts.
+        with pytest.raises(redisacc.NotReplicatedError):
+            upload(replica.stall, replica.go_on)
+    else:
+        assert upload(replica.stall, replica.go_on)
+    # They are counted all the same, and once.
+    assert acc.num_accumulated() == 3
+    found = acc.take_grad(3, timeout=20)
+    assert set(found["a"].tolist()) == {3.0}
+
+
 def test_a_master_that_is_demoted_while_it_waits_for_its_replicas(pair, open_acc, background, until):
     """It did what it was asked to do; but only what the new master has counts."""
     master, replica = pair
