@@ -153,6 +153,7 @@ compose: ## 1 s | check every docker-compose.yml
 	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
+TORCH := .venv-torch
 $(TENSORFLOW)/.done:
 	$(PYTHON) -m venv $(TENSORFLOW)
 	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check 'tensorflow-cpu==2.21.*'
@@ -170,7 +171,6 @@ record: $(TENSORFLOW)/.done $(TORCH)/.done ## 3 min | record what TensorFlow and
 	$(TENSORFLOW)/bin/python tests/conformance/record.py
 	$(TORCH)/bin/python tests/conformance/torch_optimizers.py
 
-TORCH := .venv-torch
 $(TORCH)/.done:
 	$(PYTHON) -m venv $(TORCH)
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check 'torch==2.13.0' numpy
@@ -183,7 +183,7 @@ $(VENV)/.bench: pyproject.toml $(ANOTHER)
 
 # Options, for example: make bench B="--quick --only six-rows"
 B ?=
-bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes benchmarks/results
+bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | compare with TensorFlow, torch and others; writes benchmarks/results
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 # Total drift since a commit that stays the same. For example: make bench-against COMMIT=80e98f7 B="--quick"
@@ -197,7 +197,7 @@ goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its
 	$(BIN)/python -m benchmarks.goodput $(G)
 
 # The clock is simulated, and the same seeds give the same plots.
-simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/guides/choosing.md and prints its tables
+simulate: $(VENV)/.bench ## 1 min | simulate settings of a step; draws the plots of docs/guides/choosing.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
 
 # Without root, the steps between namespaces are left out. `make scale B=--stored` measures nothing.
