@@ -213,7 +213,10 @@ class Chief(Participant):
     ) -> None:
         here = place()
         if here.role == "worker" and not self._is_beside_worker:
-            raise InvalidArgumentError(f"the environment says that this process is {here}, so it cannot be the chief")
+            raise InvalidArgumentError(
+                f"the environment says that this process is {here}, so it cannot be the chief: start the program with "
+                "`redisacc run --chief`, and open a Chief only where redisacc.place().role is chief"
+            )
         if workers is None:
             workers = here.workers
             if workers is None:

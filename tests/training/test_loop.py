@@ -389,7 +389,11 @@ def test_invalid_arguments_of_a_worker(training, options, message):
 @pytest.mark.parametrize(
     ("environment", "kind", "message"),
     [
-        ({"REDISACC_ROLE": "worker"}, "chief", "so it cannot be the chief"),
+        (
+            {"REDISACC_ROLE": "worker"},
+            "chief",
+            "so it cannot be the chief: start the program with `redisacc run --chief`",
+        ),
         ({"REDISACC_ROLE": "chief"}, "worker", "so it cannot be a worker"),
         ({"REDISACC_ROLE": "king"}, "chief", "REDISACC_ROLE must be chief or worker, not 'king'"),
         ({"REDISACC_WORKER_NUMBER": "x"}, "worker", "REDISACC_WORKER_NUMBER must be a whole number"),

@@ -236,7 +236,10 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "pytorch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_local_steps.py": ("because its state stays in each worker: pass ema to outer",),
-    "training/test_loop.py": ("Call publish() once in the body of the loop",),
+    "training/test_loop.py": (
+        "Call publish() once in the body of the loop",
+        "start the program with `redisacc run --chief`",
+    ),
     "training/test_lost_data.py": (
         "Start the chief again with a checkpoint; or, to begin again at step 0, stop the ",
         "Publish the parameters of step {} with Parameters.publish() if you have them, or delete the training",
