@@ -152,7 +152,7 @@ class AccumulatorFullError(RedisAccError):
 
 
 class StepOverflowError(RedisAccError, OverflowError):
-    """A take would move the global step past 2**63 - 1. Nothing was taken; call ``set_global_step`` to go on."""
+    """A take would move the global step past 2**63 - 1. Nothing was taken; call ``set_global_step`` to continue."""
 
 
 class TakeTimeoutError(RedisAccError, TimeoutError):

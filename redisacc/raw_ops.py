@@ -274,7 +274,7 @@ def _check_container(container: object) -> None:
 
 def _check_dtype(accumulator: ArrayAccumulator[Any, Any], dtype: object) -> None:
     if find_dtype(dtype).public != accumulator.dtype:
-        raise InvalidArgumentError(f"dtype must be that of the accumulator, {accumulator.dtype}, not {shown(dtype)}")
+        raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {shown(dtype)}")
 
 
 def _key(ref: str, redis: object) -> tuple[str, object]:
@@ -302,14 +302,14 @@ def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase[An
 def _dense_of(handle: str, redis: object) -> _dense.ConditionalAccumulator:
     accumulator = _accumulator_of(handle, redis)
     if not isinstance(accumulator, _dense.ConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {shown(handle)} is sparse")
+        raise InvalidArgumentError(f"handle must belong to a dense accumulator, but {shown(handle)} is sparse")
     return accumulator
 
 
 def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulator:
     accumulator = _accumulator_of(handle, redis)
     if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {shown(handle)} is dense")
+        raise InvalidArgumentError(f"handle must belong to a sparse accumulator, but {shown(handle)} is dense")
     return accumulator
 
 

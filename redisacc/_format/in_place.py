@@ -260,7 +260,7 @@ def _unpack_dense(
     order = _order(numbers)
     # A forged shape may promise any number of chunks, so compare the number before allocating anything of that size.
     if len(order) != math.ceil(size / chunk) or [numbers[i] for i in order] != list(range(len(order))):
-        raise CorruptDataError(f"{where}: the chunks are not those of a gradient of {size} elements")
+        raise CorruptDataError(f"{where}: the chunks do not make up a gradient of {size} elements")
     head = number.to_bytes(_COUNT.itemsize, "little")
     if weight is not None:
         # Every gradient has every chunk, so their heads agree with the total to the last bit.

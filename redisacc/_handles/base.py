@@ -354,10 +354,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         grace: float | EllipsisType | None = ...,
         name: str | None = None,
     ) -> None:
-        """Changes what takes without ``num_required`` wait for, in all processes and at once.
+        """Changes how many gradients a round needs, and how long a taker waits, in all processes and at once.
 
-        The settings are in the record. Takes that wait by them check again at once, and so follow a crew that shrinks
-        or grows. A take that names ``num_required`` is not affected. `redisacc set` does the same.
+        The settings are in the record, for all takers that give no ``num_required``. Those that are waiting check again
+        at once, for example when a worker is gone. A taker that gives ``num_required`` is not affected. `redisacc set` does the same.
 
         Example:
             >>> import redisacc

@@ -242,9 +242,8 @@ class Reducer(Closing):
         if len(self._reductions) + len(new) > MOST_REDUCTIONS:
             self._leave_alone(
                 name,
-                f"it has {len(new)} partitions here, and with those of other accumulators, these are more than "
-                f"{MOST_REDUCTIONS}, each of which takes a thread and a connection. Use fewer partitions, or a reducer "
-                "next to each node",
+                f"its {len(new)} partitions here and those that the reducer serves already are more than "
+                f"{MOST_REDUCTIONS}, and each needs a thread and a connection. Use fewer partitions, or a reducer next to each node",
             )
             return
         for position in new:

@@ -97,7 +97,7 @@ class Chief(Participant):
             dtypes and shapes. If parameters were published under this name before, the published ones count, and these
             only have to have the same structure.
         workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. "all": a
-            gradient of each worker that holds its lease, so a crew may grow and shrink (see ``rounds``). None: the
+            gradient of each worker that holds its lease, so workers may come and go (see ``rounds``). None: the
             environment variable ``REDISACC_WORKERS``, which `redisacc run` sets. This and the next three become the
             settings of the accumulator when the chief begins. With a number, `redisacc set` may then change them while
             the training runs, for example when a machine is gone for good.
@@ -138,7 +138,7 @@ class Chief(Participant):
             ``ConditionalAccumulator.recover``).
         order: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``, so that a
             training gives the same bits in every run, whatever is killed, as long as its gradients are the same and
-            each step has those of the same workers; or "arrival", which takes less memory and less time for small
+            each step has gradients of the same workers; or "arrival", which takes less memory and less time for small
             gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what it has.
         in_place_limit: as for ``ConditionalAccumulator``. Without effect with ``order="worker"``.
         buffer_limit: as for ``ConditionalAccumulator``.
@@ -153,7 +153,7 @@ class Chief(Participant):
         keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it said goodbye, or died on this machine, else when its lease has run out, after 10
-            seconds at most. So any number of processes may be started as chiefs, of which one leads. The constructor
+            seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
             blocks for that time; a log message names the chief.
         min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
             for ``ConditionalAccumulator`` and ``Parameters``.
@@ -482,7 +482,7 @@ class Chief(Participant):
         that follow from it are published. If the process dies before that, its successor gets the round again.
 
         With ``workers="all"``, the chief looks once a second who holds a worker's lease, and the step that waits
-        follows the crew. A worker that dies is waited for until its lease ends, 10 seconds at most, and not at all if
+        follows. A worker that dies is waited for until its lease ends, 10 seconds at most, and not at all if
         it died on this machine. One that joins is waited for from the next look on. While fewer than ``minimum`` are
         there, the step waits for more to join.
 
@@ -741,7 +741,7 @@ class Chief(Participant):
         published = self._parameters.step()
         if published is None or published < self.step:
             self._warn(
-                "the server has lost the parameters of step %d, and has those of step %s; publishing them again",
+                "the server has lost the parameters of step %d, and is at step %s; publishing them again",
                 self.step,
                 published,
             )
@@ -885,7 +885,7 @@ class Chief(Participant):
                 f"meanwhile. This process has to end; a chief that is started again continues with step {published}"
             )
         return DataLossError(
-            f"{self.shared_name}: step {step} has begun, but the parameters are those of step {self.step}: "
+            f"{self.shared_name}: step {step} has begun, but the parameters are at step {self.step}: "
             "a round in between was taken by another process, or the server has lost a version of the parameters. "
             f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
         )

@@ -156,7 +156,7 @@ class QuorumKeeper:
         self._store(self._settings())
         if self.workers != before:
             logger.info(
-                "%s: the crew has %d workers instead of %d",
+                "%s: there are %d workers instead of %d",
                 self._name,
                 self.workers,
                 before,

@@ -179,8 +179,8 @@ class Worker(Participant):
             self._has_warned = True
             self._warn(
                 "this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
-                "already. If it is a spare one, cut the data by the number of all workers instead; if the crew grows "
-                "and shrinks, draw shares at random; else start the chief with more workers",
+                "already. If it is a spare one, cut the data by the number of all workers instead; if workers come "
+                "and go, draw shares at random; else start the chief with more workers",
                 self.number,
                 self._workers,
                 self._workers - 1,

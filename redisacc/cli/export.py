@@ -132,7 +132,7 @@ _TRAININGS: tuple[tuple[str, str, Callable[[View, ParametersInfo], float | None]
     ("state_bytes", "Bytes of the state of the optimizer, or of the chief.", lambda _, of: of.state_bytes),
     (
         "stored_bytes",
-        "Bytes of parameters and state with those of earlier versions, for slow readers.",
+        "Bytes of parameters and state, including earlier versions, which slow readers may still need.",
         lambda _, of: of.stored_bytes,
     ),
 )

@@ -39,8 +39,8 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 @click.command(
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; that of a process that died "
-    "too often, or with a code of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server "
+    epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "
+    "died too often, or with one of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server "
     "answers, 126 the program is not executable, 127 there is no such program.",
 )
 @click.option(

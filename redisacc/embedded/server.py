@@ -230,7 +230,7 @@ class Server:
 
     @property
     def host(self) -> str:
-        """The IP address at which it listens; that of the loopback interface when it has only a socket.
+        """The IP address at which it listens; the loopback interface's if it has only a socket.
 
         Raises:
             ServerError: the server was never started.

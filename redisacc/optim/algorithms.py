@@ -31,7 +31,7 @@ class SGD(Optimizer):
         weights = weights - lr * buffer                       (Nesterov: weights - lr * (g + momentum * buffer))
 
     The numbers of a step are lr, weight_decay, and the share of the gradient in the buffer. For rows, "the first
-    update" is that of the training; a row that occurs later begins with (1 - dampening) * g.
+    update" is the training's; a row that occurs later begins with (1 - dampening) * g.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html
 
@@ -116,7 +116,7 @@ class AdamW(Adam):
     """Adam whose weight decay does not enter the averages, as torch.optim.AdamW.
 
     Multiplies the weights by 1 - lr * weight_decay, then does what ``Adam`` does without weight decay. The numbers of a
-    step are those of ``Adam``, with 1 - lr * weight_decay as the last.
+    step are ``Adam``'s, with 1 - lr * weight_decay as the last.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, from
     https://arxiv.org/abs/1711.05101
@@ -190,9 +190,9 @@ class RMSprop(Optimizer):
         square_avg = alpha * square_avg + (1 - alpha) * g * g
         weights    = weights - lr * g / (sqrt(square_avg) + eps)
 
-    With ``centered``, grad_avg = grad_avg + (1 - alpha) * (g - grad_avg), and the root is that of
-    square_avg - grad_avg * grad_avg. With ``momentum``, the quotient is added to momentum * momentum_buffer, which is
-    kept and takes its place. The numbers of a step are lr and weight_decay.
+    With ``centered``, grad_avg = grad_avg + (1 - alpha) * (g - grad_avg), and the root is
+    sqrt(square_avg - grad_avg * grad_avg). With ``momentum``, the quotient is added to momentum * momentum_buffer,
+    which is kept and takes its place. The numbers of a step are lr and weight_decay.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html, from
     https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf

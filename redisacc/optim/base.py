@@ -58,9 +58,9 @@ class Optimizer(ABC):
     Weights and state are float32 or float64. Leaves of other dtypes are refused.
 
     Leaves that arrive as rows have lazy state, as in torch.optim.SparseAdam: a step touches only the rows that are in
-    its gradient. Other rows neither move nor decay, and their momentum and moving averages, that of the weights
-    included, stay as they are until the row occurs again. Bias corrections count the steps of the training, not those
-    of the row.
+    its gradient. Other rows neither move nor decay, and their momentum and moving averages, also of the
+    weights, stay as they are until the row occurs again. Bias corrections count the steps of the training, not of the
+    row.
 
     Args:
         lr: the learning rate, at least 0; or a function that returns it for a step, which counts from 0. Only the chief

@@ -55,8 +55,8 @@ class Counterpart(NamedTuple):
         for number, (group, factor) in enumerate(zip(groups, self.factors, strict=True)):
             if not math.isclose(float(group["lr"]), lr * factor, rel_tol=1e-9, abs_tol=1e-300):
                 raise InvalidArgumentError(
-                    f"the learning rate of parameter group {number} must stay {factor:g} times as large as that of "
-                    f"group {self.base}, as it was in the beginning, but they are {float(group['lr']):g} and {lr:g}: "
+                    f"the learning rate of parameter group {number} must stay {factor:g} times as large as group "
+                    f"{self.base}'s, as it was in the beginning, but they are {float(group['lr']):g} and {lr:g}: "
                     "let a scheduler change all groups by the same factor"
                 )
         return lr

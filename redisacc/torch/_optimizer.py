@@ -34,8 +34,8 @@ class Optimizer(torch.optim.Optimizer):
     with the weights of the others, and the result has the same bits. See ``redisacc.Training``, which works underneath,
     and its ``begin``.
 
-    The constructor blocks until the training has weights, and writes them into the model: those of the process that
-    began it, or the latest if it began earlier. Weights are always written in place, so references to them stay valid.
+    The constructor blocks until the training has weights, and writes them into the model: the first process's, or
+    the latest if the training began earlier. Weights are always written in place, so references to them stay valid.
 
     Example:
         ::
@@ -84,7 +84,7 @@ class Optimizer(torch.optim.Optimizer):
 
     Attributes:
         training: the ``redisacc.Training`` underneath.
-        param_groups: the groups of the parameters, which are those of the optimiser inside.
+        param_groups: the groups of parameters of the optimiser inside.
         training_step: the step of the weights in the model: how many updates they have seen.
         finished: whether the training is finished. Then ``step()`` changes nothing.
 
@@ -212,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
 
         If a gradient has changed since the backward pass sent it, for example by clipping or a second backward pass,
         this sends everything. A warning says so, and from then on all gradients are sent here. Torch counts changes of
-        ``grad``, but not those of ``grad.data``: change a gradient only as the former.
+        ``grad``, but not of ``grad.data``: do not use the latter to change a gradient.
 
         Args:
             closure: computes the loss and the gradients, as torch's optimisers take it. It is called once.
@@ -367,7 +367,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Args:
             data: a dataset with a length.
-            batch_size: how many examples this process uses in each step: that of the DataLoader, times the number of
+            batch_size: how many examples this process uses in each step: the DataLoader's, times the number of
                 batches whose gradients are accumulated.
             shuffle: whether each epoch has an order of its own.
             seed: what the orders depend on; the same in all processes.

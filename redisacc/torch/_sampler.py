@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 class Sampler(torch.utils.data.Sampler[int]):
     """Yields the indices of this process's examples, for a DataLoader: ``Optimizer.sampler`` returns one.
 
-    The examples of a step are those of ``redisacc.data.Batches``, ``batch_size`` for each worker. So each example is
+    ``redisacc.data.Batches`` chooses the examples of a step, ``batch_size`` for each worker. So each example is
     used once in an epoch, all batches are full, and all workers have as many.
 
     Pass number k, from 0, yields what is left of epoch k: nothing if the training has passed it before this process

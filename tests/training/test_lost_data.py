@@ -491,7 +491,7 @@ def test_somebody_else_has_moved_the_step(training):
         gradients.set_global_step(7)
     with pytest.raises(
         redisacc.DataLossError,
-        match=r"step 7 has begun, but the parameters are those of step 0: .*\. Publish the parameters of step 7 "
+        match=r"step 7 has begun, but the parameters are at step 0: .*\. Publish the parameters of step 7 "
         r"with Parameters\.publish\(\) if you have them, or delete the training",
     ):
         next(chief.rounds())

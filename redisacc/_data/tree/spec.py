@@ -146,8 +146,8 @@ class TreeSpec(AccumulatorSpec):
         for number, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise InvalidArgumentError(
-                    f"the dense leaves of a dtype must have at most {MAX_ELEMENTS} elements together, but those of "
-                    f"{sections[number].dtype.name} have {size}"
+                    f"the dense leaves of a dtype must have at most {MAX_ELEMENTS} elements together, but "
+                    f"{sections[number].dtype.name} has {size}"
                 )
             shapes[number] = (size,)
         if missing == "skip":
@@ -356,7 +356,7 @@ def _checked(is_sparse: bool, dtype: object, given: object, what: str) -> _Descr
         np.empty((0, *[dim or 0 for dim in shape[1:]]), np.complex128)
     except ValueError:
         raise InvalidArgumentError(
-            f"the shape of {what} must be that of an array, and none can have {shown(shape)}"
+            f"the shape of {what} must be one that an array can have, not {shown(shape)}"
         ) from None
     return is_sparse, element, shape
 

@@ -419,7 +419,7 @@ class Taker(Generic[G]):
                 lost_weight = sum(gradient.total_weight for gradient in lost)
             if lost:
                 logger.warning(
-                    "%s: the round of step %d is handed out without the gradients of which parts are lost: %s",
+                    "%s: the round of step %d is handed out without the gradients that have lost parts: %s",
                     self._keys.name,
                     granted.global_step,
                     ", ".join(gradient.id for gradient in lost),

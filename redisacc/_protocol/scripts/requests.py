@@ -233,7 +233,7 @@ class RequestScripts(AccumulatorScripts):
             case [b"unweighable", weight, total]:
                 raise InvalidArgumentError(
                     f"a gradient for {shown(self._keys.name)} cannot be counted: its weight would be "
-                    f"{printable(weight, QUOTED)} and that of the round {printable(total, QUOTED)}, and "
+                    f"{printable(weight, QUOTED)} and the total of the round {printable(total, QUOTED)}, and "
                     f"both must be in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]. Nothing was changed"
                 )
         self._refuse(reply)

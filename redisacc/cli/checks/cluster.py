@@ -91,7 +91,7 @@ def examine_partitions(transport: Transport) -> Finding:
         return Finding(
             "partitions",
             "warn",
-            f"{found}, of which {len(uneven)} unevenly spread ({named})",
+            f"{found}, {len(uneven)} of them unevenly spread ({named})",
             "delete them when their training is over and create them again: partitions are chosen at creation",
         )
     return Finding("partitions", "ok", found)
