@@ -357,7 +357,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """Changes how many gradients a round needs, and how long a taker waits, in all processes and at once.
 
         The settings are in the record, for all takers that give no ``num_required``. Those that are waiting check again
-        at once, for example when a worker is gone. A taker that gives ``num_required`` is not affected. `redisacc set` does the same.
+        at once, for example when a worker is gone. A taker that gives ``num_required`` is not affected.
+        `redisacc set` does the same.
 
         Example:
             >>> import redisacc

@@ -243,7 +243,8 @@ class Reducer(Closing):
             self._leave_alone(
                 name,
                 f"its {len(new)} partitions here and those that the reducer serves already are more than "
-                f"{MOST_REDUCTIONS}, and each needs a thread and a connection. Use fewer partitions, or a reducer next to each node",
+                f"{MOST_REDUCTIONS}, and each needs a thread and a connection. Use fewer partitions, or a reducer "
+                "next to each node",
             )
             return
         for position in new:

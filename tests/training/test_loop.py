@@ -486,7 +486,7 @@ def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training
 def test_the_number_of_workers_is_said_of_published_parameters_only(training):
     transport, keys = connect(training.client), ParameterKeys("train")
     with pytest.raises(redisacc.ParametersNotFoundError, match="no parameters"):
-        announce_quorum(transport, keys, 3)
+        announce_quorum(transport, keys, 3, None)
     assert remaining(training.client) == []
 
 

@@ -11,8 +11,9 @@ from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# The longest number that is read, in digits.
+# The longest step that is read, and the longest number of gradients, in digits.
 _DIGITS = 19
+_QUORUM_DIGITS = 18
 
 
 def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
@@ -54,7 +55,7 @@ def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
     """
     if text is None:
         return None
-    if not (text.isdigit() and len(text) <= _DIGITS and int(text) > 0):
+    if not (text.isdigit() and len(text) <= _QUORUM_DIGITS and int(text) > 0):
         raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
     return int(text)
 
