@@ -375,7 +375,7 @@ class Training(Closing):
         self._published.delete()
 
     def close(self) -> None:
-        """Stops to lead and to work. Another process leads within a second. The training can be continued.
+        """Stops leading and working. Another process leads within a second. The training can be continued.
 
         Blocks for up to 10 seconds if the thread that leads is in the middle of a request.
         """
