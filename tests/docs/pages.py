@@ -46,7 +46,7 @@ RUN_BY = {
     "guides/pytorch-clipping.md": "tests/docs/test_torch_pages.py",
     "guides/pytorch.md": "tests/docs/test_torch_pages.py",
     "guides/pytorch-mixed-precision.md": "tests/docs/test_torch_pages.py",
-    "guides/several-hosts.md": "tests/docs/test_several_hosts.py",
+    "guides/several-hosts.md": "tests/docs/test_several_hosts_page.py",
     "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
 }
 

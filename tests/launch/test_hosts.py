@@ -128,6 +128,14 @@ def test_what_answers_is_no_meeting_point(waiting, host, real_server):
     assert run.code() == 130
 
 
+def test_no_node_has_a_port_next_to_the_meeting_point(waiting, host):
+    """A node could not have it: it is too high. But these hosts start none."""
+    run = waiting("a", 1, meet=f"{host.address('a')}:60000")
+    run.seen("ready")
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
 def test_nobody_listens_where_hosts_meet(waiting):
     run = waiting("b", 2)
     says(run, "It is on the host that has this address: does the command run there")

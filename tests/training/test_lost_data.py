@@ -372,11 +372,13 @@ def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, back
     first = training.chief()
     successor = background(lambda: training.chief(standby=True))
     until(lambda: "is the chief; standing by to follow it" in caplog.text)
-    one = training.work()
+    seen = []
+    one = training.work(gradient=lambda _, step, __: seen.append(step) or {"w": [1, step]})
     for taken in first.rounds():
         first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
         if first.step == 2:
             break
+    until(lambda: 2 in seen)
     training.client.flushall()
     second = successor.result(60)
     assert (second.step, second.parameters["w"].tolist()) == (2, [2, 1])

@@ -38,14 +38,14 @@ def given():
 
 
 @pytest.mark.parametrize("wire", [None, "bfloat16"])
-def test_rounds(training, background, wire):
+def test_rounds(training, background, until, wire):
     parameters, state = given()
     found = []
 
-    def lead(until):
+    def lead(last):
         with training.chief(parameters, state=state, workers=1, wire=wire) as chief:
             found.append((types(chief.parameters), types(chief.state)))
-            for _ in chief.rounds(until=until):
+            for _ in chief.rounds(until=last):
                 # What a program computes is of its own library, too.
                 chief.publish(given()[0], state=given()[1])
                 found.append((types(chief.parameters), types(chief.state)))
@@ -55,8 +55,11 @@ def test_rounds(training, background, wire):
             for _, weights in worker.steps():
                 worker.apply(weights)
 
-    for until in (2, 3):
-        leading = background(lead, until)
+    published = redisacc.Parameters("train", redis=training.client)
+    for last in (2, 3):
+        leading = background(lead, last)
+        # A worker that finds the training finished has nothing to do.
+        until(lambda: published.step() is not None and not published.finished())
         background(work).result(30)
         leading.result(30)
     assert len(found) == 5

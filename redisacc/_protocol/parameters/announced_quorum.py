@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.scripts.parameters import amend_latest
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# The longest step that is read, and the longest number of gradients, in digits.
-_DIGITS = 19
-_QUORUM_DIGITS = 18
+# A number is read if it has no more digits than the largest one.
+_DIGITS = len(str(INT64_MAX))
 
 
 def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
@@ -55,7 +55,7 @@ def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
     """
     if text is None:
         return None
-    if not (text.isdigit() and len(text) <= _QUORUM_DIGITS and int(text) > 0):
+    if not (text.isdigit() and len(text) <= _DIGITS and 0 < int(text) <= INT64_MAX):
         raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
     return int(text)
 
@@ -69,6 +69,6 @@ def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
     if not text:
         return None
     digits = text.removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > _DIGITS:
+    if not digits.isdigit() or len(digits) > _DIGITS or not INT64_MIN <= int(text) <= INT64_MAX:
         raise CorruptDataError(f"{keys.record}: until holds {shown(text)}, which redisacc did not write")
     return int(text)

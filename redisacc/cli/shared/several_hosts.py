@@ -111,7 +111,7 @@ class SeveralHosts:
             ),
             name=self._name(),
             address=self.address,
-            node_port=self._node_port(meet),
+            node_port=self._node_port(meet) if nodes else 0,
             joins=self.join,
             password=password,
             tls=self._tls(),
