@@ -610,7 +610,7 @@ class Chief(Participant):
         except RoundRecoveredError as error:
             raise LeaseLostError(
                 f"{self.shared_name}: another process has become the chief and has recovered the round of step "
-                f"{self.step}, because this one stood still. This process has to end"
+                f"{self.step}, because this one stood still. This process can no longer be the chief"
             ) from error
         if not is_published:
             raise self._lost(self.step + 1)
@@ -882,7 +882,8 @@ class Chief(Participant):
             return LeaseLostError(
                 f"{self.shared_name}: another process has published step {published}, while the chief in this process "
                 f"was at step {self.step}: this process or the server stood still, and another one was the chief "
-                f"meanwhile. This process has to end; a chief that is started again continues with step {published}"
+                f"meanwhile. This process can no longer be the chief; one that is started again continues with step "
+                f"{published}"
             )
         return DataLossError(
             f"{self.shared_name}: step {step} has begun, but the parameters are at step {self.step}: "

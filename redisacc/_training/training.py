@@ -137,7 +137,10 @@ class Training(Closing):
         here = place()
         needed = here.workers if workers is None else workers
         if needed is None:
-            raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
+            raise InvalidArgumentError(
+                f"workers is missing: give it, or the environment variable {WORKERS}, which a host that joins with "
+                'more workers does not have. workers="all" are as many as there are'
+            )
         self._workers = needed
         self._redis = redis
         self._update = update and exit_code.noting_its_first_call(update)
@@ -183,13 +186,19 @@ class Training(Closing):
     def workers(self) -> int:
         """How many gradients a step needs: as given, and in a loop over ``steps()`` as ``Worker.workers`` says.
 
-        With it, a worker cuts its share of the data: ``data[training.number :: training.workers]``. With "all", it
-        blocks until a process leads.
+        With it, a worker cuts its share of the data: ``data[training.number :: training.workers]``.
+
+        Raises:
+            InvalidArgumentError: ``workers`` is "all", so the number is known in the loop only.
+            RedisAccError: as ``Worker.workers``.
         """
-        if self._worker is not None and (self._worker._step is not None or self._workers == "all"):
+        if self._worker is not None and self._worker._step is not None:
             return self._worker.workers
         if isinstance(self._workers, str):
-            raise InvalidArgumentError('this process only leads, and workers="all" are as many as there are')
+            # To wait for it would be to wait for this process itself, which leads in the loop only.
+            raise InvalidArgumentError(
+                'with workers="all", each step has as many as there are: ask how many in the loop over steps()'
+            )
         return self._workers
 
     @property

@@ -66,6 +66,17 @@ def test_a_host_returns_with_another_address(host):
     all_trained(runs, 150)
 
 
+def test_processes_of_a_host_that_returns_start_when_all_nodes_accept_it(host):
+    """The other nodes have agreed meanwhile that its node has failed, so they refuse requests for a while."""
+    runs = started(host, "abc", until=150)
+    kill(runs["c"])
+    says(runs["a"], "host c is gone")
+    time.sleep(5)
+    runs["c"] = host("c", 3, script=training(150))
+    all_trained(runs, 150)
+    assert "Traceback" not in runs["c"].err
+
+
 def test_a_meeting_point_that_dies_is_started_again(host):
     runs = started(host, "ab", until=150)
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in servers_of(runs["a"])}

@@ -259,6 +259,17 @@ def test_workers_are_known_before_the_training_begins(join, monkeypatch):
     assert join(workers=None).workers == 5
 
 
+def test_all_workers_are_counted_in_the_loop_only(join):
+    """Before, the process would wait for one that leads, and it may be this one."""
+    one = join(workers="all")
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"in the loop over steps\(\)"):
+        _ = one.workers
+    counts = []
+    train(one, 2, lambda one, step: counts.append(one.workers))
+    assert counts == [1, 1]
+    assert one.workers == 1
+
+
 def test_any_process_ends_the_training_for_all(join, background):
     every = [join(workers=2) for _ in range(2)]
 

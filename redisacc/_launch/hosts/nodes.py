@@ -27,7 +27,7 @@ _NODE_TIMEOUT_MS = 5_000
 _FORMING = 60.0
 _HANDING_OVER = 30.0
 # How long a node that returns may take to see the whole cluster. Other hosts may be gone as well, so it is no failure.
-_RETURNING = 10.0
+_RETURNING = 15.0
 _PAUSE = 0.1
 
 _NAMES = ("node", "replica")
@@ -109,7 +109,7 @@ class Nodes:
         return self._identities()
 
     def come_back(self, identities: Sequence[str]) -> None:
-        """Starts the nodes as those that the cluster knows, and blocks until they are a part of it again.
+        """Starts the nodes as those that the cluster knows, and blocks until all see them as a part of it again.
 
         Args:
             identities: their ids.
@@ -126,7 +126,8 @@ class Nodes:
                 f"{identities[0]}: choose another directory, or remove it"
             )
         deadline = time.monotonic() + _RETURNING
-        while not all(map(is_complete, self._nodes)) and time.monotonic() < deadline:
+        # The others count a master as failed for up to twice the node timeout after it is back.
+        while not all(map(_is_complete, [*self._nodes, *self._others()])) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
 
     def look(self) -> Look | None:
@@ -217,6 +218,14 @@ def form_cluster(agreement: Agreement, password: str | None, tls: TLS | None) ->
         form(nodes, len(members), time.monotonic() + _FORMING, lambda node: _explain(node, agreement))
     except redis.RedisError as error:
         raise ServerError(f"a node does not do what makes it one of the cluster: {error}") from error
+
+
+def _is_complete(node: Node) -> bool:
+    try:
+        return is_complete(node)
+    except redis.RedisError:
+        # Its host is gone, or it is only starting.
+        return False
 
 
 def _explain(node: Node, agreement: Agreement) -> str:

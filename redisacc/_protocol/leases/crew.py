@@ -253,7 +253,8 @@ class Lease:
         if self._lost_to is not None:
             raise LeaseLostError(
                 f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
-                f"the server stood still; {self._lost_to} is the {self._place} now. This process has to end"
+                f"the server stood still; {self._lost_to} is the {self._place} now. This process can no longer be "
+                f"the {self._place}"
             )
 
     def take_again(self) -> None:
