@@ -96,7 +96,7 @@ def test_a_host_joins_with_more_workers_and_leaves(waiting):
     says(runs[1], "host c joins with worker 2")
     guest.signal(signal.SIGINT)
     assert guest.code() == 130
-    says(runs[1], "host c is gone")
+    says(runs[1], "host c is gone\n")
     assert runs[0].process.poll() is None
 
 

@@ -13,6 +13,7 @@ _LINES = {
     "came": "host {host} has come to {meet} ({detail} of {hosts})",
     "ready": "all {hosts} hosts have come, and {ready}: {workers}",
     "gone": "host {host} is gone; the same command on it takes its place again, and on another host with --join",
+    "left": "host {host} is gone",
     "back": "host {host} is back",
     "replaced": "host {host} takes the place of host {detail}",
     "joined": "host {host} joins with {own_workers}",
@@ -30,7 +31,9 @@ def line_of(event: Event, agreement: Agreement, meet: str) -> str:
         agreement: the agreement that holds it.
         meet: the address of the meeting point, as the command says it.
     """
-    text = _LINES.get(event.kind, "host {host}: {kind} {detail}")
+    has_place = any(event.host == member.name for member in agreement.members)
+    kind = "left" if event.kind == "gone" and not has_place else event.kind
+    text = _LINES.get(kind, "host {host}: {kind} {detail}")
     terms = agreement.terms
     first = agreement.first_worker_of(event.host)
     nodes = terms.hosts * (1 + terms.replicas)

@@ -127,7 +127,10 @@ class Nodes:
             )
         deadline = time.monotonic() + _RETURNING
         # The others count a master as failed for up to twice the node timeout after it is back.
-        while not all(map(_is_complete, [*self._nodes, *self._others()])) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            nodes: list[Node] = [*self._nodes, *self._others()]
+            if all(map(_is_complete, nodes)):
+                return
             time.sleep(_PAUSE)
 
     def look(self) -> Look | None:
