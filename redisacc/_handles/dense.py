@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +105,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import numpy.typing as npt
 
@@ -121,7 +121,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
@@ -193,7 +193,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient that is given as one object.
 

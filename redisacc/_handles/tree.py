@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsFloat
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
@@ -166,7 +166,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
@@ -255,7 +255,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         return self._applier.begin(layout, local_step=local_step, worker=worker)
 
     def _commit(
-        self, upload: Upload, tree: Any, weight: object, metrics: Mapping[str, float] | None, missing: str
+        self, upload: Upload, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None, missing: str
     ) -> ApplyResult:
         """Counts the gradient of an upload.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
@@ -63,7 +63,7 @@ def apply_gradient(
     gradient: Any,
     weight: float,
     step: int,
-    metrics: Mapping[str, float] | None,
+    metrics: Mapping[str, SupportsFloat] | None,
 ) -> ApplyResult:
     """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
     if isinstance(accumulator, SparseConditionalAccumulator):

@@ -11,7 +11,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class LocalSteps:
             logger.debug("%s: %s", published.shared_name, error)
             return False
 
-    def apply(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None) -> ApplyResult:
+    def apply(self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None) -> ApplyResult:
         """Makes a step with the inner optimiser; after the last one of a version, applies the outer gradient."""
         if self._send is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")

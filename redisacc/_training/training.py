@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
@@ -138,8 +138,8 @@ class Training(Closing):
         needed = here.workers if workers is None else workers
         if needed is None:
             raise InvalidArgumentError(
-                f"workers is missing: give it, or the environment variable {WORKERS}, which a host that joins with "
-                'more workers does not have. workers="all" are as many as there are'
+                f"workers is missing. A number is in the environment variable {WORKERS}, unless this host joins with "
+                'more workers: say how many, or "all" for as many as there are'
             )
         self._workers = needed
         self._redis = redis
@@ -303,7 +303,9 @@ class Training(Closing):
         if thread is not None:
             self._published._transport.waits.call(lambda: thread.join(timeout))
 
-    def apply(self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+    def apply(
+        self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> ApplyResult:
         """Applies the gradient of this worker for the current step, as ``Worker.apply`` does.
 
         Args:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 import numpy as np
 
@@ -38,7 +38,9 @@ class OpenUpload:
         self._gradients = gradients
         self.streamed = gradients._begin(step)
 
-    def commit(self, gradient: Any, weight: float, metrics: Mapping[str, float] | None, missing: str) -> ApplyResult:
+    def commit(
+        self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None, missing: str
+    ) -> ApplyResult:
         """Counts its gradient, once: a second attempt sends the whole gradient."""
         assert self._gradients is not None
         assert self.streamed is not None
@@ -87,7 +89,7 @@ class Upload:
         self,
         spec: TreeSpec | None,
         streamed: Streamed | None,
-        commit: Callable[[Any, str, float, Mapping[str, float] | None], ApplyResult],
+        commit: Callable[[Any, str, float, Mapping[str, SupportsFloat] | None], ApplyResult],
         abandon: Callable[[], object],
     ) -> None:
         self._spec = spec
@@ -155,7 +157,7 @@ class Upload:
         check = leaf_rows if leaf.is_sparse else leaf_elements
         return paths[path], check(leaf, array, "grad")
 
-    def commit(self, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+    def commit(self, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None) -> ApplyResult:
         """Applies the gradient, exactly once, as ``apply`` does.
 
         Blocks until what has not been sent yet is sent, and waits through an outage. If the upload was lost meanwhile,

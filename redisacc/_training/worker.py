@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
@@ -143,7 +143,7 @@ class Worker(Participant):
         self._step: int | None = None
         self._gradient: Any = None
         self._weight = 1.0
-        self._metrics: Mapping[str, float] | None = None
+        self._metrics: Mapping[str, SupportsFloat] | None = None
         self._has_applied = False
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
@@ -373,7 +373,9 @@ class Worker(Participant):
                 logger.debug("%s: %s", self.shared_name, error)
         return "; ".join(filter(None, clauses))
 
-    def apply(self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+    def apply(
+        self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> ApplyResult:
         """Applies the gradient of this worker for the current step of ``steps()``.
 
         Blocks for a round trip, and waits through an outage. However often the call is repeated, by this process or by
@@ -443,7 +445,9 @@ class Worker(Participant):
             self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
         streamed = self._upload.streamed
 
-        def commit(gradient: Any, missing: str, weight: float, metrics: Mapping[str, float] | None) -> ApplyResult:
+        def commit(
+            gradient: Any, missing: str, weight: float, metrics: Mapping[str, SupportsFloat] | None
+        ) -> ApplyResult:
             if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
                 raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
             self._check_lease()
@@ -483,7 +487,7 @@ class Worker(Participant):
         self,
         gradient: Any,
         weight: float,
-        metrics: Mapping[str, float] | None,
+        metrics: Mapping[str, SupportsFloat] | None,
         step: int,
         *,
         upload: OpenUpload | None = None,
@@ -510,7 +514,7 @@ class Worker(Participant):
         self,
         gradient: Any,
         weight: float,
-        metrics: Mapping[str, float] | None,
+        metrics: Mapping[str, SupportsFloat] | None,
         step: int,
         *,
         upload: OpenUpload | None,

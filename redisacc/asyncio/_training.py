@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 from redisacc._data.results import ApplyResult
 from redisacc._training import chief, training, upload, worker
@@ -90,7 +90,7 @@ class Upload:
         """Does what :meth:`redisacc.Upload.put` does. It sends nothing itself, so there is nothing to await."""
         self._blocking.put(path, array)
 
-    async def commit(self, *, weight: float = 1.0, metrics: Mapping[str, float] | None = None) -> ApplyResult:
+    async def commit(self, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None) -> ApplyResult:
         """Does what :meth:`redisacc.Upload.commit` does, and is to be awaited."""
         return await self._waits.run(lambda: self._blocking.commit(weight=weight, metrics=metrics))
 

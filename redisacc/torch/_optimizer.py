@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -203,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         closure: Callable[[], Any] | None = None,
         *,
         weight: float = 1.0,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Any:
         """Sends what is left of the gradients, and returns with the next weights in the model.
 

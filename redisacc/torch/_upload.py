@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -167,7 +167,7 @@ class Gradients:
         if upload is not None:
             upload.abandon()
 
-    def commit(self, weight: float, metrics: Mapping[str, float]) -> None:
+    def commit(self, weight: float, metrics: Mapping[str, SupportsFloat]) -> None:
         """Applies the gradients: what was sent, and the rest."""
         with self._lock:
             if self._upload is not None and not self._is_as_sent():

@@ -236,7 +236,7 @@ def test_a_wrong_gradient_ends_the_process_at_once(join):
         ({"optimizer": None}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
         ({"update": print, "optimizer": OPTIMIZER}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
         ({"update": 3}, redisacc.InvalidArgumentError, "update must be a function, not int"),
-        ({"workers": None}, redisacc.InvalidArgumentError, "REDISACC_WORKERS"),
+        ({"workers": None}, redisacc.InvalidArgumentError, 'REDISACC_WORKERS.*, or "all" for as many as there are'),
         ({"chekpoint": "x"}, TypeError, "'chekpoint'"),
         ({"standby": True}, TypeError, "'standby'"),
     ],

@@ -71,6 +71,39 @@ async def on_a_loop(url: str) -> None:
             assert_type(step, int)
             assert_type(await worker.apply({"w": np.zeros(2)}), redisacc.ApplyResult)
 
+    async with redisacc.asyncio.Training("t", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(0.1)) as training:
+        async for step, _ in training.steps(until=3):
+            assert_type(step, int)
+            assert_type(await training.apply({"w": np.ones(2)}, metrics={"loss": 0.5}), redisacc.ApplyResult)
+        assert_type(await training.workers(), int)
+        assert_type(await training.latest(), tuple[int, Any])
+
+
+def trainings(loss: np.float32) -> None:
+    batches = redisacc.data.Batches(1000, 32, seed=1)
+    with redisacc.Training(
+        "t", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(0.1), workers=2, log=print
+    ) as training:
+        for step, parameters in training.steps(until=3):
+            indices = batches.indices(step, training.number or 0, training.workers)
+            result = training.apply({"w": parameters["w"]}, weight=len(indices), metrics={"loss": loss, "seen": step})
+            assert_type(result, redisacc.ApplyResult)
+            with training.begin() as upload:
+                upload.put("w", np.ones(2))
+                upload.commit(metrics={"loss": loss})
+        for past in training.history():
+            assert_type(past.metrics, dict[str, float])
+        assert_type(training.latest_state(), tuple[int, Any])
+
+    def update(taken: redisacc.Round[Any], parameters: dict[str, Any], state: None) -> tuple[dict[str, Any], None]:
+        return {"w": parameters["w"] - taken.gradient["w"]}, state
+
+    with redisacc.Training("t", {"w": np.zeros(2)}, update=update, workers="all", number=1) as training:
+        training.finish()
+    with redisacc.Chief("t", {"w": np.zeros(2)}, workers=2, optimizer=redisacc.optim.Adam(), standby=True) as chief:
+        for step in chief.updates(until=3):
+            print(step, chief.metrics["loss"])
+
 
 def sparse() -> None:
     table = redisacc.SparseConditionalAccumulator("float32", [10_000, 2], "embeddings", reduction_type="SUM")
