@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network goodput simulate scale conformance record lint types
+.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint types
 .PHONY: wheel release compose docs recording examples integrations foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -190,6 +190,10 @@ bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | compare wit
 COMMIT ?= HEAD
 bench-against: $(VENV)/.bench ## 5 min | compare rounds and steps with those of an earlier commit (COMMIT=…), in alternation
 	$(BIN)/python -m benchmarks.against $(COMMIT) $(B)
+
+# The hosts are network namespaces: without root on Linux and iproute2, they are left out, and the page goes to build/.
+comparison: $(TORCH)/.examples ## 3 min | train alone, with DDP and with redisacc, and kill a process; writes benchmarks/results/comparison.md
+	$(TORCH)/bin/python -m benchmarks.comparison $(B)
 
 # Options, for example: make goodput G="--seconds 60 --only worker --every 30"
 G ?=

@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 NEEDED = {
+    "test_comparison.py": ["sklearn", "torch"],
     "test_digits.py": ["sklearn"],
     "test_encoding_errors.py": ["sklearn"],
     "test_federated.py": ["sklearn"],

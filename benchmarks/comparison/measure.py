@@ -1,0 +1,92 @@
+"""What is measured of one program: the lines that change, the time of an epoch, and what a kill does."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.comparison.crew import Crew
+from benchmarks.network.hosts import Hosts
+
+HERE = Path(__file__).parent
+# The program that the others are compared with.
+ALONE = "alone"
+# Processes on one host.
+WORKERS = 2
+# Seconds that a run has to end, and that the survivors of a kill have to make all their epochs.
+LIMIT = 120.0
+PATIENCE = 30.0
+
+
+def changes(name: str) -> list[str]:
+    """Returns the lines in which a program differs from ``alone.py``: with "-" what it lacks, with "+" what is new."""
+    before, after = ((HERE / f"{each}.py").read_text().splitlines() for each in (ALONE, name))
+    lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
+    return [line for line in lines if not line.startswith("@@") and line[1:].strip()]
+
+
+def new_lines(name: str) -> int:
+    """Returns how many lines of a program are new, or different from those of ``alone.py``."""
+    return sum(line.startswith("+") for line in changes(name))
+
+
+def undisturbed(name: str, workers: int, epochs: int, hosts: Hosts | None = None) -> dict[str, Any]:
+    """Runs a program to its end.
+
+    Returns:
+        The seconds of each epoch but the first one, in which connections begin, and the accuracy and the digest of the
+        weights at the end.
+    """
+    with Crew(name, workers, epochs, hosts) as crew:
+        crew.wait(LIMIT)
+        ends = _ends(crew)
+        if len(ends) > 1:
+            raise RuntimeError(f"the processes of {name} end with different weights: {', '.join(ends)}")
+        return {"seconds": _seconds(crew), "accuracy": crew.accuracy(0), "weights": ends[0]}
+
+
+def after_a_kill(name: str, epochs: int) -> dict[str, Any]:
+    """Kills one of two processes after its first epoch, and watches the other one.
+
+    Returns:
+        ``weights``: the digests at the end, if the training came to its end. ``pause``: by how many seconds the longest
+        epoch was longer than an ordinary one. ``ended``: the seconds until the other one ended with an error, None if
+        it did not. ``error``: what it said.
+    """
+    found: dict[str, Any] = {"weights": [], "pause": None, "ended": None, "error": ""}
+    with Crew(name, WORKERS, epochs) as crew:
+        if not crew.wait_for_epoch(1, 0, LIMIT):
+            raise RuntimeError(crew.errors())
+        killed = time.monotonic()
+        crew.kill(1)
+        if crew.wait_for_epoch(0, epochs - 1, PATIENCE):
+            crew.wait(LIMIT)
+            found["weights"] = _ends(crew)
+            found["pause"] = max(_seconds(crew)) - statistics.median(_seconds(crew))
+        elif time.monotonic() < killed + PATIENCE:
+            found["ended"] = time.monotonic() - killed
+            found["error"] = last_error(crew.errors())
+    return found
+
+
+def _ends(crew: Crew) -> list[str]:
+    """Returns the digests of the weights with which the workers have ended, each of them once."""
+    return sorted({crew.epochs(worker)[-1].weights for worker in range(crew.workers)})
+
+
+def _seconds(crew: Crew) -> list[float]:
+    times = [epoch.when for epoch in crew.epochs(0)]
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def last_error(text: str) -> str:
+    """Returns the message of the last exception in a text, without places in the code and addresses."""
+    lines = [line for line in text.splitlines() if re.search(r"\w(Error|Exception)\b", line)]
+    message = re.sub(r"^.*?(Error|Exception):? ?", "", lines[-1]) if lines else ""
+    message = re.sub(r" ?\[[^]]*\](:\d+)?", "", message)
+    return message.split(". ")[0].strip(" .") or "no message"

@@ -1,0 +1,112 @@
+"""Writes the page of `make comparison`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.comparison.crew import OURS
+from benchmarks.comparison.measure import ALONE, WORKERS, changes
+from benchmarks.markdown import table
+
+Results = dict[str, Any]
+NAMES = ("comparison.json", "comparison.md")
+TITLES = {ALONE: "one process", OURS: "redisacc", "ddp": "DDP over gloo", "horovod_form": "Horovod"}
+# The most lines that may change.
+BAR = 4
+_CODE = "https://github.com/redisacc/redisacc/blob/main/benchmarks/comparison"
+_HOROVOD = "https://github.com/horovod/horovod/blob/v0.28.1"
+_TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
+
+
+def render(results: Results, drawn: dict[str, str]) -> str:
+    """Returns the page as Markdown."""
+    del drawn
+    machine, programs = results["machine"], results["programs"]
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return "\n".join(
+        [
+            "# The same training three ways\n",
+            f"A loop of PyTorch in one process ([`alone.py`]({_CODE}/alone.py)) is changed so that several processes "
+            "train together, and one of them is killed (`kill -9`).\n",
+            table(_heads(results), [_row(name, results) for name in TITLES], text=1),
+            *_kills(programs),
+            "The model classifies scikit-learn's 1,797 digits: three layers, 301,066 parameters (1.2 MB) and AdamW. "
+            "Each process uses 32 images in a step, and an epoch has 1,536; the others are for the test. An epoch is "
+            f"the median of a run of {results['epochs']}, without the first one, and the fastest of "
+            f"{results['repeats']} runs counts, because other programs used the machine. The programs took turns. For "
+            "such a small model, a step is mostly messages. The processes of redisacc are started by `redisacc run`, "
+            "on one host with a server, and on several with a node and a reducer on each. The hosts are network "
+            "namespaces that share the processor. Horovod was not measured, because its package has to be compiled; "
+            "its lines are those of its documentation.\n",
+            *_differences(),
+            f"Written by `make comparison`{_options(results)} on {results['when'][:10]} in {results['seconds']} s on "
+            f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f} before the run; "
+            f"[{NAMES[0]}]({NAMES[0]}) holds every figure. {versions}.\n",
+        ]
+    )
+
+
+def _options(results: Results) -> str:
+    return f' (`B="{results["options"]}"`)' if results["options"] else ""
+
+
+def _heads(results: Results) -> list[str]:
+    heads = ["", "lines that change", f"an epoch, {WORKERS} processes on one host"]
+    if results["hosts"]:
+        heads.append(f"an epoch, {results['hosts']} hosts at {results['rate']:g} Gbit/s")
+    return [*heads, "accuracy"]
+
+
+def _row(name: str, results: Results) -> list[str]:
+    found = results["programs"][name]
+    missed = name == OURS and found["lines"] > BAR
+    lines = f"**{found['lines']}, at most {BAR} wanted**" if missed else f"{found['lines']}"
+    places = ["one_host", "between_hosts"] if results["hosts"] else ["one_host"]
+    cells = [_epoch(found[place]) for place in places]
+    accuracy = f"{found['accuracy']:.1%}" if found["accuracy"] is not None else "not run"
+    return [TITLES[name], lines if name != ALONE else "", *cells, accuracy]
+
+
+def _epoch(runs: list[list[float]]) -> str:
+    return f"{min(map(statistics.median, runs)):.2f} s" if runs else ""
+
+
+def _kills(programs: Results) -> list[str]:
+    ours, ddp = programs[OURS]["kill"], programs["ddp"]["kill"]
+    return [
+        "One of two processes is killed after its first epoch:\n",
+        f"- **redisacc:** {_ours(ours, programs[OURS]['weights'])}",
+        f"- **DDP:** {_theirs(ddp)} A process cannot join again by itself: `torchrun` [starts all of them again]"
+        f"({_TORCHRUN}), from the program's own checkpoint.",
+        "- **Horovod**, according to its code and documentation: `horovodrun` [terminates all workers when any fails]"
+        f"({_HOROVOD}/horovod/runner/gloo_run.py#L136). Elastic Horovod [continues]({_HOROVOD}/docs/elastic.rst) from "
+        "the last commit in memory, for more changes in the program: a state object, a decorated function and commits.",
+        "",
+    ]
+
+
+def _ours(kill: Results, undisturbed: str) -> str:
+    if not kill["weights"]:
+        return "**the training did not come to its end.**"
+    if kill["weights"] != [undisturbed]:
+        return f"**the processes end with other weights than without a kill: {', '.join(kill['weights'])}.**"
+    return (
+        f"`redisacc run` starts it again. The other one waits {kill['pause']:.1f} s for it, most of which is the start "
+        "of Python and torch. Both end with the weights of an undisturbed run, bit for bit."
+    )
+
+
+def _theirs(kill: Results) -> str:
+    if kill["ended"] is None:
+        return "the other one waits without an end."
+    return f"the other one ends after {kill['ended']:.1f} s (“{kill['error']}”)."
+
+
+def _differences() -> list[str]:
+    return [
+        text
+        for name in TITLES
+        if name != ALONE
+        for text in (f"## {TITLES[name]}\n", "```diff", *changes(name), "```", "")
+    ]
