@@ -26,6 +26,9 @@ _COUNTERPARTS: dict[type[Any], tuple[type[optim.Optimizer], tuple[str, ...]]] = 
     torch.optim.RMSprop: (optim.RMSprop, ("alpha", "eps", "momentum", "centered")),
 }
 
+# Further options that the counterpart has.
+_OF_UPDATES = ("weight_decay", "decoupled_weight_decay", "maximize")
+
 # What groups may differ in, and what concerns only how fast torch computes an update.
 _OF_GROUPS = frozenset(
     ("params", "param_names", "lr", "initial_lr", "weight_decay", "foreach", "fused", "capturable", "differentiable")
@@ -39,20 +42,30 @@ class Counterpart(NamedTuple):
         optimizer: the one that makes the updates. Its learning rate comes with the gradients.
         base: the number of the group whose learning rate that is.
         factors: what the learning rate of each group is of it.
+        options: the other options of each group.
     """
 
     optimizer: optim.Optimizer
     base: int
     factors: tuple[float, ...]
+    options: tuple[Mapping[str, Any], ...]
 
     def lr(self, groups: Sequence[Mapping[str, Any]]) -> float:
         """Returns the learning rate of a step.
 
         Raises:
-            InvalidArgumentError: the rates of the groups are no longer in the proportion that they began with.
+            InvalidArgumentError: the rates of the groups are no longer in the proportion that they began with, or
+                another option has changed.
         """
         lr = float(groups[self.base]["lr"])
-        for number, (group, factor) in enumerate(zip(groups, self.factors, strict=True)):
+        for number, (group, factor, options) in enumerate(zip(groups, self.factors, self.options, strict=True)):
+            for name, value in options.items():
+                if _number(group[name]) != value:
+                    raise InvalidArgumentError(
+                        f"{name} of parameter group {number} was {shown(value)} when the optimizer was wrapped, and is "
+                        f"{shown(group[name])} now, but only the learning rate may change. If a scheduler changes it, "
+                        "turn that off, for example with OneCycleLR(…, cycle_momentum=False)"
+                    )
             if not math.isclose(float(group["lr"]), lr * factor, rel_tol=1e-9, abs_tol=1e-300):
                 raise InvalidArgumentError(
                     f"the learning rate of parameter group {number} must stay {factor:g} times as large as group "
@@ -129,6 +142,7 @@ def counterpart(
         ),
         base,
         factors,
+        tuple([{name: _number(group[name]) for name in (*options, *_OF_UPDATES) if name in group} for group in groups]),
     )
 
 

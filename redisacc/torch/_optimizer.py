@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from redisacc.torch._state import state_of, torch_state
 from redisacc.torch._upload import Gradients, dtype_name, is_elsewhere, watch
 
 logger = logging.getLogger("redisacc")
+
+# What torch.compile() puts before the names of parameters. A process that does not compile has the same parameters.
+_COMPILED = "_orig_mod."
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -59,11 +63,12 @@ class Optimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
-            its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, its
-            learning rates (``param_groups``) in each step, so schedulers work: see ``resume``. Groups may differ in
-            ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
+            its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, and
+            must not change; its learning rates (``param_groups``) are read in each step, so schedulers work: see
+            ``resume``. Groups may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
         shared_name: the name of the training.
-        model: the model. The leaves of the training have the names of its parameters.
+        model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The leaves of the
+            training have the names of its parameters.
         workers: how many gradients a step needs: usually the number of processes. None: the environment variable
             ``REDISACC_WORKERS``, else ``WORLD_SIZE``, which torchrun sets.
         number: the number of this process among the workers. None: ``REDISACC_WORKER_NUMBER``, else ``RANK``, else the
@@ -124,7 +129,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the environment says that this process is the chief, but each process of this training works, and one "
                 "of them leads as well: start it with `redisacc run` without --chief"
             )
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        names = {parameter: name.replace(_COMPILED, "") for name, parameter in model.named_parameters()}
         if sync_every is None:
             found = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
         else:
@@ -135,6 +140,11 @@ class Optimizer(torch.optim.Optimizer):
                     raise InvalidArgumentError(
                         f"{option} must be left out with sync_every, because torch's own optimizer makes the steps"
                     )
+            if _needs_closure(optimizer):
+                raise InvalidArgumentError(
+                    f"optimizer must be one whose step() needs no closure, unlike {type(optimizer).__name__}, which "
+                    "computes several gradients in each step"
+                )
         self._is_open = False
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -144,18 +154,20 @@ class Optimizer(torch.optim.Optimizer):
         every = {names[each]: each for group in self.param_groups for each in group["params"]}
         self._tensors = {name: each for name, each in every.items() if each.requires_grad}
         self._frozen = {name: each for name, each in every.items() if not each.requires_grad}
+        self._dtypes = {name: each.dtype for name, each in self._tensors.items()}
         self._rows = _sparse_names(model, names, sparse) & self._tensors.keys() if found else set()
         self._until = until
         self._steps: Iterator[tuple[int, Any]] | None = None
         self._step, self._jumped, self._is_finished = -1, 0, False
         self._schedulers: list[Any] = []
-        self._all_workers = _from(here.workers, workers, "WORLD_SIZE")
+        # Also those that are spare.
+        self._processes = _from(here.workers, None, "WORLD_SIZE")
         self.training = Training(
             shared_name,
             {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
             optimizer=found.optimizer if found else TorchModel(optimizer, self._tensors, _weak(self._write)),
             state=state_of(optimizer, self._tensors, found.optimizer) if found else None,
-            workers=self._all_workers if workers is None else workers,
+            workers=self._processes if workers is None else workers,
             number=_from(here.number, number, "RANK"),
             sparse=sorted(self._rows),
             sync_every=sync_every,
@@ -171,6 +183,9 @@ class Optimizer(torch.optim.Optimizer):
             self.training.close()
             raise
         self._hooks = watch(self._tensors, _weak(self._ready)) if found else []
+        if found:
+            refuse = _weak(self._refuse)
+            self._hooks.append(optimizer.register_step_pre_hook(lambda inner, *_: refuse(inner)))
         if self._step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
                 "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
@@ -224,7 +239,8 @@ class Optimizer(torch.optim.Optimizer):
             What the closure returned, None without one.
 
         Raises:
-            InvalidArgumentError: a GradScaler scales the gradients, or another argument is invalid.
+            InvalidArgumentError: a GradScaler scales the gradients; an option or the dtype of a parameter is another
+                one than when this was made; or another argument is invalid.
             RedisAccError: as ``redisacc.Training.steps`` and ``apply``.
         """
         if hasattr(self, "found_inf"):
@@ -246,6 +262,12 @@ class Optimizer(torch.optim.Optimizer):
                     f"parameter {shown(name)} has a gradient, but required none when the optimizer was wrapped: call "
                     "requires_grad_() before that"
                 )
+        for name, tensor in self._tensors.items():
+            if tensor.dtype is not self._dtypes[name]:
+                raise InvalidArgumentError(
+                    f"parameter {shown(name)} is {tensor.dtype}, but was {self._dtypes[name]} when the optimizer was "
+                    "wrapped: convert the model before that"
+                )
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), LR: self._lr()}
@@ -261,6 +283,12 @@ class Optimizer(torch.optim.Optimizer):
     def _lr(self) -> float:
         groups = self.param_groups
         return float(groups[0]["lr"]) if self._counterpart is None else self._counterpart.lr(groups)
+
+    def _refuse(self, inner: torch.optim.Optimizer) -> None:
+        raise InvalidArgumentError(
+            f"call step() of the redisacc.torch.Optimizer, and not of the {type(inner).__name__} inside, which would "
+            "move the weights of this process alone"
+        )
 
     def _ready(self, tensor: torch.Tensor) -> None:
         if not self._is_finished:
@@ -347,7 +375,15 @@ class Optimizer(torch.optim.Optimizer):
 
         Returns:
             The scheduler.
+
+        Raises:
+            InvalidArgumentError: the scheduler depends on more than the step.
         """
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise InvalidArgumentError(
+                "scheduler must depend on nothing but the step, unlike ReduceLROnPlateau: step it without resume(), "
+                "with a metric of optimizer.training.history(), which is the same in all processes"
+            )
         if self._step:
             self._opt_called = self._inner._opt_called = True
         for _ in range(self._step if steps is None else steps):
@@ -385,7 +421,7 @@ class Optimizer(torch.optim.Optimizer):
             data,
             batch_size,
             number=self.training.number,
-            workers=workers or self._all_workers or self.training.workers,
+            workers=workers or self._processes or self.training.workers,
             shuffle=shuffle,
             seed=seed,
             progress=lambda: Progress(self._step, self._jumped, self._is_finished),
@@ -453,6 +489,12 @@ class Optimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a redisacc.torch.Optimizer cannot be pickled or copied, because it takes part in a training: save its "
+            "state_dict()"
+        )
+
     def close(self) -> None:
         """Says goodbye: another process leads within a second if this one did. The training can be continued."""
         for hook in self._hooks:
@@ -482,6 +524,11 @@ def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
     return None if text is None else int(text)
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
 def _has_new_statistics(module: torch.nn.Module) -> bool:
     """Returns whether this is a BatchNorm that has not seen a batch."""
     batches = getattr(module, "num_batches_tracked", None)
@@ -493,4 +540,5 @@ def _sparse_names(model: torch.nn.Module, names: Mapping[torch.Tensor, str], giv
         if name not in names.values():
             raise InvalidArgumentError(f"sparse must list parameters of the model, but has {shown(name)}")
     tables = [each for each in model.modules() if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
-    return {*given, *(names[table.weight] for table in tables if table.sparse)}
+    # The weight of one with a parametrisation is computed.
+    return {*given, *(names[table.weight] for table in tables if table.sparse and table.weight in names)}

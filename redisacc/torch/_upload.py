@@ -102,35 +102,42 @@ class Gradients:
         # A backward pass uses a thread for each device.
         self._lock = threading.Lock()
         self._streams = True
+        self._has_warned = False
         # How many blocks forbid to send anything.
         self.holds = 0
 
     def note(self, tensor: torch.Tensor) -> None:
         """Sends the gradient of a parameter, which the backward pass has just completed."""
         with self._lock:
-            if not self._streams or self.holds:
-                if self._upload is not None:
-                    self._give_up("a backward pass under no_sync() has changed them")
-                return
-            name, gradient = self._names[tensor], tensor.grad
-            if gradient is None:
-                return
-            if name in self._sent:
-                if self._sent[name][0] is gradient:
-                    self._give_up(
-                        "a second backward pass has changed them. Accumulate all but the last under no_sync()"
-                    )
-                    return
-                # The model's gradients were reset, so a step was left out.
+            try:
+                self._note(tensor)
+            except BaseException:
+                # It ends the backward pass. If the program continues nevertheless, step() sends what there is.
                 self._abandon()
-            if self._upload is None:
-                self._upload = self._training.begin()
-            self._sent[name] = gradient, gradient._version
-            if is_elsewhere(gradient) and not gradient.is_sparse and name not in self._rows:
-                self._staging.begin(name, gradient)
-            else:
-                self._upload.put(name, self._value(name))
-            self._put_staged(wait=False)
+                raise
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        if not self._streams or self.holds:
+            if self._upload is not None:
+                self._give_up("a backward pass under no_sync() has changed them")
+            return
+        name, gradient = self._names[tensor], tensor.grad
+        if gradient is None:
+            return
+        if name in self._sent:
+            if self._sent[name][0] is gradient:
+                self._give_up("a second backward pass has changed them. Accumulate all but the last under no_sync()")
+                return
+            # The model's gradients were reset, so a step was left out.
+            self._abandon()
+        if self._upload is None:
+            self._upload = self._training.begin()
+        self._sent[name] = gradient, gradient._version
+        if is_elsewhere(gradient) and not gradient.is_sparse and name not in self._rows:
+            self._staging.begin(name, gradient)
+        else:
+            self._upload.put(name, self._value(name))
+        self._put_staged(wait=False)
 
     def _put_staged(self, *, wait: bool) -> None:
         for name, array in self._staging.complete(wait=wait):
@@ -173,9 +180,15 @@ class Gradients:
             if self._upload is not None and not self._is_as_sent():
                 self._give_up("the program has changed them since. Instead of clipping them, give clip_norm=")
             if self._upload is None:
-                self._training.apply(
-                    {name: self._value(name) for name in self._tensors}, weight=weight, metrics=metrics
-                )
+                values = {name: self._value(name) for name in self._tensors}
+                if not self._has_warned and all(value is None for value in values.values()):
+                    self._has_warned = True
+                    logger.warning(
+                        "%s: step() counts gradients of 0, because no parameter has one. Was backward() called, and "
+                        "does the model still have the parameters that the optimizer was made with?",
+                        self._training.shared_name,
+                    )
+                self._training.apply(values, weight=weight, metrics=metrics)
                 return
             try:
                 self._put_staged(wait=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import redis
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -14,3 +17,26 @@ if importlib.util.find_spec("torch") is None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "REDISACC_WORKERS", "REDISACC_WORKER_NUMBER", "REDISACC_ROLE"):
         monkeypatch.delenv(name, raising=False)
+    for module in ("chief", "quorum", "worker"):
+        monkeypatch.setattr(f"redisacc._training.{module}.LOOK_EVERY", 0.05)
+    # Closing waits for the thread that leads.
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+
+
+@pytest.fixture
+def wrap(real_client: redis.Redis) -> Iterator[Callable[..., Any]]:
+    """Wraps an optimiser of a model's parameters, AdamW if none is given. All are closed when the test ends."""
+    import torch
+
+    import redisacc.torch
+
+    opened = []
+
+    def wrapped(model: torch.nn.Module, inner: Any = None, name: str = "torch", **options: Any) -> Any:
+        inner = torch.optim.AdamW(model.parameters(), lr=0.02) if inner is None else inner
+        opened.append(redisacc.torch.Optimizer(inner, name, model, **{"workers": 1, "redis": real_client, **options}))
+        return opened[-1]
+
+    yield wrapped
+    for one in opened:
+        one.close()

@@ -1,6 +1,7 @@
 """A program that every process of a training runs: run by test_restarts.py.
 
-python program.py URL EPOCHS WORKERS. Says where it is in each step, and in the end the digest of the weights.
+python program.py URL EPOCHS [WORKERS]. Without WORKERS, the environment says how many there are. Says where it is in
+each step, and in the end the digest of the weights.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import redisacc.torch
 
-_, url, epochs, workers = sys.argv
+_, url, epochs, *workers = sys.argv
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(50, 4), torch.randint(3, (50,)))
@@ -21,10 +22,13 @@ data = TensorDataset(torch.randn(50, 4), torch.randint(3, (50,)))
 model = nn.Sequential(nn.Linear(4, 360), nn.ReLU(), nn.Linear(360, 360), nn.ReLU(), nn.Linear(360, 3))
 
 inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-optimizer = redisacc.torch.Optimizer(inner, "torch", model, workers=int(workers), clip_norm=1.0, redis=url)
+how = {"workers": int(workers[0])} if workers else {}
+optimizer = redisacc.torch.Optimizer(inner, "torch", model, clip_norm=1.0, redis=url, **how)
 # An upload has begun by then.
 model[2].register_full_backward_hook(lambda *_: print("sends", optimizer.training_step, flush=True))
-scheduler = optimizer.resume(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200))
+scheduler = optimizer.resume(
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200, cycle_momentum=False)
+)
 loader = DataLoader(data, 5, sampler=optimizer.sampler(data, 5))
 for _ in range(int(epochs)):
     for x, y in loader:

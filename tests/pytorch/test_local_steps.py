@@ -135,6 +135,12 @@ def test_options_of_the_update_are_refused(wrap, option):
         wrap(model, torch.optim.SGD(model.parameters()), **option)
 
 
+def test_an_optimizer_that_needs_a_closure_is_refused(wrap):
+    model = net()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"whose step\(\) needs no closure, unlike LBFGS"):
+        wrap(model, torch.optim.LBFGS(model.parameters()))
+
+
 def test_a_gradient_with_nan_moves_nothing(wrap):
     model = net()
     optimizer = wrap(model, torch.optim.SGD(model.parameters()), finite=True)

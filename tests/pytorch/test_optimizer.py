@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from networks import Net, batch, weights_of
 from support.local_updates import LocalTraining, differences
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,49 +21,6 @@ from redisacc.torch._counterpart import counterpart
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
 STEPS = 6
-
-
-class Net(nn.Module):
-    """A table whose gradients are sparse if wanted, a layer that is used twice, and one that is not used."""
-
-    def __init__(self, sparse: bool = False) -> None:
-        super().__init__()
-        self.words = nn.Embedding(20, 8, sparse=sparse)
-        self.inner = nn.Linear(8, 8)
-        self.also_inner = self.inner
-        self.unused = nn.Linear(2, 2)
-        self.out = nn.Linear(8, 3)
-        # Not that of torch, which all threads share.
-        random = torch.Generator().manual_seed(0)
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.3, generator=random)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.inner(self.words(words).sum(dim=1)))
-        return self.out(torch.relu(self.also_inner(x)))
-
-
-def batch(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(100 * step + number)
-    return torch.randint(20, (5, 4), generator=random), torch.randint(3, (5,), generator=random)
-
-
-def lr_of(step: int) -> float:
-    return 0.02 * 0.9**step
-
-
-@pytest.fixture
-def wrap(real_client):
-    opened = []
-
-    def wrapped(model, inner=None, name="torch", **options):
-        inner = torch.optim.AdamW(model.parameters(), lr=0.02) if inner is None else inner
-        opened.append(redisacc.torch.Optimizer(inner, name, model, **{"workers": 1, "redis": real_client, **options}))
-        return opened[-1]
-
-    yield wrapped
-    for one in opened:
-        one.close()
 
 
 def train(wrap, make, sparse=False, steps=STEPS, **options):
@@ -106,10 +65,6 @@ def expected(make, workers, sparse=False, until=STEPS, rates=lambda base, step: 
 
     begin = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
     return LocalTraining(with_rate, begin, weights=(1.0,) * workers, gradient=gradient).train(until)
-
-
-def weights_of(model):
-    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
 
 
 MAKE = {
@@ -307,14 +262,17 @@ def test_a_closure_metrics_and_accumulation(wrap):
 
 
 def test_bfloat16_under_autocast_and_no_float16_with_a_scaler(wrap):
-    model = Net()
+    model, plain = Net(), Net()
     optimizer = wrap(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1])
-    loss.backward()
-    optimizer.step()
-    assert optimizer.training_step == 1
-    assert model.out.weight.dtype == torch.float32
+    for one, step in ((model, optimizer.step), (plain, torch.optim.AdamW(plain.parameters(), lr=0.02).step)):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = one(batch(0, 0)[0])
+            loss = cross_entropy(out, batch(0, 0)[1])
+        assert out.dtype == torch.bfloat16
+        loss.backward()
+        step()
+    for name in ("words", "inner", "out"):
+        torch.testing.assert_close(getattr(model, name).weight, getattr(plain, name).weight)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1])).backward()
     with pytest.raises(redisacc.InvalidArgumentError, match=r"use torch\.autocast with bfloat16"):
@@ -347,9 +305,26 @@ def test_a_process_that_ends_the_training_frees_those_that_wait(wrap, background
 
 
 def test_torchrun_says_which_process_this_is(wrap, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "0")
-    assert wrap(Net(), workers=None).training.number == 0
+    # One of its processes begins the training.
+    wrap(Net(), workers=None)
+    monkeypatch.setenv("RANK", "2")
+    optimizer = wrap(Net(), workers=None)
+    assert (optimizer.training.number, optimizer.training.workers) == (2, 3)
+    indices = list(optimizer.sampler(range(12), 4, shuffle=False))
+    assert indices == [8, 9, 10, 11]
+    # A step may need fewer gradients than there are processes. Each has a share of the data all the same.
+    optimizer = wrap(Net(), name="spare", workers=2, number=1)
+    assert (optimizer.training.number, optimizer.training.workers) == (1, 2)
+    assert list(optimizer.sampler(range(12), 4, shuffle=False)) == [4, 5, 6, 7]
+    assert len(optimizer.sampler(range(12), 4, workers=2)) == 8
+    # What `redisacc run` says counts more, and arguments count most.
+    monkeypatch.setenv("REDISACC_WORKERS", "4")
+    monkeypatch.setenv("REDISACC_WORKER_NUMBER", "3")
+    optimizer = wrap(Net(), workers=None)
+    assert (optimizer.training.number, optimizer.training.workers) == (3, 3)
+    monkeypatch.delenv("REDISACC_WORKER_NUMBER")
     monkeypatch.setenv("RANK", "x")
     with pytest.raises(redisacc.InvalidArgumentError, match="RANK must be a whole number, not 'x'"):
         wrap(Net(), workers=None)
@@ -361,6 +336,12 @@ class Half(Net):
         self.out = nn.Linear(8, 4)
 
 
+def frozen():
+    model = Net()
+    model.out.requires_grad_(False)
+    return model
+
+
 class Renamed(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -370,8 +351,10 @@ class Renamed(Net):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Half, "parameter 'out.weight' is float32 of shape .3, 8. there, and float32 of shape .4, 8. here"),
-        (Renamed, "outer"),
+        (Half, r"parameter 'out\.weight' is float32 of shape \(3, 8\) there, and float32 of shape \(4, 8\) here"),
+        (Renamed, r"only the model has the parameter 'outer\.bias'"),
+        (lambda: Net().double(), r"parameter 'words\.weight' is float32 of shape \(20, 8\) there, and float64 of"),
+        (frozen, r"the model lacks the parameter 'out\.bias'"),
     ],
 )
 def test_another_model_under_the_same_name_is_refused(wrap, other, message):
@@ -425,6 +408,35 @@ def test_what_cannot_change_is_refused(wrap):
     optimizer = wrap(model)
     with pytest.raises(redisacc.InvalidArgumentError, match="give the optimizer all groups before it is wrapped"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_torch_continues_what_was_begun_here_and_the_other_way_round(wrap, name):
+    """The state has torch's form in both directions, also that of a parameter that has never had a gradient."""
+    plain, model = Net(), Net()
+    alone, inner = MAKE[name](plain.parameters()), MAKE[name](model.parameters())
+
+    def run(optimizer, model, steps):
+        for step in steps:
+            cross_entropy(model(batch(step, 0)[0]), batch(step, 0)[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run(alone, plain, range(9))
+    run(inner, model, range(3))
+    optimizer = wrap(model, inner)
+    run(optimizer, model, range(3, 6))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    last = Net()
+    last.load_state_dict(saved["model"])
+    inner = MAKE[name](last.parameters())
+    inner.load_state_dict(saved["optimizer"])
+    run(inner, last, range(6, 9))
+    for used in ("words", "inner", "out"):
+        torch.testing.assert_close(getattr(last, used).weight, getattr(plain, used).weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop"])

@@ -16,15 +16,18 @@ EPOCHS = 8
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
 
 
+def environment():
+    return {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+
+
 def run(url, workers, kills):
     """Runs the program in some processes, and kills one that has said some words. Returns what the last ones say."""
-    environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     left, endings, codes, lock = list(kills), [], [], threading.Lock()
     every = {}
 
     def start(place):
         command = [sys.executable, PROGRAM, url, str(EPOCHS), str(workers)]
-        every[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        every[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
 
     def follow(place):
         while True:
@@ -70,3 +73,15 @@ def test_kills_change_no_bit(real_server, real_client):
     assert {step for step, _ in undisturbed} == {40}
     assert undisturbed == [undisturbed[0]] * 2
     assert disturbed == undisturbed
+
+
+def test_torchrun_starts_the_processes(real_server):
+    """Its variables are all that they know of each other."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, PROGRAM, real_server.url, "1"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment(), timeout=150)
+    endings = [line for line in done.stdout.splitlines() if line.startswith("ends")]
+    # 50 examples, 10 in a step.
+    assert len(endings) == 2
+    assert endings[0] == endings[1]
+    assert endings[0].startswith("ends 5 ")
