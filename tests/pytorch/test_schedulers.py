@@ -90,7 +90,11 @@ def decay_less(optimizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (cycle_momentum, r"^momentum of parameter group 0 was 0\.5 .* is 0\.95 now, .*cycle_momentum=False\)$"),
+        (
+            cycle_momentum,
+            r"^momentum of .* was 0\.5 .* is 0\.95 now, .* turn that off, for example with "
+            r"OneCycleLR\(…, cycle_momentum=False\)$",
+        ),
         (decay_less, r"^weight_decay of parameter group 0 was 0 .* is 0\.5 now, but only the learning rate may change"),
     ],
 )

@@ -225,6 +225,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use one that an authority of the server has signed",
         "use rediss:// instead of redis://",
     ),
+    "pytorch/test_models.py": ("call step() of the redisacc.torch.Optimizer, and not of the {} inside",),
     "pytorch/test_optimizer.py": (
         "call requires_grad_() before that",
         "call torch.optim.swa_utils.update_bn(loader, model)",
@@ -234,6 +235,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use torch.autocast with bfloat16",
     ),
     "pytorch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
+    "pytorch/test_schedulers.py": ("turn that off, for example with OneCycleLR(…, cycle_momentum=False)",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_local_steps.py": ("because its state stays in each worker: pass ema to outer",),
     "training/test_loop.py": (
