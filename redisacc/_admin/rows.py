@@ -127,7 +127,7 @@ class CurrentRows:
             self._target = Target.of_leaf(spec, self.leaf)
         else:
             if path is not None:
-                raise InvalidArgumentError(f"the gradients of {shown(keys.name)} are no trees, so they have no leaves")
+                raise InvalidArgumentError(f"the gradients of {shown(keys.name)} are not trees, so they have no leaves")
             self._target = Target(0, spec.sections[0])
         self._spec = spec
         self.is_sparse = self._target.spec.is_sparse

@@ -37,7 +37,7 @@ class PastStep:
         step: the step of its gradients. The parameters that follow from them have the step after it.
         time: when these were published, in seconds since 1970, by the server's clock.
         seconds: how long the step took; if steps before it are left out, the mean of theirs and its own. The time for
-            which the training stood still counts. NaN if no earlier step is known.
+            which the training did not run counts. NaN if no earlier step is known.
         num_accumulated: the number of its gradients.
         metrics: the mean of each metric of these gradients, as in ``Round.metrics``. Of very long ones, whose names
             and values have more than 768 bytes together, the last names are left out.

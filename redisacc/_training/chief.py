@@ -152,7 +152,7 @@ class Chief(Participant):
         keep: how many of the latest checkpoints are kept, 1 or more.
         keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
-            over: within a second if it said goodbye, or died on this machine, else when its lease has run out, after 10
+            over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
             blocks for that time; a log message names the chief.
         min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as

@@ -51,7 +51,7 @@ class Training(Closing):
 
     Every process competes for the lease of the chief. The one that has it orders the updates, in a thread next to its
     own work; the others stand by. If that process dies, another one leads: within a second if the dead one ran on the
-    same machine or said goodbye, else when its lease has run out, after 10 seconds at most. No gradient is lost, none
+    same machine or was closed, else when its lease has run out, after 10 seconds at most. No gradient is lost, none
     is used twice, and the result has the same bits. Whatever ``Chief`` and ``Worker`` promise holds.
 
     Example:
@@ -68,7 +68,7 @@ class Training(Closing):
 
     Args:
         shared_name: the name of the training.
-        parameters: the parameters to begin with, as for ``Chief``. What is published under this name counts more.
+        parameters: the parameters to begin with, as for ``Chief``. If some are published under this name, those count.
         optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``.
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
             and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the

@@ -279,7 +279,7 @@ def from_config(config: object) -> Optimizer:
         An equal optimiser. If ``lr`` was no number, it has a function that refuses to be called.
 
     Raises:
-        InvalidArgumentError: this is no config, of an optimiser that this version knows, with exactly its options.
+        InvalidArgumentError: this is not the config of an optimiser that this version knows, with exactly its options.
     """
     if not isinstance(config, Mapping):
         raise InvalidArgumentError(f"the config of an optimizer must be a dict, not {shown(config)}")

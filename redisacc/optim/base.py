@@ -283,7 +283,7 @@ class Optimizer(ABC):
             config: what ``to_config`` of the other optimiser returned.
 
         Raises:
-            InvalidArgumentError: this is no config.
+            InvalidArgumentError: this is not a config.
         """
         from redisacc.optim.algorithms import from_config
 

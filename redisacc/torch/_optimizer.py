@@ -496,7 +496,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """Says goodbye: another process leads within a second if this one did. The training can be continued."""
+        """Gives the leases back, so another process leads within a second. The training can be continued."""
         for hook in self._hooks:
             hook.remove()
         self.training.close()

@@ -61,7 +61,7 @@ class AccumulatorInfo:
         sparse_mean: the divisor of the sum of a row for "MEAN": the number of gradients that held its "index", or of
             all gradients of the "round". Always "index" for a dense accumulator, where it has no meaning.
         missing_leaves: the divisor of the mean of a leaf that some gradients of the round lack: "zero" for the number
-            of all gradients, "skip" for the number of gradients that have it. "zero" if the gradients are no trees.
+            of all gradients, "skip" for the number of gradients that have it. "zero" if the gradients are not trees.
         incarnation: a random id given at creation.
         global_step: the current step.
         num_accumulated: the number of gradients in the current round.
