@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.comparison.crew import OURS  # noqa: E402
 from benchmarks.comparison.measure import ALONE, changes, last_error, new_lines  # noqa: E402
-from benchmarks.comparison.report import BAR, TITLES, render  # noqa: E402
+from benchmarks.comparison.report import BAR, NAMES, TITLES, render  # noqa: E402
 
 SURVIVED = {"weights": ["a"], "pause": 2.0, "ended": None, "error": ""}
 ENDED = {"weights": [], "pause": None, "ended": 1.5, "error": "Connection reset"}
@@ -54,6 +55,15 @@ def test_few_lines_change() -> None:
     assert new_lines(OURS) <= BAR
     assert len([line for line in changes("ddp") if line.startswith("+")]) == new_lines("ddp")
     assert new_lines(ALONE) == 0
+
+
+def test_the_documentation_shows_the_lines_and_the_figures() -> None:
+    text = (ROOT / "docs" / "explanations" / "should-i-use-this.md").read_text()
+    assert "```diff\n" + "\n".join(changes(OURS)) + "\n```" in text
+    rows = (ROOT / "benchmarks" / "results" / NAMES[1]).read_text()
+    for title in (TITLES[OURS], TITLES["ddp"]):
+        lines, one_host, hosts = re.search(rf"\| {title} \| (.*?) \| (.*?) \| (.*?) \|", rows).groups()  # type: ignore[union-attr]
+        assert f"| {title} | {lines} | {one_host} | {hosts} |" in text
 
 
 def test_the_page_has_the_median_of_the_fastest_run_and_marks_what_is_missed() -> None:

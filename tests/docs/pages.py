@@ -39,6 +39,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Page → the test that runs it, where that isn't this one.
 RUN_BY = {
     "guides/arrays.md": "tests/docs/test_arrays.py",
+    "guides/evaluation.md": "tests/docs/test_torch_pages.py",
     "guides/jax.md": "tests/examples/test_jax_guide.py",
     "guides/kubernetes.md": "tests/docs/test_kubernetes.py",
     "guides/pytorch-accumulation.md": "tests/docs/test_torch_pages.py",
@@ -46,6 +47,8 @@ RUN_BY = {
     "guides/pytorch-clipping.md": "tests/docs/test_torch_pages.py",
     "guides/pytorch.md": "tests/docs/test_torch_pages.py",
     "guides/pytorch-mixed-precision.md": "tests/docs/test_torch_pages.py",
+    "guides/resume.md": "tests/docs/test_torch_pages.py",
+    "guides/schedules.md": "tests/docs/test_torch_pages.py",
     "guides/several-hosts.md": "tests/docs/test_several_hosts_page.py",
     "reference/redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
 }
