@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 STEPS = 6
 
 
-def train(wrap, make, sparse=False, steps=STEPS, **options):
+def train(wrap, make, sparse=False, steps=STEPS, weights=(1.0,) * 3, **options):
     """Runs the loop of a process, as users write it."""
     model = Net(sparse)
     optimizer = wrap(model, make(model.parameters()), **options)
@@ -31,18 +31,20 @@ def train(wrap, make, sparse=False, steps=STEPS, **options):
     while optimizer.training_step < steps and not optimizer.finished:
         x, y = batch(optimizer.training_step, optimizer.training.number)
         cross_entropy(model(x), y).backward()
-        optimizer.step()
+        optimizer.step(weight=weights[optimizer.training.number])
         optimizer.zero_grad()
         scheduler.step()
     return model, optimizer
 
 
-def expected(make, workers, sparse=False, until=STEPS, rates=lambda base, step: base * 0.9**step, **options):
+def expected(
+    make, workers, sparse=False, until=STEPS, weights=(1.0,) * 3, rates=lambda base, step: base * 0.9**step, **options
+):
     """Returns what one process makes of the mean gradient with the kernel of redisacc.optim."""
     model = Net()
     inner = make(model.parameters())
     names = {each: name for name, each in model.named_parameters()}
-    found = counterpart(inner, names, clip_norm=options.get("clip_norm"), ema=None).optimizer
+    found = counterpart(inner, names, clip_norm=options.get("clip_norm"), ema=options.get("ema")).optimizer
     base = inner.param_groups[0]["lr"]
     with_rate = dataclasses.replace(found, lr=lambda step: rates(base, step))
 
@@ -64,7 +66,7 @@ def expected(make, workers, sparse=False, until=STEPS, rates=lambda base, step: 
         return result
 
     begin = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
-    return LocalTraining(with_rate, begin, weights=(1.0,) * workers, gradient=gradient).train(until)
+    return LocalTraining(with_rate, begin, weights=weights[:workers], gradient=gradient).train(until)
 
 
 MAKE = {
@@ -118,6 +120,19 @@ def test_several_processes_equal_one_that_has_the_mean_gradient(wrap, background
         assert differences(local, weights_of(models[0]), local.state) == []
     for other in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+
+
+def test_weights_of_gradients_and_an_average_of_the_weights(wrap, background):
+    make, options = MAKE["AdamW"], {"weights": (1.0, 3.0), "ema": 0.5}
+    running = [background(train, wrap, make, workers=2, **options) for _ in range(2)]
+    model, optimizer = running[0].result(50)
+    running[1].result(50)
+    local = expected(make, 2, **options)
+    state = optimizer.training.latest_state()[1]
+    assert local.state.keys() >= {"ema"}
+    assert differences(local, weights_of(model), {slot: state[slot] for slot in local.state}) == []
+    # Torch has no such average, and loads the rest.
+    torch.optim.AdamW(Net().parameters()).load_state_dict(optimizer.state_dict())
 
 
 def test_groups_have_their_own_rates_and_decay(wrap):

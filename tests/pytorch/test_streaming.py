@@ -42,12 +42,11 @@ def seen(monkeypatch):
 
 
 @pytest.fixture
-def optimizer(real_client):
+def optimizer(wrap):
     model = Large()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with redisacc.torch.Optimizer(inner, "torch", model, workers=1, redis=real_client) as found:
-        found.model = model
-        yield found
+    found = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), finite=True)
+    found.model = model
+    return found
 
 
 def alone(steps, change=lambda model, step: None):
@@ -241,6 +240,19 @@ def test_an_error_ends_the_backward_pass_and_leaves_nothing_behind(optimizer, se
     seen.clear()
     optimizer.zero_grad()
     loss_of(optimizer.model, 0).backward()
+    optimizer.step()
+    assert seen == [*PUTS, ("commit",)]
+    assert_equal(optimizer.model, alone(1))
+
+
+def test_a_gradient_with_nan_counts_nowhere(optimizer, seen):
+    (loss_of(optimizer.model) * torch.nan).backward()
+    with pytest.raises(redisacc.NotFiniteError, match=r"layers\.0\.weight"):
+        optimizer.step()
+    assert seen == [*PUTS, ("commit",)]
+    seen.clear()
+    optimizer.zero_grad()
+    loss_of(optimizer.model).backward()
     optimizer.step()
     assert seen == [*PUTS, ("commit",)]
     assert_equal(optimizer.model, alone(1))

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences
+from support.suspension import Suspension
 
 import redisacc
 import redisacc.asyncio
@@ -185,9 +186,13 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
     assert all(np.array_equal(peeked[path], gradient[path]) for path in SHAPES)
 
 
+@pytest.mark.parametrize("is_suspended", [False, True])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_reducers_update_with_the_bits_of_an_undisturbed_training(training, background, reducing, partitions):
-    """Each worker streams, pauses for longer than other uploads may, and uses another order."""
+def test_reducers_update_with_the_bits_of_an_undisturbed_training(
+    training, background, reducing, monkeypatch, partitions, is_suspended
+):
+    """Each worker streams, pauses for longer than other uploads may, or than parts last, and uses another order."""
+    pause = Suspension(monkeypatch, training.client).suspend if is_suspended else lambda: time.sleep(0.7)
     optimizer, crew, until = AdamW(0.01), 3, 3
     chief = training.chief(zeros(), workers=crew, optimizer=optimizer, reduction_type="MEAN", partitions=partitions)
     reducing(wanted=crew)
@@ -204,7 +209,9 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(training, back
             for place, path in enumerate(np.random.default_rng(number + step).permutation(list(SHAPES))):
                 upload.put(str(path), gradient[str(path)])
                 if place == 1 and number == step % crew:
-                    time.sleep(0.7)
+                    # Some parts are on their way by then.
+                    time.sleep(0.1)
+                    pause()
             assert upload.commit()
 
     working = [background(work, number) for number in range(crew)]
