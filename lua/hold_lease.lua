@@ -8,7 +8,7 @@
 -- ARGV who       text     name of the holder, for people
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 -- ARGV dead      text     identity of a process that is known to be dead, whose lease counts as run out; "" for none
--- ARGV renews    flag     whether the holder only extends a lease that it took before
+-- ARGV renews    flag     whether the holder only extends a lease that it took before, or succeeds another one
 --
 -- Replies:
 -- {'held'}                     the caller holds the lease
@@ -35,7 +35,7 @@ if entry then
     return {'taken', count_text(lease_end - now), string.sub(process, 1, 200), string.sub(who, 1, 200)}
   end
 elseif args.renews and redis.call('EXISTS', keys.record) == 0 then
-  -- The accumulator was deleted. A worker that waits for its chief takes a lease before there is one.
+  -- The accumulator was deleted, or the server has lost it. A worker that waits for its chief takes a lease before there is one.
   return {'missing'}
 end
 redis.call('HSET', keys.crew, args.place,

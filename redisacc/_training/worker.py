@@ -42,7 +42,7 @@ from redisacc.errors import (
 logger = logging.getLogger("redisacc")
 
 # How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
-LOOK_AFTER = 10.0
+LOOK_AFTER = 2.0
 # It looks less and less often, but at least this often, in seconds: the server may lose it after a long wait, too.
 LOOK_AT_LEAST_EVERY = 30.0
 

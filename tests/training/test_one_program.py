@@ -173,6 +173,27 @@ def test_processes_that_are_killed_change_no_bit(crew, others, real_server, para
     assert every.endings == [(str(until), hashlib.sha256(expected).hexdigest())] * crew
 
 
+@pytest.mark.loses_data
+def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, parameters, real_client, monkeypatch):
+    """Another one that took the lease first would have to do without the state of the optimizer."""
+    monkeypatch.setattr("redisacc._protocol.leases.crew.STANDBY_ASKS_EVERY", 0.005)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.STANDBY_LOOKS_EVERY", 0.005)
+    every = [join() for _ in range(CREW)]
+    leaders = set()
+
+    def seen(one, step):
+        if one.leads:
+            leaders.add(one.number)
+        if step == 3 and one.number == 0:
+            real_client.flushall()
+
+    running = [background(train, one, 6, seen) for one in every]
+    for one in running:
+        one.result(60)
+    assert len(leaders) == 1
+    assert local(parameters, 6).parameters["w"].tobytes() == every[0].latest()[1]["w"].tobytes()
+
+
 def test_one_that_leaves_hands_over(join, background, parameters, until):
     first, *others = [join() for _ in range(CREW)]
     steps = first.steps(until=6)
@@ -395,11 +416,11 @@ def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, 
     attempts = []
     take = redisacc._protocol.leases.crew.Crew._take
 
-    def unreachable(crew, place):
+    def unreachable(crew, place, **options):
         attempts.append(place)
         if len(attempts) == 2:
             raise redisacc.ServerUnavailableError("silent")
-        return take(crew, place)
+        return take(crew, place, **options)
 
     monkeypatch.setattr("redisacc._protocol.leases.crew.Crew._take", unreachable)
     training.give_lease("chief", "host:1", 300)

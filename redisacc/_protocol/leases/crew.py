@@ -54,7 +54,7 @@ class Crew:
         self._holder = holder
         self._who = who
         # The holder of the lease for which this process has stood by.
-        self._followed: str | None = None
+        self._followed: HeldByOther | None = None
 
     def blocking(self) -> Crew:
         """Returns the same for a thread of its own."""
@@ -79,14 +79,15 @@ class Crew:
         Args:
             place: "chief", or "worker" and a number.
             dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
-            renews: whether this process only extends a lease that it took before.
+            renews: whether this process only extends a lease that it took before, or succeeds the one that had it.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if this process holds it now; else who does.
 
         Raises:
-            AccumulatorNotFoundError: there is no lease to extend, because the accumulator was deleted.
+            AccumulatorNotFoundError: it ``renews``, and there is no such lease, because the accumulator was deleted, or
+                lost by the server.
         """
         return self._scripts.hold_lease(
             place=place,
@@ -99,9 +100,9 @@ class Crew:
             timeout=timeout,
         )
 
-    def _take(self, place: str) -> HeldByOther | None:
+    def _take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
         """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""
-        taken = self.hold(place)
+        taken = self.hold(place, renews=renews)
         if taken is not None and fate_of(taken.process) == "dead":
             taken = self.hold(place, dead=taken.process)
         return taken
@@ -153,9 +154,8 @@ class Crew:
         Raises:
             CancelledError: ``cancel`` has returned True.
         """
-        while (taken := self._take(place)) is not None:
-            if taken.who != self._followed:
-                self._followed = taken.who
+        while (taken := self._succeed(place, cancel)) is not None:
+            if self._followed is None or taken.who != self._followed.who:
                 logger.info(
                     "%s: %s is the %s; standing by to follow it",
                     self._name,
@@ -163,13 +163,27 @@ class Crew:
                     place,
                     extra={"accumulator": self._name},
                 )
-            self._watch(taken, cancel)
+            self._followed = taken
+            self._watch(taken, min(taken.left + 0.01, STANDBY_ASKS_EVERY), cancel)
         return self._followed is not None
 
-    def _watch(self, taken: HeldByOther, cancel: Callable[[], bool]) -> None:
-        """Blocks for a moment: until the holder of a lease is known to be dead, or it is time to ask the server."""
-        until = time.monotonic() + min(taken.left + 0.01, STANDBY_ASKS_EVERY)
-        while time.monotonic() < until and fate_of(taken.process) != "dead":
+    def _succeed(self, place: str, cancel: Callable[[], bool]) -> HeldByOther | None:
+        """Takes a lease that another process had. Returns who holds it, or None.
+
+        If the server has lost it with all its data, this first waits until a holder that lives has found that out and
+        taken it back, because it alone has all of what is lost.
+        """
+        if self._followed is not None:
+            try:
+                return self._take(place, renews=True)
+            except AccumulatorNotFoundError:
+                self._watch(self._followed, interval_of(LEASE) + 1.0, cancel)
+        return self._take(place)
+
+    def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
+        """Blocks for some seconds, or until the holder of a lease is known to be dead."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and fate_of(holder.process) != "dead":
             if cancel():
                 raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
             self.transport.waits.sleep(min(STANDBY_LOOKS_EVERY, max(until - time.monotonic(), 0.0)))

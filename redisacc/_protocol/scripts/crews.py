@@ -63,14 +63,14 @@ class CrewScripts:
             who: a name of the holder, for people.
             lease_ms: how long the lease lasts unless it is extended, in milliseconds.
             dead: the identity of a dead process, whose lease is taken as if it had expired; "": no process.
-            renews: whether the holder only extends a lease that it took before.
+            renews: whether the holder only extends a lease that it took before, or succeeds another one.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if the holder has the lease now; otherwise the other holder.
 
         Raises:
-            AccumulatorNotFoundError: there is no lease to extend, because the accumulator was deleted.
+            AccumulatorNotFoundError: it ``renews``, and there is neither such a lease nor an accumulator.
         """
         reply = self._transport.run(
             *load("hold_lease").bind(
