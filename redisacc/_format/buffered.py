@@ -53,8 +53,10 @@ INLINE_BYTES = 64 * 1024
 # while they arrive. Smaller ones wake the taker only together.
 ANNOUNCED_BYTES = 512 * 1024
 
-# The expiry of a staged part, in milliseconds, in case no script admits it.
+# The expiry of a staged part, in milliseconds, in case no script admits it; and how slowly parts that are sent together
+# may be uploaded, in bytes per millisecond, so that the first ones last until the last ones are there.
 STAGING_MS = 60_000
+SLOWEST_UPLOAD = 1000
 
 # Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
 ALIGNMENT = 8
@@ -67,6 +69,15 @@ _WEIGHTED_VERSION = 3
 
 INDEX = np.dtype("<i8")
 WEIGHT = np.dtype("<f8")
+
+
+def staging_ms(nbytes: int) -> int:
+    """Returns the expiry of staged parts, in milliseconds.
+
+    Args:
+        nbytes: how many bytes are sent together with them.
+    """
+    return max(STAGING_MS, nbytes // SLOWEST_UPLOAD)
 
 
 @dataclass(slots=True)

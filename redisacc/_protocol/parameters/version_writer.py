@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import STAGING_MS, cut
+from redisacc._format.buffered import cut, staging_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.partitions import partitions_text
@@ -38,9 +38,6 @@ from redisacc._protocol.scripts.parameters import (
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError, ServerUnavailableError
-
-# Parts of large versions expire later than others: an upload may be as slow as this, in bytes per millisecond.
-SLOWEST_UPLOAD = 1000
 
 Reply = Literal["published", "expired", "lost"] | Refusal
 
@@ -139,7 +136,7 @@ class VersionWriter:
     def _write_to_slot(
         self, version: Version, parts: Mapping[str, Sequence[memoryview | Pieces]], attempts: Sequence[StoredAttempt]
     ) -> Reply:
-        expiry_ms = max(STAGING_MS, sum(blob.nbytes for blob in version.blobs) // SLOWEST_UPLOAD)
+        expiry_ms = staging_ms(sum(blob.nbytes for blob in version.blobs))
         lengths: dict[str, int] = {}
         # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also when the version is
         # visible. NX: it must not give an expiry to a part that is there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redisacc._format.buffered import STAGING_MS, message_bytes
+from redisacc._format.buffered import message_bytes, staging_ms
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parts_arrived
 from redisacc._redis.sockets.fast_socket import Command, Pieces
@@ -23,7 +23,8 @@ def stage_commands(
         announced: whether parts are announced when they have arrived.
     """
     commands: list[Command] = []
-    unannounced, expiry, worth_a_message = 0, str(STAGING_MS), message_bytes()
+    unannounced, worth_a_message = 0, message_bytes()
+    expiry = str(staging_ms(sum([part.nbytes for part in parts])))
     for number, part in enumerate(parts):
         # The script announces the last ones.
         if announced and unannounced >= worth_a_message:

@@ -18,7 +18,7 @@ import numpy as np
 
 from redisacc._data.sums import put_rows
 from redisacc._data.validation import Array
-from redisacc._format.buffered import STAGING_MS, cut
+from redisacc._format.buffered import cut, staging_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.packing import packed
 from redisacc._format.parameter_record import Blob, Manifest
@@ -26,7 +26,6 @@ from redisacc._format.table_blobs import array_bytes, kept_blobs, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves
-from redisacc._protocol.parameters.version_writer import SLOWEST_UPLOAD
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
 from redisacc._redis.sockets.fast_socket import Pieces
@@ -93,7 +92,7 @@ class TablesVersion:
     @property
     def expiry_ms(self) -> int:
         """The expiry of these parts until they are in use."""
-        return max(STAGING_MS, sum([blob.nbytes for blob in self.pieces]) // SLOWEST_UPLOAD)
+        return staging_ms(sum([blob.nbytes for blob in self.pieces]))
 
 
 class Tables:
