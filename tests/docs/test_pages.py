@@ -160,6 +160,30 @@ def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_o
     assert sorted(_entries(text)) == pages
 
 
+@pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("clip by global norm", "optimiser-state.md"),
+        ("SLURM", "several-hosts.md#slurm"),
+        ("epochs", "data.md"),
+        ("DataLoader", "data.md#dataloader"),
+        ("BatchNorm's buffers", "pytorch-batchnorm.md"),
+        ("resume on another machine", "backup.md#on-another-machine"),
+        ("back up and restore", "backup.md"),
+        ("upgrade, formats", "upgrade.md"),
+        ("lost data", "lost-data.md"),
+        ("sizing", "sizing.md"),
+        ("one server, several nodes, encodings or local steps", "choosing-an-arrangement.md#which-one"),
+    ],
+)
+def test_the_guides_name_what_people_look_for(words: str, place: str) -> None:
+    assert f"[{words}]({place})" in (DOCS / "guides" / "index.md").read_text()
+    file, _, anchor = place.partition("#")
+    headings = re.findall(r"^#+ (.+)$", (DOCS / "guides" / file).read_text(), re.MULTILINE)
+    assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
 def test_links_out_of_the_manual_lead_to_something() -> None:
     """They are absolute, because a built manual has no repository around it."""
     for page in PAGES:
