@@ -169,7 +169,7 @@ def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_o
         ("epochs", "data.md"),
         ("DataLoader", "data.md#dataloader"),
         ("BatchNorm's buffers", "pytorch-batchnorm.md"),
-        ("resume on another machine", "backup.md#on-another-machine"),
+        ("resume on another machine", "resume.md"),
         ("back up and restore", "backup.md"),
         ("upgrade, formats", "upgrade.md"),
         ("lost data", "lost-data.md"),
