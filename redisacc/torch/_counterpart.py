@@ -177,6 +177,11 @@ def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, s
                 f"parameter {shown(names[parameter])} must be float32 or float64, not {parameter.dtype}: updates in "
                 "fewer bits get lost in rounding. Keep the weights in float32, and compute under torch.autocast"
             )
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            raise InvalidArgumentError(
+                f"parameter {shown(names[parameter])} is a DTensor, which is spread over several processes, but each "
+                "process of this training has the whole model"
+            )
         if parameter.layout is not torch.strided or parameter.is_meta:
             raise InvalidArgumentError(f"parameter {shown(names[parameter])} must be a dense tensor that has values")
     return [names[parameter] for parameter in parameters if parameter.requires_grad]

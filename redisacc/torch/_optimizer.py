@@ -123,6 +123,10 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
         if not isinstance(model, torch.nn.Module):
             raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise InvalidArgumentError(
+                "model must not be wrapped in DistributedDataParallel, which averages gradients as well"
+            )
         here = place()
         if here.role == "chief":
             raise InvalidArgumentError(

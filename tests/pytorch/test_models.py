@@ -7,7 +7,9 @@ import copy
 import pytest
 import torch
 from networks import Large, Net, batch, loss_of
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.nn.functional import cross_entropy
 
 import redisacc
@@ -119,6 +121,29 @@ def test_compiled_models(wrap, compiled):
     late = Large()
     wrap(late, sgd(late))
     assert_equal(late, plain)
+
+
+@pytest.fixture
+def process_group():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_models_that_torch_distributes_are_refused(wrap):
+    with pytest.raises(redisacc.InvalidArgumentError, match="must not be wrapped in DistributedDataParallel"):
+        wrap(nn.parallel.DistributedDataParallel(Net()))
+    model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
+    with pytest.raises(redisacc.InvalidArgumentError, match="'weight' is a DTensor, which is spread over several"):
+        wrap(model)
+
+
+def test_parameters_without_values_are_refused(wrap):
+    with pytest.raises(redisacc.InvalidArgumentError, match="'weight' must be a dense tensor that has values"):
+        wrap(nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="Call `forward` with a dummy batch to initialize the parameters"):
+        wrap(nn.LazyLinear(2))
 
 
 def test_a_model_that_was_converted_is_refused(wrap):
