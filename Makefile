@@ -231,7 +231,7 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*' 'optax==0.2.*' 'flax==0.12.*' 'equinox==0.13.*'
 	@touch $@
 
-examples: $(TORCH)/.examples ## 4 min | test redisacc.torch, its pages, and the examples with torch, JAX and scikit-learn (in .venv-torch)
+examples: $(TORCH)/.examples ## 5 min | test redisacc.torch, its pages, and the examples with torch, JAX and scikit-learn (in .venv-torch)
 	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples tests/docs/test_torch_pages.py
 
 # Frameworks around torch, with all that they bring, in an environment of their own. In CI, this is a job of its own.

@@ -37,8 +37,9 @@ def render(results: Results, drawn: dict[str, str]) -> str:
             f"{results['repeats']} runs counts, because other programs used the machine. The programs took turns. For "
             "such a small model, a step is mostly messages. The processes of redisacc are started by `redisacc run`, "
             "on one host with a server, and on several with a node and a reducer on each. The hosts are network "
-            "namespaces that share the processor. Horovod was not measured, because its package has to be compiled; "
-            "its lines are those of its documentation.\n",
+            "namespaces that share the processor. With one server and two processes, 11 MB pass through the server in "
+            "each step: gradients in and out, weights in and out to each process, and AdamW's state in. Horovod was "
+            "not measured, because its package has to be compiled; its lines are those of its documentation.\n",
             *_differences(),
             f"Written by `make comparison`{_options(results)} on {results['when'][:10]} in {results['seconds']} s on "
             f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f} before the run; "
