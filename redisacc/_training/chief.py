@@ -258,6 +258,14 @@ class Chief(Participant):
         with self._closed_on_failure():
             self._follows = self._take_lease(validation.flag(standby, "standby"))
             self._keep("chief")
+            if here.workers is not None and (quorum.workers or 0) > here.workers:
+                self._warn(
+                    "a step needs %d gradients, and %s says that there are only %d workers. Leave workers= out, and a "
+                    "step needs one of each",
+                    quorum.workers,
+                    WORKERS,
+                    here.workers,
+                )
             self._begin(
                 parameters,
                 state,

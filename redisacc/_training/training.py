@@ -234,6 +234,7 @@ class Training(Closing):
         if self._thread is None:
             self._thread = threading.Thread(target=self._lead, name="redisacc-chief", daemon=True)
             self._thread.start()
+        found = None
         try:
             steps = self._worker.steps()
             if self._local is not None:
@@ -248,6 +249,13 @@ class Training(Closing):
         self._stops.set()
         self._join(None)
         self._raise_failure()
+        if found is None and self.number == 0:
+            logger.warning(
+                "%s: step %d had been reached before, so nothing was left to do. Continue with a larger until, or "
+                "begin again with another name or after `redisacc rm`",
+                self.shared_name,
+                self._step_of(self._published.step() or 0),
+            )
 
     def _lead(self) -> None:
         """Stands by and leads, until the training is finished or this is closed."""

@@ -292,7 +292,8 @@ def test_a_tree_unlike_the_first(open_parameters, client, tree, message, known):
     writer = open_parameters()
     writer.publish(TREE, 0)
     before = client.hgetall(writer.parameters_ref)
-    with pytest.raises(redisacc.SchemaMismatchError, match=message):
+    advice = "Choose another name for another model, or delete this one"
+    with pytest.raises(redisacc.SchemaMismatchError, match=rf"{message}.*\. {advice}"):
         (writer if known else open_parameters()).publish(tree, 1)
     assert client.hgetall(writer.parameters_ref) == before
 

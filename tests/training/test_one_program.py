@@ -280,6 +280,16 @@ def test_workers_are_known_before_the_training_begins(join, monkeypatch):
     assert join(workers=None).workers == 5
 
 
+@pytest.mark.parametrize(("number", "warns"), [(1, True), (2, False)])
+def test_a_step_that_needs_more_gradients_than_there_are_workers(join, background, monkeypatch, caplog, number, warns):
+    monkeypatch.setenv("REDISACC_WORKERS", str(number))
+    every = [join(workers=2) for _ in range(2)]
+    for one in [background(train, one, 1) for one in every]:
+        one.result(60)
+    said = "a step needs 2 gradients, and REDISACC_WORKERS says that there are only 1 workers. Leave workers= out"
+    assert caplog.text.count(said) == warns
+
+
 def test_all_workers_are_counted_in_the_loop_only(join):
     """Before, the process would wait for one that leads, and it may be this one."""
     one = join(workers="all")
@@ -304,10 +314,13 @@ def test_any_process_ends_the_training_for_all(join, background):
     assert every[0].latest()[0] in (3, 4)
 
 
-def test_a_finished_training_is_continued_up_to_a_later_step(join, parameters):
+def test_a_finished_training_is_continued_up_to_a_later_step(join, parameters, caplog):
     for until, expected in ((3, [0, 1, 2]), (3, []), (5, [3, 4])):
+        caplog.clear()
         with join(workers=1) as one:
             assert train(one, until) == expected
+            said = "train: step 3 had been reached before, so nothing was left to do. Continue with a larger until"
+            assert (said in caplog.text) is (expected == [])
             step, found = one.latest()
         assert step == until
         assert local(parameters, until, crew=1).parameters["w"].tobytes() == found["w"].tobytes()

@@ -46,7 +46,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "Publish the values again, for this step or a later",
         "Publish with their number of partitions; or, if they have died, delete() the parameters, or wait",
     ),
-    "behaviour/test_parameters.py": ("Open them again",),
+    "behaviour/test_parameters.py": ("Choose another name for another model, or delete this one", "Open them again"),
     "behaviour/test_pickling.py": (
         "Open it by name",
         "Give the accumulator a shared_name",
@@ -247,6 +247,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "Publish the parameters of step {} with Parameters.publish() if you have them, or delete the training",
     ),
     "training/test_lost_data_with_reducers.py": ("lacks the tables of its sparse leaves. Start the chief again",),
+    "training/test_one_program.py": ("Leave workers= out",),
     "training/test_refused_optimizers.py": ("Start the chief again: it continues from the newest checkpoint, or with",),
     "training/test_uploads.py": ("put each leaf once",),
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),

@@ -411,7 +411,7 @@ class Publisher:
                 raise
             raise SchemaMismatchError(
                 f"parameters {shown(self._keys.name)} keep the structure, dtypes and shapes of their first version: "
-                f"{error}"
+                f"{error}. Choose another name for another model, or delete this one with `redisacc rm`"
             ) from None
 
     def _is_there(self, wanted: Wanted, record: ParameterRecord) -> bool:
