@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -100,6 +102,29 @@ def test_a_table_with_sparse_gradients_that_a_dense_layer_shares(wrap):
     train(ours, wrap(ours, sgd(ours)), loss_of_words)
     train(theirs, sgd(theirs), loss_of_words)
     assert_equal(ours, theirs)
+
+
+class Looked(nn.Module):
+    """A table that is a parameter of the model itself, so nothing says that its gradients are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(words, self.table, sparse=True).sum(dim=1)
+
+
+@pytest.mark.parametrize("sparse", [[], ["table"]], ids=["dense", "declared"])
+def test_a_table_of_the_model_itself(wrap, sparse):
+    ours, theirs = Looked(), Looked()
+    optimizer = wrap(ours, sgd(ours), sparse=sparse)
+    train(ours, optimizer, loss_of_words)
+    train(theirs, sgd(theirs), loss_of_words)
+    assert_equal(ours, theirs)
+    if sparse:
+        with pytest.raises(redisacc.InvalidArgumentError, match="must list parameters of the model, but has 'x'"):
+            wrap(ours, sgd(ours), sparse=["x"])
 
 
 def test_a_table_whose_weight_is_computed(wrap):
@@ -200,6 +225,19 @@ def test_the_optimizer_inside_makes_no_steps_of_its_own(wrap):
     optimizer.close()
     inner.step()
     assert not torch.equal(model.out.weight, before.out.weight)
+
+
+def test_an_optimizer_that_is_dropped_leaves_the_training(wrap, real_client):
+    """Neither the model nor the optimizer inside keeps it, although both have its hooks."""
+    model = Net()
+    inner = sgd(model)
+    dropped = weakref.ref(redisacc.torch.Optimizer(inner, "torch", model, workers=1, redis=real_client))
+    gc.collect()
+    assert dropped() is None
+    assert real_client.hgetall("redisacc:{torch}:crew") == {}
+    assert wrap(Net(), number=0).training_step == 0
+    loss_of_words(model, 0).backward()
+    inner.step()
 
 
 def test_a_closed_optimizer_says_that_it_is_closed(wrap):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 from typing import Any
@@ -23,14 +24,15 @@ pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 STEPS = 6
 
 
-def train(wrap, make, sparse=False, steps=STEPS, weights=(1.0,) * 3, **options):
-    """Runs the loop of a process, as users write it."""
+def train(wrap, make, sparse=False, steps=STEPS, weights=(1.0,) * 3, holds=False, **options):
+    """Runs the loop of a process, as users write it, with all gradients sent in step() if they are held back."""
     model = Net(sparse)
     optimizer = wrap(model, make(model.parameters()), **options)
     scheduler = optimizer.resume(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step))
     while optimizer.training_step < steps and not optimizer.finished:
         x, y = batch(optimizer.training_step, optimizer.training.number)
-        cross_entropy(model(x), y).backward()
+        with optimizer.no_sync() if holds else contextlib.nullcontext():
+            cross_entropy(model(x), y).backward()
         optimizer.step(weight=weights[optimizer.training.number])
         optimizer.zero_grad()
         scheduler.step()
@@ -124,7 +126,7 @@ def test_several_processes_equal_one_that_has_the_mean_gradient(wrap, background
 
 def test_weights_of_gradients_and_an_average_of_the_weights(wrap, background):
     make, options = MAKE["AdamW"], {"weights": (1.0, 3.0), "ema": 0.5}
-    running = [background(train, wrap, make, workers=2, **options) for _ in range(2)]
+    running = [background(train, wrap, make, workers=2, holds=holds, **options) for holds in (False, True)]
     model, optimizer = running[0].result(50)
     running[1].result(50)
     local = expected(make, 2, **options)
