@@ -221,7 +221,7 @@ class Chief(Participant):
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
-        check_optimizer(optimizer, state=state, missing=missing)
+        check_optimizer(optimizer, parameters, state=state, missing=missing)
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")

@@ -20,6 +20,7 @@ from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts.parameters import gone
 from redisacc._protocol.updates.gathering import KnownVersion
+from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
@@ -29,7 +30,7 @@ from redisacc.optim import Optimizer
 logger = logging.getLogger("redisacc")
 
 
-def check_optimizer(optimizer: object, *, state: object, missing: object) -> None:
+def check_optimizer(optimizer: object, parameters: object, *, state: object, missing: object) -> None:
     """Checks what a chief with an optimiser cannot have.
 
     Raises:
@@ -50,6 +51,7 @@ def check_optimizer(optimizer: object, *, state: object, missing: object) -> Non
         )
     if missing != "zero":
         raise InvalidArgumentError(f"missing must be 'zero' with an optimizer, not {shown(missing)}")
+    check_leaves(schema_of(parameters, "parameters")[0], optimizer)
 
 
 class Updating:

@@ -39,6 +39,8 @@ def test_leaves_that_no_optimizer_updates(training, dtype):
     message = f"an optimizer updates leaves of float32 and float64, not {dtype} at 'w'"
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(3, dtype)}, optimizer=SGD)
+    # So a program that has been mended finds no accumulator of the wrong kind.
+    assert training.record == {}
 
 
 def test_each_loop_needs_its_chief(training):

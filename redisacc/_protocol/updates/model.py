@@ -59,6 +59,21 @@ class _Segment(NamedTuple):
 PartValues = Mapping[str, Array]
 
 
+def check_leaves(schema: Schema, optimizer: Optimizer) -> None:
+    """Checks that an optimiser can update these leaves.
+
+    Raises:
+        InvalidArgumentError: it cannot update one of them, or has a pattern of paths that matches none.
+    """
+    for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
+        if leaf.dtype not in ("float32", "float64"):
+            raise InvalidArgumentError(
+                f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a "
+                "leaf out of the parameters, or update the parameters yourself in a loop over rounds()"
+            )
+    optimizer.groups(schema.structure.paths)
+
+
 @dataclass(frozen=True)
 class UpdateModel:
     """The leaves of a training, how they are cut, and the optimiser.
@@ -93,13 +108,7 @@ class UpdateModel:
         Raises:
             InvalidArgumentError: the optimiser cannot update a leaf, or has a pattern of paths that matches no leaf.
         """
-        for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
-            if leaf.dtype not in ("float32", "float64"):
-                raise InvalidArgumentError(
-                    f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a "
-                    "leaf out of the parameters, or update the parameters yourself in a loop over rounds()"
-                )
-        optimizer.groups(schema.structure.paths)
+        check_leaves(schema, optimizer)
         # Smaller gradients are not cut.
         partitions = len(keys.partitions) or 1
         nbytes = schema.nbytes - sum([schema.leaves[leaf].nbytes for leaf in tables])
