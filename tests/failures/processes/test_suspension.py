@@ -429,12 +429,13 @@ def test_a_training(real_client, monkeypatch, partitions, everything):
 
 # What a process does that stops itself at one place: between writing the parts of something and counting it.
 STOPPED = """
-import os, signal, sys
+import os, signal, sys, time
 import numpy as np
 import redisacc
-from redisacc._protocol.applying import buffer_writer, partition_writer
+from redisacc._protocol.applying import buffer_writer, partition_writer, upload
 from redisacc._protocol.leases import crew
 from redisacc._protocol.parameters import publisher
+from redisacc._protocol.scripts import applying
 from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis import running_time
@@ -444,6 +445,7 @@ if speed == "short":
     partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS, crew.LEASE = 1500, 10**6, 1.0
     buffer_writer.BUFFER_TIMEOUT = publisher.PUBLISH_TIMEOUT = 1.0
     running_time.LONGEST_GAP = 0.3
+    upload.STAGING_MS = applying.STAGING_MS = 1500
 
 def stop_before(owner, name):
     method = getattr(owner, name)
@@ -457,6 +459,17 @@ if what == "worker":
     stop_before(PartitionScripts, "commit")
     with redisacc.Worker("w", redis=url) as worker:
         print([(step, worker.apply(np.full(LENGTH, step + 1.0)).outcome) for step, _ in worker.steps()])
+elif what == "uploader":
+    with redisacc.Worker("w", redis=url) as worker:
+        for step, weights in worker.steps():
+            begun = worker.begin()
+            begun.put("b", weights["b"] + step + 1)
+            if step == 0:
+                while not begun._streamed._written:
+                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            begun.put("a", weights["a"] + step + 1)
+            print(step, begun.commit().outcome)
 else:
     handle = redisacc.Parameters("w", redis=url)
     stop_before(ParameterScripts, "publish")
@@ -472,21 +485,20 @@ LENGTH = 131_072
 
 @pytest.fixture
 def stopped(real_server, until, request):
-    """Starts a process that stops itself. Returns it when its lease is over, and somebody has swept what it began.
+    """Starts a process that stops itself. Returns it when its lease is over, and what it began is gone.
 
     With --long, this takes 68 seconds, as in earnest. Otherwise, its leases and its patience are shorter.
     """
     is_long = request.config.option.long
     processes = []
 
-    def start(what, keys):
+    def start(what, is_gone):
         script = STOPPED.replace("LENGTH", str(LENGTH))
         command = [sys.executable, "-c", script, what, real_server.url, "long" if is_long else "short"]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         _, status = os.waitpid(processes[-1].pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        transport = connect(real_server.url)
-        until(lambda: sweep(transport, keys()), timeout=120)
+        until(is_gone, timeout=120)
         return processes[-1]
 
     yield start
@@ -495,9 +507,9 @@ def stopped(real_server, until, request):
         process.communicate()
 
 
-def keys_of(client):
-    """Returns the keys of the accumulator of the training."""
-    return Keys("w", parse_partitions(client.hget(Keys("w").record, "partitions").decode()))
+def swept(client, kind=Keys):
+    """Removes what is in partitions after its lease, and returns whether there was anything."""
+    return sweep(connect(client), kind("w", parse_partitions(client.hget(kind("w").record, "partitions").decode())))
 
 
 def wake(process):
@@ -518,10 +530,33 @@ def test_a_worker_that_was_really_stopped(stopped, real_client, background):
 
     with chief:
         leading = background(lead)
-        process = stopped("worker", lambda: keys_of(real_client))
+        process = stopped("worker", lambda: swept(real_client))
         assert wake(process) == "[(0, 'applied'), (1, 'applied')]"
         leading.result(60)
         assert set(chief.parameters.tolist()) == {3.0}
+        assert leftovers(real_client) == []
+        chief.delete()
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_a_worker_that_was_really_stopped_between_two_leaves(stopped, real_client, background, partitions):
+    weights = dict.fromkeys("ab", np.zeros(LENGTH))
+    chief = redisacc.Chief("w", weights, workers=1, redis=real_client, partitions=partitions, in_place_limit=0)
+
+    def lead():
+        for taken in chief.rounds(until=2):
+            chief.publish({path: chief.parameters[path] + taken.gradient[path] for path in "ab"})
+
+    def expired():
+        return not any(b":staged:" in key for key in real_client.scan_iter())
+
+    with chief:
+        leading = background(lead)
+        process = stopped("uploader", expired if partitions is None else lambda: swept(real_client))
+        assert wake(process).split() == ["0", "applied", "1", "applied"]
+        leading.result(60)
+        # A gradient is the weights and 1 or 2, so they are 1 and then 1 + 1 + 2.
+        assert {path: set(found) for path, found in chief.parameters.items()} == {"a": {4.0}, "b": {4.0}}
         assert leftovers(real_client) == []
         chief.delete()
 
@@ -530,8 +565,7 @@ def test_a_worker_that_was_really_stopped(stopped, real_client, background):
 def test_a_publisher_that_was_really_stopped(stopped, real_client, values):
     with redisacc.Parameters("w", redis=real_client, partitions=3) as handle:
         handle.publish(np.zeros(LENGTH), 0)
-        keys = ParameterKeys("w", parse_partitions(real_client.hget(ParameterKeys("w").record, "partitions").decode()))
-        process = stopped("publisher", lambda: keys)
+        process = stopped("publisher", lambda: swept(real_client, ParameterKeys))
         value = 7.0 if values == "the same" else 9.0
         handle.publish(np.full(LENGTH, value), 1)
         assert wake(process) == ("published" if values == "the same" else "conflict")
