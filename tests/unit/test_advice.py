@@ -65,6 +65,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "Open it again",
         "finish its training with the version that created it, or delete its keys",
     ),
+    "behaviour/test_tree.py": ("Ask for the same, choose another name, or delete",),
     "cli/test_doctor.py": (
         ", or start both with `redisacc server --reduce`: takers then",
         "allow the channels redisacc:*; without events, a waiting take polls once a second",

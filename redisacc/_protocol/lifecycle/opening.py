@@ -181,7 +181,8 @@ def _check_schema(
         differences.append(_tree_difference(keys, opened.schema.tree, wanted.tree))
     if differences:
         raise SchemaMismatchError(
-            f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}"
+            f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}. "
+            "Ask for the same, choose another name, or delete it with `redisacc rm`"
         )
 
 
