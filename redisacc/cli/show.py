@@ -25,6 +25,7 @@ from redisacc._text import age_text, printable
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, keys_of, leaf_option, name_argument, redis_option, transport_of
 from redisacc.cli.shared.output import (
+    by_name,
     bytes_text,
     count_text,
     declared_shape_text,
@@ -178,7 +179,7 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[M
                     f"{age_text(info.read_at, worker.seen_at)} ago",
                 ]
                 for state, workers in info.states.items()
-                for worker in workers
+                for worker in by_name(workers)
             ],
             indent=2,
         )

@@ -25,6 +25,7 @@ from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
 from redisacc.cli.shared.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
 from redisacc.cli.shared.output import (
+    by_name,
     bytes_text,
     console,
     count_text,
@@ -106,7 +107,7 @@ def _absent(view: View) -> dict[str, list[WorkerInfo]]:
 def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
     words = [
         f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
-        for worker in workers[:_NAMED]
+        for worker in by_name(workers)[:_NAMED]
     ]
     if len(workers) > _NAMED:
         words.append(f"{len(workers) - _NAMED} more")

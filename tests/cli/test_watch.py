@@ -51,6 +51,19 @@ def test_watch_in_a_pipe(cli, open_dense, background, until):
     other.delete()
 
 
+@pytest.mark.usefixtures("nobody_is_late")
+def test_workers_are_listed_in_the_order_of_their_numbers(cli, open_dense):
+    """Whichever was seen last, so that nothing moves in a live display."""
+    names = ["worker 2", "worker 10", "worker 1"]
+    every = [open_dense("float32", [1], "w", worker=name) for name in names]
+    for acc in every:
+        acc.apply_grad([1.0])
+    every[0].take_grad(3)
+    for said in (cli("show", "w").stdout, cli("watch", "w", "-n", 1).stdout):
+        assert re.findall(r"worker \d+", said) == ["worker 1", "worker 2", "worker 10"]
+    every[0].delete()
+
+
 def test_rates_are_per_second(open_dense):
     acc = open_dense("float32", [1], "w")
     info = acc.info()

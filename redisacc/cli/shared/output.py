@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from redisacc._format.entries import WorkerInfo
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._text import printable, seconds_text
 
@@ -51,6 +53,17 @@ def schema_shape_text(info: AccumulatorInfo) -> str:
 def staleness_text(staleness: Mapping[int, int]) -> str:
     """Returns how stale gradients were as text, for example "2 by 0 steps, 1 by 3 steps"; "none" for no gradient."""
     return ", ".join(f"{number} by {count_text(steps, 'step')}" for steps, number in staleness.items()) or "none"
+
+
+def by_name(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Returns workers in the order of their names, "worker 2" before "worker 10": a live display stays still."""
+    # Every second piece is a number, so pieces in the same place compare.
+    return sorted(
+        workers,
+        key=lambda worker: [
+            int(piece) if place % 2 else piece for place, piece in enumerate(re.split(r"([0-9]+)", worker.name))
+        ],
+    )
 
 
 def metrics_text(metrics: Mapping[str, float], most: int) -> str:
