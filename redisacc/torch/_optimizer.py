@@ -163,6 +163,7 @@ class Optimizer(torch.optim.Optimizer):
         self._until = until
         self._steps: Iterator[tuple[int, Any]] | None = None
         self._step, self._jumped, self._is_finished = -1, 0, False
+        self._first_step = -1
         self._schedulers: list[Any] = []
         # Also those that are spare.
         self._processes = _from(here.workers, None, "WORLD_SIZE")
@@ -314,7 +315,9 @@ class Optimizer(torch.optim.Optimizer):
             raise
         if self._counterpart is not None or self._is_finished:
             self._write(tree)
-        if before >= 0 and self._step != before + 1 and not self._is_finished:
+        if before < 0:
+            self._first_step = self._step
+        elif self._step != before + 1 and not self._is_finished:
             self._jumped += self._step - before - 1
             for scheduler in self._schedulers:
                 for _ in range(self._step - before - 1):
@@ -429,6 +432,7 @@ class Optimizer(torch.optim.Optimizer):
             shuffle=shuffle,
             seed=seed,
             progress=lambda: Progress(self._step, self._jumped, self._is_finished),
+            is_late=self._step > self._first_step,
         )
 
     def finish(self) -> None:

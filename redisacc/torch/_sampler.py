@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sized
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from redisacc._data import validation
 from redisacc._text import shown
 from redisacc.data import Batches
 from redisacc.errors import InvalidArgumentError
+
+logger = logging.getLogger("redisacc")
 
 
 class Progress(NamedTuple):
@@ -44,6 +47,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         shuffle: whether each epoch has an order of its own.
         seed: what the orders depend on, besides the number of the epoch.
         progress: returns where this process is.
+        is_late: whether this process has made steps already, so that epoch 0 is hardly the one that comes next.
     """
 
     def __init__(
@@ -56,12 +60,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         shuffle: bool,
         seed: int,
         progress: Callable[[], Progress],
+        is_late: bool = False,
     ) -> None:
         self._batches = Batches(size, batch_size * workers, seed=seed, shuffle=shuffle)
         self._batch_size = batch_size
         self._number = number
         self._workers = workers
         self._progress = progress
+        self._is_late = is_late
         self._epoch = 0
 
     def __repr__(self) -> str:
@@ -75,6 +81,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the epoch that the next pass yields. Without it, passes count from 0."""
         self._epoch = validation.integer(epoch, "epoch", low=0)
+        self._is_late = False
 
     def steps(self, epoch: int) -> range:
         """Returns the steps of an epoch."""
@@ -92,6 +99,12 @@ class Sampler(torch.utils.data.Sampler[int]):
         at, jumped, _ = self._progress()
         # A loader that reads ahead begins a pass before the last step of the one before is made.
         step = max(at, steps.start)
+        if self._is_late and at >= steps.stop:
+            logger.warning(
+                "a pass over a sampler yields nothing: it is one over an epoch that ended before step %d. Create the "
+                "sampler once, before the loop over epochs, or call its set_epoch()",
+                at,
+            )
         while True:
             now = self._progress()
             # Others have made steps without this process. What a DataLoader has read ahead is for them.
@@ -111,6 +124,7 @@ def sampler(
     shuffle: bool,
     seed: int,
     progress: Callable[[], Progress],
+    is_late: bool = False,
 ) -> Sampler:
     """Returns a sampler of some data.
 
@@ -133,4 +147,5 @@ def sampler(
         shuffle=validation.flag(shuffle, "shuffle"),
         seed=validation.integer(seed, "seed", low=0),
         progress=progress,
+        is_late=is_late,
     )

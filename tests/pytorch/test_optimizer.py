@@ -321,6 +321,19 @@ def test_a_process_that_ends_the_training_frees_those_that_wait(wrap, background
     assert other.finished
 
 
+def test_a_sampler_that_is_made_after_steps_says_that_its_epoch_is_over(wrap, caplog):
+    optimizer = wrap(Net())
+    assert sorted(optimizer.sampler(range(4), 4)) == [0, 1, 2, 3]
+    optimizer.step()
+    assert list(optimizer.sampler(range(4), 4)) == []
+    assert "a pass over a sampler yields nothing" in caplog.text
+    # In a process that is started again, it is what the loop over epochs begins with.
+    optimizer.close()
+    caplog.clear()
+    assert list(wrap(Net()).sampler(range(4), 4)) == []
+    assert "a pass over a sampler yields nothing" not in caplog.text
+
+
 def test_torchrun_says_which_process_this_is(wrap, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "0")

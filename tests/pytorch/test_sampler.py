@@ -19,7 +19,7 @@ class At:
         return Progress(self.step, self.jumped, self.finished)
 
 
-def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0):
+def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0, **more):
     return sampler(
         range(size),
         batch_size,
@@ -28,6 +28,7 @@ def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=Tr
         shuffle=shuffle,
         seed=seed,
         progress=progress or At(),
+        **more,
     )
 
 
@@ -54,6 +55,19 @@ def test_an_epoch_has_each_example_once_and_all_workers_equally_many_batches(siz
         assert sorted(used[epoch * size : (epoch + 1) * size]) == list(range(size))
     if size == 23:
         assert used[:23] != used[23:46]
+
+
+@pytest.mark.parametrize("sets_epoch", [False, True])
+def test_a_sampler_that_is_made_in_each_epoch(sets_epoch, caplog):
+    """Its first pass is over epoch 0, so nothing would be left of the training, without a word."""
+    at, found = At(), []
+    for epoch in range(2):
+        of = share(0, at, size=12, is_late=at.step > 0)
+        if sets_epoch:
+            of.set_epoch(epoch)
+        found.append(len(batches(of, at, 1)))
+    assert found == ([1, 1] if sets_epoch else [1, 0])
+    assert ("Create the sampler once, before the loop over epochs" in caplog.text) is not sets_epoch
 
 
 @pytest.mark.parametrize("killed_at", range(6))

@@ -235,7 +235,10 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "start it with `redisacc run` without --chief",
         "use torch.autocast with bfloat16",
     ),
-    "pytorch/test_sampler.py": ("pass the number of all: sampler(…, workers=)",),
+    "pytorch/test_sampler.py": (
+        "Create the sampler once, before the loop over epochs",
+        "pass the number of all: sampler(…, workers=)",
+    ),
     "pytorch/test_schedulers.py": ("turn that off, for example with OneCycleLR(…, cycle_momentum=False)",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_local_steps.py": ("because its state stays in each worker: pass ema to outer",),
