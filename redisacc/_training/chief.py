@@ -856,7 +856,7 @@ class Chief(Participant):
             try:
                 # Takes whatever is there and ends the step in one operation, so that nothing can be added to it.
                 with self._accumulator.take(1, timeout=timeout) as taken:
-                    self._warn("%d gradients were lost with older parameters", taken.num_accumulated)
+                    self._warn("number of gradients that were lost with older parameters: %d", taken.num_accumulated)
                 return
             except DataLossError as error:
                 # It was taken. The accumulator reports the very loss that is being repaired here.

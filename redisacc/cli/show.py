@@ -245,7 +245,7 @@ def _print_parameters(info: ParametersInfo) -> None:
     facts = [
         ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),
         ("step time", "" if latest is None or math.isnan(latest.seconds) else step_seconds_text(latest.seconds)),
-        ("workers", "" if info.workers is None else f"{info.workers} gradients for a step"),
+        ("workers", "" if info.workers is None else f"{count_text(info.workers, 'gradient')} for a step"),
         ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
         ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),
         ("state", bytes_text(info.state_bytes) if info.state_bytes else ""),
