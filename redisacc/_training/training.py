@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Literal, SupportsFloat
 
 from redisacc._data import validation
@@ -370,8 +371,14 @@ class Training(Closing):
         return version if self._local is None else version * self._local.sync_every
 
     def history(self) -> list[PastStep]:
-        """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does."""
-        return self._published.history()
+        """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does.
+
+        With ``sync_every``, there is one entry for as many steps: ``step`` is the last of them, as for ``log``.
+        """
+        found = self._published.history()
+        if self._local is None:
+            return found
+        return [replace(past, step=self._step_of(past.step + 1) - 1) for past in found]
 
     def _required(self, found: tuple[int, Any] | None) -> tuple[int, Any]:
         if found is None:

@@ -190,6 +190,7 @@ def test_what_travels_with_the_difference(join, real_client):
     ]
     # Means by weight: (0 * 1 + 1 * 2 + 2 * 3) / 6, and (3 * 4 + 4 * 5 + 5 * 6) / 15.
     assert logged == [(2, {"loss": 8 / 6}), (5, {"loss": pytest.approx(62 / 15)})]
+    assert [(past.step, past.metrics) for past in one.history()] == logged
 
 
 def test_differences_have_the_mean_weight_of_their_steps(join, background):
