@@ -9,7 +9,7 @@ torch.manual_seed(0)
 data = digits()
 model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-optimizer = redisacc.torch.Optimizer(optimizer, "digits", model, partitions="auto")
+optimizer = redisacc.torch.Optimizer(optimizer, "digits", model)
 loader = DataLoader(data, BATCH, sampler=optimizer.sampler(data, BATCH))
 for epoch in range(EPOCHS):
     for images, labels in loader:

@@ -34,7 +34,7 @@ from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import has_no_gradients, open_gradients
-from redisacc._training.loss import newest_claim, wait_for_handover
+from redisacc._training.loss import give_up, newest_claim, wait_for_handover
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc._training.updating import Updating, check_optimizer
@@ -308,16 +308,14 @@ class Chief(Participant):
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._open_gradients(parameters)
         is_rescued = self._bring_back(published, claimed)
-        if optimizer is not None:
-            self._updating = Updating(self._parameters, self._accumulator, optimizer)
-            self.step, begins = self._patience.call(
-                lambda: self._begin_updates(parameters, state), "to read the parameters"
-            )
-        else:
-            begins = self._begin_rounds(parameters, state)
-            if is_rescued:
-                # Workers have none.
-                self.state = as_arrays(state, "state")
+        try:
+            begins = self._continue(parameters, state, optimizer)
+        except DataLossError as error:
+            is_rescued = self._fall_back(error, parameters)
+            begins = self._continue(parameters, state, optimizer)
+        if is_rescued and optimizer is None:
+            # Workers have none.
+            self.state = as_arrays(state, "state")
         self._quorum.store()
         if not begins:
             logger.info(
@@ -331,6 +329,16 @@ class Chief(Participant):
         """Returns whether the training that this process saw when it came was deleted."""
         deleted = deleted_incarnations(self._transport, ParameterKeys(self.shared_name))
         return self._parameters._reader.incarnation in deleted
+
+    def _continue(self, parameters: Any, state: Any, optimizer: Optimizer | None) -> bool:
+        """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
+        if optimizer is None:
+            return self._begin_rounds(parameters, state)
+        self._updating = Updating(self._parameters, self._accumulator, optimizer)
+        self.step, begins = self._patience.call(
+            lambda: self._begin_updates(parameters, state), "to read the parameters"
+        )
+        return begins
 
     def _begin_rounds(self, parameters: Any, state: Any) -> bool:
         """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
@@ -462,7 +470,8 @@ class Chief(Participant):
 
     def _bring_back_saved(self, saved: Checkpoint, published: int | None) -> None:
         """Publishes a checkpoint, because the server has nothing, or only an earlier step."""
-        self._parameters.check(saved.parameters, state=saved.state)
+        if published is not None:
+            self._parameters.check(saved.parameters, state=saved.state)
         self._warn(
             "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
             "nothing" if published is None else f"step {published}, which is older",
@@ -472,7 +481,39 @@ class Chief(Participant):
         if published is None and self._accumulator.num_accumulated() == 0:
             self._set_step(saved.step)
         state = pack_state(saved.parameters, saved.state) if self._rounds_parameters else saved.state
-        self._parameters.publish(saved.parameters, saved.step, state=state)
+        publish = self._parameters._restore if published is None else self._parameters.publish
+        publish(saved.parameters, saved.step, state=state)
+
+    def _fall_back(self, lost: DataLossError, like: Any) -> bool:
+        """Continues from a checkpoint, or with what a worker has, because nobody has a part of what is published.
+
+        Args:
+            lost: the error that says so.
+            like: a tree with the shapes and dtypes of the parameters.
+
+        Returns:
+            As ``_bring_back`` does.
+
+        Raises:
+            DataLossError: ``lost``, because there is neither a checkpoint nor a worker.
+        """
+        has_checkpoint = self._checkpointer is not None and next(self._checkpointer.valid(), None) is not None
+        if not has_checkpoint and not self._crew.workers():
+            raise lost
+        self._check_lease()
+        self._warn("%s. Continuing from what workers have, or from a checkpoint", lost)
+        # The parameters go first: a worker that finds no accumulator looks for them.
+        if not give_up(self._transport, ParameterKeys(self.shared_name)):
+            raise lost
+        with suppress(AccumulatorNotFoundError):
+            self._accumulator.delete()
+        self._accumulator.close()
+        claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=True)
+        self._open_gradients(like)
+        if claimed is None and not has_checkpoint:
+            raise lost
+        self._may_be_left = True
+        return self._bring_back(None, claimed)
 
     @property
     def workers(self) -> int:
@@ -744,7 +785,7 @@ class Chief(Participant):
         """Makes the server agree with this process about the step, after a restart or a loss of data.
 
         Returns:
-            Whether the accumulator had to be brought to another step.
+            Whether the accumulator had to be brought to another step, or was replaced.
         """
         published = self._parameters.step()
         if published is None or published < self.step:
@@ -753,13 +794,15 @@ class Chief(Participant):
                 self.step,
                 published,
             )
-            self._send_parameters()
+            if self._send_parameters():
+                return True
             self._quorum.store()
         elif published > self.step:
             raise self._lost(published)
         elif not self._parameters.is_complete():
             self._warn("a node has lost a part of the parameters of step %d; publishing them again", self.step)
-            self._send_parameters()
+            if self._send_parameters():
+                return True
         step = self._accumulator.global_step()
         if step > self.step:
             raise self._lost(step)
@@ -821,7 +864,8 @@ class Chief(Participant):
         assert self._updating is not None
         self._check_lease()
         # First: if nobody has what is lost of them, the round stays.
-        self._send_parameters()
+        if self._send_parameters():
+            return
         with suppress(AccumulatorNotFoundError):
             self._accumulator.delete()
         self._accumulator.close()
@@ -831,12 +875,25 @@ class Chief(Participant):
         self._quorum.store()
         self._may_be_left = True
 
-    def _send_parameters(self) -> None:
-        """Publishes the parameters and the state that this process has, whole."""
-        if self._updating is not None:
-            self._updating.publish_again(self._check_lease)
-        else:
+    def _send_parameters(self) -> bool:
+        """Publishes the parameters and the state that this process has, whole.
+
+        Returns:
+            Whether it could not, because nobody has a part of them: the training continues from another step, with
+            another accumulator.
+        """
+        if self._updating is None:
             self._publish_whole(self._tree, self._state)
+            return False
+        try:
+            self._updating.publish_again(self._check_lease)
+        except DataLossError as error:
+            like, optimizer = self._updating.like, self._updating.optimizer
+            self._fall_back(error, like)
+            self._continue(like, None, optimizer)
+            self._quorum.store()
+            return True
+        return False
 
     def _publish_whole(self, tree: Any, state: Any, *, restores: bool = False) -> None:
         packed = pack_state(tree, state) if self._rounds_parameters else state

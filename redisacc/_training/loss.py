@@ -7,6 +7,7 @@ A loss is told from a deletion by the mark that a deletion leaves (``_protocol/p
   starts where nothing is published reads these claims first (``newest_claim``), and asks the worker with the newest
   step to publish its parameters (``wait_for_handover``). The chief's state, such as the optimiser's, is lost then.
 - A checkpoint may be newer than what workers have. ``Chief`` compares them.
+- If a node has lost a part that no process has, a chief gives the rest up (``give_up``), and continues in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from redisacc._protocol.leases import crew as leases
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.leases.renewals import interval_of
 from redisacc._protocol.parameters.claims import read_claims
+from redisacc._protocol.parameters.deletion import listed_objects
 from redisacc._protocol.parameters.marks import deleted_incarnations
+from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts.parameters import Claimed, ParameterScripts
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.data_age import may_have_lost_data
@@ -63,7 +66,7 @@ def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool =
         follows: whether another chief is known to have been there.
     """
     keys = ParameterKeys(name)
-    if not read_claims(transport, keys):
+    if not transport.call("EXISTS", keys.claims):
         if (is_first_start() and not follows) or deleted_incarnations(transport, keys):
             return None
         if not may_have_lost_data(transport, keys.record):
@@ -131,6 +134,25 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
         "parameters, but has not published them: it has died, or its user may not publish. Start the chief again with "
         "a checkpoint; or, to begin again at step 0, stop the workers first"
     )
+
+
+def give_up(transport: Transport, keys: ParameterKeys) -> bool:
+    """Gives up the latest version, if it has lost a part that no process has. Removes what is left of its parts.
+
+    Returns:
+        Whether nothing is published any more, as after a loss of everything.
+    """
+    reader = ParameterReader(transport, keys)
+    record = reader.poll()
+    if record is None:
+        return True
+    if reader.is_complete(record):
+        return False
+    rest = listed_objects(transport, record.keys)
+    if not ParameterScripts(transport, keys).give_up(incarnation=record.incarnation, version=record.version):
+        return False
+    transport.pipeline([("UNLINK", key) for key in rest])
+    return True
 
 
 class Claimant:

@@ -92,8 +92,9 @@ class Training(Closing):
             the worker, and is lost with it. Every process has to give the same number. None: every gradient is sent.
         outer: with ``sync_every``, the optimiser of ``redisacc.optim`` that moves the weights by the mean of these
             differences. None: SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
-        options: any further argument of ``Chief``, such as ``checkpoint``, ``partitions``, ``sparse`` or ``grace``.
-            Every process should give the same ones, because each may lead.
+        options: any further argument of ``Chief``, such as ``checkpoint``, ``sparse`` or ``grace``. Every process
+            should give the same ones, because each may lead. ``partitions`` is "auto" here, so a large model is spread
+            over all nodes of a cluster.
 
     Attributes:
         shared_name: the name of the training.
@@ -172,6 +173,7 @@ class Training(Closing):
             "redis": self._published._transport.blocking,
             "wire": None if wire == "int8" else wire,
             "patience": patience,
+            "partitions": "auto",
             **options,
         }
 

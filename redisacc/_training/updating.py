@@ -133,6 +133,11 @@ class Updating:
         return other
 
     @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser."""
+        return self._optimizer
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The means of the metrics of the last round that was used."""
         return self._committer.metrics

@@ -216,6 +216,7 @@ class Worker(Participant):
         """
         if self._is_finished():
             return
+        log: WaitLog | None = None
         while True:
             self._check_lease()
             try:
@@ -228,7 +229,10 @@ class Worker(Participant):
                 continue
             except DataLossError as error:
                 # Only the chief can publish them again.
-                self._warn("%s; waiting for the chief", error)
+                now = time.monotonic()
+                if log is None or log.is_due(now):
+                    self._warn("%s; waiting for the chief", error)
+                log = log or WaitLog(now)
                 self._transport.waits.sleep(LOOK_EVERY)
                 continue
             except CancelledError:
@@ -241,6 +245,7 @@ class Worker(Participant):
                 )
                 self._step, self._went_back = None, False
                 continue
+            log = None
             self._upload.end()
             if self._step is not None:
                 exit_code.advanced()

@@ -74,9 +74,9 @@ class Run:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def code(self) -> int:
+    def code(self, within: float = 30) -> int:
         """Waits for the end, after which no process may be left. Returns the exit code."""
-        code = self.process.wait(30)
+        code = self.process.wait(within)
         for reader in self._readers:
             reader.join(30)
         assert not self.left()

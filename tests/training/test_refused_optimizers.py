@@ -61,16 +61,18 @@ def test_a_loss_that_nobody_can_make_good(training, monkeypatch):
     monkeypatch.setattr(gathering, "GATHERING", 0.2)
     weights = {"w": np.ones(3, np.float32)}
     with training.chief(weights, optimizer=SGD, partitions=3) as chief:
-        worker = training.work(gradient=lambda _, step, parameters: parameters)
+        worker = training.worker()
+        working = training.work(worker, gradient=lambda _, step, parameters: parameters)
         for _ in chief.updates(until=2):
             pass
-        worker.result(20)
+        working.result(20)
+        worker.close()
     with training.chief(weights, optimizer=SGD) as chief:
         (lost,) = training.client.scan_iter("redisacc:{train/*}:parameters:partition:*-3-flat:0")
         training.client.delete(lost)
         with pytest.raises(
             redisacc.DataLossError,
             match=r"the server has lost step 2, and no living process has part 0 of 1 of its weights and state, "
-            r"such as .*-flat:0\. Start the chief again: it continues from the newest checkpoint, or with",
+            r"such as .*-flat:0\. A chief can continue from a checkpoint, or with the weights of a living worker",
         ):
             next(chief.updates(until=3))

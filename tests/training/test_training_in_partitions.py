@@ -10,6 +10,11 @@ from support.leaks import remaining
 
 import redisacc
 from redisacc._format import buffered, parameter_record
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.scripts.parameters import ParameterScripts
+from redisacc._protocol.updates import gathering
+from redisacc._redis.connect import connect
+from redisacc._training.loss import give_up
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +69,109 @@ def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
     assert chief.parameters["w"].tolist() == [6] * 40
     chief.delete()
+
+
+OPTIMIZERS = {"rounds": None, "updates": redisacc.optim.SGD(0.5, momentum=0.5)}
+
+
+class Interrupted:
+    """A training of one worker whose chief has died at step 2, and a node of which has lost a part of that step."""
+
+    def __init__(self, training, until, monkeypatch, optimizer, **options):
+        monkeypatch.setattr(gathering, "GATHERING", 0.5)
+        self._training, self._until = training, until
+        self._options = {"optimizer": optimizer, "workers": 1, "partitions": 3, **options}
+        self.begun = []
+        self.worker = training.work(gradient=self._gradient)
+        chief = self.chief()
+        self.lead(chief, 2)
+        until(lambda: 2 in self.begun)
+        self.weights = chief.latest()[1]["w"] if optimizer else chief.parameters["w"]
+        chief.close()
+        part = sorted(training.client.scan_iter("redisacc:{train/*}:parameters:partition:*"))[-1]
+        slot = part[: part.index(b"}") + 1].decode()
+        assert training.client.delete(*training.client.scan_iter(f"{slot}:*"))
+
+    def _gradient(self, _, step, parameters):
+        self.begun.append(step)
+        return {"w": parameters["w"] + np.float32(step)}
+
+    def chief(self):
+        return self._training.chief({"w": np.ones(40, np.float32)}, **self._options)
+
+    def lead(self, chief, last):
+        """Leads until a step, and does not finish the training."""
+        if self._options["optimizer"] is None:
+            for taken in chief.rounds():
+                chief.publish({"w": chief.parameters["w"] - taken.gradient["w"] / 4})
+                if chief.step == last:
+                    return
+        for step in chief.updates():
+            if step == last:
+                return
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("loop", OPTIMIZERS)
+def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(training, until, monkeypatch, caplog, loop):
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop])
+    chief = one.chief()
+    one.lead(chief, 4)
+    assert caplog.text.count("Continuing from what workers have, or from a checkpoint") == 1
+    assert "continuing at step 2 with the parameters of a living worker" in caplog.text
+    until(lambda: 4 in one.begun)
+    # No step has been made twice, and none was left out.
+    assert sorted(set(one.begun)) == [0, 1, 2, 3, 4]
+    weights = one.weights
+    factor, change = (0.5, 0) if OPTIMIZERS[loop] else (0.25, 0)
+    for step in (2, 3):
+        # The state of the optimizer has begun again at step 2.
+        change = change * np.float32(0.5 if OPTIMIZERS[loop] else 0) + weights + np.float32(step)
+        weights = weights - np.float32(factor) * change
+    assert chief.latest()[1]["w"].tolist() == weights.tolist()
+    chief.delete()
+    assert remaining(training.client) == []
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("loop", OPTIMIZERS)
+def test_what_nobody_has_is_not_given_up(training, until, monkeypatch, loop):
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop])
+    training.client.delete("redisacc:{train}:crew")
+    monkeypatch.setattr(redisacc._protocol.leases.crew.Crew, "workers", lambda _: [])
+    with pytest.raises(redisacc.DataLossError):
+        one.lead(one.chief(), 3)
+    # Whoever finds the part may still continue.
+    assert training.client.hget("redisacc:{train}:parameters", "step") == b"2"
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("loop", OPTIMIZERS)
+def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monkeypatch, tmp_path, caplog, loop):
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop], checkpoint=tmp_path, every=1)
+    chief = one.chief()
+    one.lead(chief, 3)
+    assert "continuing from the checkpoint of step 2" in caplog.text
+    assert chief.latest()[0] == 3
+
+
+@pytest.mark.servers("valkey")
+def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until, monkeypatch, caplog):
+    """The next one does not begin a new training."""
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS["updates"])
+    assert give_up(connect(training.client), ParameterKeys("train"))
+    one.lead(one.chief(), 3)
+    assert "continuing at step 2 with the parameters of a living worker" in caplog.text
+
+
+@pytest.mark.servers("valkey")
+def test_what_is_whole_or_replaced_is_not_given_up(training, until, monkeypatch):
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS["updates"])
+    transport, keys = connect(training.client), ParameterKeys("train")
+    scripts = ParameterScripts(transport, keys)
+    incarnation, version = training.client.hmget(keys.record, "incarnation", "version")
+    assert not scripts.give_up(incarnation=incarnation.decode(), version="another")
+    assert not scripts.give_up(incarnation="another", version=version.decode())
+    one.lead(one.chief(), 3)
+    assert not give_up(transport, keys)
+    assert training.client.hget(keys.record, "step") == b"3"

@@ -252,7 +252,6 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     ),
     "training/test_lost_data_with_reducers.py": ("lacks the tables of its sparse leaves. Start the chief again",),
     "training/test_one_program.py": ("Leave workers= out",),
-    "training/test_refused_optimizers.py": ("Start the chief again: it continues from the newest checkpoint, or with",),
     "training/test_uploads.py": ("put each leaf once",),
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),
     "unit/test_environment.py": ("give it, or the environment variable",),

@@ -79,6 +79,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         max_staleness=0,
     ),
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
+    "give_up": lambda s: s.give_up(incarnation="x", version="v"),
     "claim": lambda s: s.claim(place="worker 0", incarnation="x", step=1),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),

@@ -24,7 +24,8 @@ def stage_commands(
     """
     commands: list[Command] = []
     unannounced, worth_a_message = 0, message_bytes()
-    expiry = str(staging_ms(sum([part.nbytes for part in parts])))
+    # The last part is the only one that may be smaller.
+    expiry = str(staging_ms(len(parts) * parts[0].nbytes)) if parts else ""
     for number, part in enumerate(parts):
         # The script announces the last ones.
         if announced and unannounced >= worth_a_message:

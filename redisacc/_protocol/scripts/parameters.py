@@ -294,6 +294,30 @@ class ParameterScripts:
                 return Claimed(asked.decode("ascii", "replace"))
         raise corrupt(keys.claims, reply)
 
+    def give_up(self, *, incarnation: str, version: str) -> bool:
+        """Makes a training whose version has lost a part one that the server has lost as a whole.
+
+        Args:
+            incarnation: the incarnation that the client has seen.
+            version: the id of the version.
+
+        Returns:
+            Whether it is gone. False: another version is there, and nothing changed.
+        """
+        keys = self._keys
+        reply = self._transport.run(
+            *load("give_up").bind(
+                keys={"record": keys.record, "claims": keys.claims},
+                args={"incarnation": incarnation, "version": version},
+            )
+        )
+        match reply:
+            case [b"gone"]:
+                return True
+            case [b"changed"]:
+                return False
+        raise corrupt(keys.record, reply)
+
     def delete(self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the parameters for everybody, or removes their record once they are closed.
 

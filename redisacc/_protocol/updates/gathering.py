@@ -105,7 +105,7 @@ def _lost(of: KnownVersion, numbers: Sequence[int]) -> DataLossError:
     named = ", ".join(map(str, numbers[:MOST_NAMED])) + (", …" if len(numbers) > MOST_NAMED else "")
     return DataLossError(
         f"parameters {shown(keys.name)}: the server has lost step {of.step}, and no living process has part {named} of "
-        f"{len(of.model.parts)} of its weights and state, such as {part}. Start the chief again: it continues from the "
-        "newest checkpoint, or with the weights of a living worker and a new state",
+        f"{len(of.model.parts)} of its weights and state, such as {part}. A chief can continue from a "
+        "checkpoint, or with the weights of a living worker and a new state",
         part=part,
     )
