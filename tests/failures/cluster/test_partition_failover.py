@@ -24,7 +24,12 @@ from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
-pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("force_parts", "short_wait")]
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.usefixtures("force_parts", "short_wait"),
+    # The redis.RedisCluster of a test forgets a node that has failed, and leaves its socket open.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 # Elements of a gradient. Each gradient is 1 at one of them and 0 elsewhere, so the sum lists the gradients in it.
 SIZE = 200
