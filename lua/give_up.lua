@@ -1,4 +1,4 @@
--- Gives up a version that has lost a part for ever: the training is then like one that the server has lost wholly.
+-- Gives up a version that has lost a part, so that the training is like one that the server has lost.
 --
 -- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
 -- KEYS claims       redisacc:{NAME}:parameters:claims    "worker NUMBER" -> "STEP INCARNATION MS"; "asked" -> ""

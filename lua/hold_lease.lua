@@ -35,7 +35,8 @@ if entry then
     return {'taken', count_text(lease_end - now), string.sub(process, 1, 200), string.sub(who, 1, 200)}
   end
 elseif args.renews and redis.call('EXISTS', keys.record) == 0 then
-  -- The accumulator was deleted, or the server has lost it. A worker that waits for its chief takes a lease before there is one.
+  -- The accumulator was deleted, or the server has lost it.
+  -- A worker that waits for its chief takes a lease before there is one.
   return {'missing'}
 end
 redis.call('HSET', keys.crew, args.place,
