@@ -22,5 +22,5 @@ elseif found[1] ~= args.incarnation or found[2] ~= args.version then
 end
 redis.call('HSET', keys.claims, 'asked', '')
 redis.call('PEXPIRE', keys.claims, KEPT_MS)
-redis.call('DEL', keys.record)
+redis.call('UNLINK', keys.record)
 return {'gone'}

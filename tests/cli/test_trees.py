@@ -260,7 +260,7 @@ def test_leaves_of_what_is_no_tree(cli, accumulator):
     for words in (("--leaf", "embed"), ("--leaf", "embed", "--index", "1"), ("--leaves",)):
         found = cli("show", "w", *words)
         assert found.exit_code == 2
-        assert "no tree" in found.stderr
+        assert "not trees" in found.stderr
 
 
 EVIL = "w\u202ex"

@@ -167,6 +167,7 @@ def test_every_script_and_every_kind_of_key(
     # A worker that has parameters which the server has lost.
     lost = ParameterKeys("every")
     ParameterScripts(connect(real_client), lost).claim(place="worker 0", incarnation="x", step=1)
+    assert ParameterScripts(connect(real_client), lost).give_up(incarnation="x", version="v")
     real_client.delete(f"{lost.record}:claims")
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
