@@ -354,7 +354,9 @@ def test_weights_beyond_the_bounds_are_refused_by_the_server(open_dense, client,
     acc.set_global_step(1)
     acc.apply_grad([1.0], 1, weight=MOST_WEIGHT)
     before = client.hgetall("redisacc:{w}")
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"cannot be counted: its weight would be 1e\+35 and the total"):
+    with pytest.raises(
+        redisacc.InvalidArgumentError, match=r"cannot be counted: its weight would be 1e\+35 and the total"
+    ):
         acc.apply_grad([1.0], 1, weight=1e35)
     with pytest.raises(redisacc.InvalidArgumentError, match="its weight would be 1e-50 and"):
         acc.apply_grad([1.0], 0, weight=1e-30)
