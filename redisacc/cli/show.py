@@ -132,7 +132,7 @@ def show(
     leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
     if list_leaves:
         if info.kind != "tree":
-            raise click.UsageError(f"--leaves: {printable(keys.name)} is no tree, but {info.kind}")
+            raise click.UsageError(f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")
         print_leaves(leaves, as_json=as_json)
         return
     sizes = _memory(transport, keys, parameters)
