@@ -17,7 +17,7 @@ NEEDED = {
     "test_frameworks.py": ["accelerate", "lightning", "transformers"],
     "test_jax_guide.py": ["equinox", "flax", "jax", "optax"],
     "test_jax_mlp.py": ["jax", "sklearn"],
-    "test_local_steps.py": ["sklearn"],
+    "test_local_steps_example.py": ["sklearn"],
     "test_optax.py": ["jax", "optax"],
     "test_torch_embeddings.py": ["torch"],
 }
