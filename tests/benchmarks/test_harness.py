@@ -108,7 +108,7 @@ def test_the_smallest_run_on_a_cluster(tmp_path: Path) -> None:
     assert "## Redis Cluster" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("program", thorough(["direct", "loop", "updates", "bare"], usual=["loop", "updates"]))
+@pytest.mark.parametrize("program", thorough(["direct", "loop", "updates", "bare"], usual=["updates"]))
 def test_correct_steps_pass_and_wrong_weights_end_the_run(program: str, server: Server, tmp_path: Path) -> None:
     model = replace(models.tiny(), name=f"steps-{program}")
     models.write(tmp_path / "models", [model], 2)

@@ -273,7 +273,7 @@ def test_both_wait_when_the_server_is_emptied(training, background, until, caplo
     assert worker.workers == 1
 
 
-@pytest.mark.parametrize("limit", [None, 0], ids=["in_place", "buffered"])
+@pytest.mark.parametrize("limit", [None, pytest.param(0, marks=pytest.mark.thorough)], ids=["in_place", "buffered"])
 def test_the_server_is_emptied_again_and_again(training, at_step, caplog, limit):
     """While workers compute, apply and wait, and the chief has a round in its hands."""
     emptied = dict.fromkeys((1, 2, 5, 9, 12), training.client.flushall)

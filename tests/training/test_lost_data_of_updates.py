@@ -49,7 +49,7 @@ def undisturbed(training, client):
     return expected
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wire", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
 def test_a_living_chief_restores_weights_and_state(training, client, caplog, wire):
     training.work(gradient=gradient)
     chief = training.chief(BEGIN, **OPTIONS, wire=wire)

@@ -71,7 +71,7 @@ def succeed(client, size, partitions, running, *, child=None, until=None):
 
 
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
-@pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(SMALL, None), (LARGE, 3)]))
+@pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(LARGE, 3)]))
 def test_a_chief_that_dies_anywhere(
     proxy, child_processes, real_client, until, working, size, partitions, end, request
 ):
