@@ -39,7 +39,7 @@ def test_a_step_sends_what_the_simulation_assumes(real_client: redis.Redis, monk
         workers=step.workers,
         partitions=step.partitions,
         nbytes=step.nbytes,
-        steps=4,
+        steps=12,
     )
     expected = step.executed()
     assert {name: found[name] for name in expected} == dict(expected)
