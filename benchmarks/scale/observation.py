@@ -18,6 +18,8 @@ _NOT_COUNTED = ("config", "info", "client", "cluster", "command", "hello", "pubs
 NAME = "scale"
 # Seconds until the servers have done what follows a step.
 SETTLE = 0.02
+# Seconds that reducers have to come.
+PATIENCE = 10.0
 
 
 def observe(
@@ -75,6 +77,8 @@ def observe(
             if step == last:
                 continue
             time.sleep(SETTLE)
+            if step == 1:
+                _wait_for_reducers(chief)
             now = [_executed(server) for server in servers]
             if before:
                 found.append([after - earlier for after, earlier in zip(now, before, strict=True)])
@@ -98,6 +102,16 @@ def _start_reducers(connect: Callable[[], Any], servers: Sequence[Any], stack: c
         thread.start()
         stack.callback(thread.join)
         stack.callback(reducer.close)
+
+
+def _wait_for_reducers(chief: redisacc.Chief) -> None:
+    """Waits until each part of the gradients has a reducer; without one, the chief fetches the parts itself."""
+    gradients = chief._accumulator
+    give_up = time.monotonic() + PATIENCE
+    while not all(gradients._transport.call("EXISTS", key) for key in gradients._keys.reducers):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"no reducer has come within {PATIENCE:.0f} s")
+        time.sleep(SETTLE)
 
 
 def _executed(server: Any) -> Counter[str]:
