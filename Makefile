@@ -6,14 +6,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of test processes: four more than processors, because many tests wait. Each starts servers of its own.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
+# The number of test processes: two more than processors, because many tests wait. Each starts servers of its own.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint types
-.PHONY: wheel release compose docs recording examples integrations foreign check again clean
+.PHONY: help demo server test test-fast test-slow test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
+.PHONY: wheel release compose docs recording examples integrations foreign check clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -37,9 +37,14 @@ $(VENV)/.demo: pyproject.toml $(ANOTHER)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
 	@touch $@
 
+# Compiling what no test imports would take half of the time.
 $(VENV)/.test: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[lint]'
 	@touch $@
 
 demo: $(VENV)/.demo ## 1 min | train word vectors with several processes, kill two of them, and check the result
@@ -48,17 +53,21 @@ demo: $(VENV)/.demo ## 1 min | train word vectors with several processes, kill t
 server: $(VENV)/.demo ##  | run a server in the foreground, for trying things out
 	$(BIN)/redisacc server
 
-# Every behaviour and every kind of fault on one server; what depends on the server, on all of them.
-test: $(VENV)/.test ## 4 min | run every test, with every kind of fault, and on every server what depends on it
+# Which tests are which: tests/support/selection.py.
+test: $(VENV)/.test ## 2 min | test every behaviour, with every fault that can be injected without waiting
 	$(PYTEST) $(T)
+
+# One test for each processor: these tests start many processes themselves.
+test-slow: $(VENV)/.test ## 5 min | run the tests with many processes, that take seconds, or that need further servers
+	$(BIN)/python -m pytest --slow -n 2 --dist worksteal $(T)
 
 # No real server, and gradients stored in one way.
 test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after every edit
 	$(PYTEST) -q --servers fakeredis -k "not buffered_parts" \
 	  tests/unit tests/protocol tests/behaviour $(T)
 
-# CI runs this in parallel with `make check`, as a job of its own.
-test-rest: $(VENV)/.test ## 15 min | run what `make test` leaves out: every test on every server, with all parameters
+# For once a week, as a job of its own.
+test-rest: $(VENV)/.test ## 15 min | run what `make check` leaves out: every test on every server, with all parameters
 	$(PYTEST) --rest $(T)
 
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
@@ -112,7 +121,7 @@ fuzz: $(VENV)/.test ## 15 min | search for inputs that get a wrong answer
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --all --long tests/hostile/fuzz $(T)
 
 # luacheck sees the scripts as the server gets them: assembled from their includes.
-lint: $(VENV)/.test ## 15 s | check style, imports between layers, Lua and shell scripts
+lint: $(VENV)/.lint ## 15 s | check style, imports between layers, Lua and shell scripts
 	@for tool in luacheck shellcheck; do command -v $$tool >/dev/null || \
 	  { echo "make lint needs $$tool: apt-get install lua-check shellcheck, or brew install $$tool" >&2; exit 1; }; done
 	$(BIN)/ruff check .
@@ -123,14 +132,17 @@ lint: $(VENV)/.test ## 15 s | check style, imports between layers, Lua and shell
 	luacheck --quiet build/lua lua/inspect
 	shellcheck .ci/run redisacc/embedded/guard.sh redisacc/_launch/guard.sh
 
+size: ## 2 s | count tokens and lines, and fail if a part is larger than its limit in .ci/size.py
+	@$(PYTHON) .ci/size.py
+
 # The types of the package, and of a user's code that is checked against them.
-types: $(VENV)/.test ## 20 s | check types, ours and those that users see
+types: $(VENV)/.lint ## 20 s | check types, ours and those that users see
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing/user_code.py
 	$(BIN)/pyright -p tests/typing --pythonpath $(BIN)/python
 
 # What users get is tested: the wheel, in a new environment, away from the checkout.
-wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment of its own
+wheel: $(VENV)/.lint ## 1 min | build the wheel, and test it in an environment of its own
 	rm -rf dist build/wheel
 	$(BIN)/python -m build --quiet --outdir dist
 	$(PYTHON) -m venv build/wheel
@@ -228,11 +240,13 @@ recording: $(VENV)/.demo ## 1 min | record `redisacc demo` for the documentation
 
 # torch has an environment of its own, because it is large. The examples that need JAX run there as well.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
-	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*' 'optax==0.2.*' 'flax==0.12.*' 'equinox==0.13.*'
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*' 'optax==0.2.*' 'flax==0.12.*' 'equinox==0.13.*' \
+	  'pandas>=2.2' 'scipy>=1.11'
 	@touch $@
 
 examples: $(TORCH)/.examples ## 5 min | test redisacc.torch, its pages, and the examples with torch, JAX and scikit-learn (in .venv-torch)
-	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples tests/docs/test_torch_pages.py
+	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples tests/docs/test_torch_pages.py \
+	  tests/foreign/test_pandas.py tests/foreign/test_scipy.py
 
 # Frameworks around torch, with all that they bring, in an environment of their own. In CI, this is a job of its own.
 INTEGRATIONS := .venv-integrations
@@ -256,28 +270,21 @@ $(TENSORFLOW)/.foreign: $(TENSORFLOW)/.done pyproject.toml
 	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
-# Each library has an environment of its own; `make test` has scipy. A test file whose library is missing is left out,
+# Large libraries have environments of their own. A test file whose library is missing is left out,
 # and pytest fails if nothing remains.
 foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | test arrays of torch, JAX and TensorFlow (installs them in .venv-*)
-	$(TORCH)/bin/python -m pytest -q tests/foreign/test_torch.py tests/docs/test_arrays.py
+	$(TORCH)/bin/python -m pytest -q tests/foreign/test_torch.py tests/foreign/test_pandas.py tests/foreign/test_scipy.py \
+	  tests/docs/test_arrays.py
 	$(JAX)/bin/python -m pytest -q tests/foreign/test_jax.py tests/docs/test_arrays.py
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples test
-check: ## 12 min | run what CI runs on every commit
+STEPS := lint types size compose docs demo test test-slow wheel examples
+check: ## 17 min | run what CI runs on every commit
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
-	  $(MAKE) --no-print-directory "$$step" && continue; \
-	  case "$$step" in test) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
+	  $(MAKE) --no-print-directory "$$step" || exit 1; \
 	done
-
-# A machine that stands still for seconds can fail a test that measures leases. What fails alone as well is broken; what
-# passes is still a defect of the test, which is why both runs stay in the output.
-again: $(VENV)/.test
-	@printf '\n== the tests that failed, once more and one at a time: what passes now depends on time\n'
-	$(BIN)/python -m pytest --all --last-failed --last-failed-no-failures none --maxfail 1
-
 
 clean: ## 1 s | remove all environments and everything built
 	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) $(INTEGRATIONS) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -118,16 +118,14 @@ def real_server(server: ServerUnderTest) -> ServerUnderTest:
 
 
 def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderTest]:
-    if name == FAKE:
-        under_test = ServerUnderTest(name, None)
-    else:
-        under_test = ServerUnderTest(name, servers.get(name))
-        under_test.client().flushall()
+    under_test = ServerUnderTest(name, None) if name == FAKE else ServerUnderTest(name, servers.get(name))
+    looking = under_test.client()
+    looking.flushall()
     yield under_test
     # Every fixture that opens accumulators depends on this one, and has closed them by now.
     try:
         if look:
-            assert leftovers(under_test.client()) == []
+            assert leftovers(looking) == []
     finally:
         under_test.close()
 
@@ -312,6 +310,7 @@ def _the_machine_may_stand_still() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _what_stays_is_frozen() -> None:
     """What pytest and the libraries keep grows with each test, is no garbage, and would be visited by gc.collect()."""
+    # Also finds what a test of the file before has left in the oldest generation.
     gc.collect()
     gc.freeze()
 
@@ -320,8 +319,8 @@ def _what_stays_is_frozen() -> None:
 def _garbage_collected() -> Iterator[None]:
     """What a test leaves to the garbage collector, such as an open socket, fails this test and not a later one."""
     yield
-    # It takes a millisecond, because what was there before the tests of this file is frozen.
-    gc.collect()
+    # Not the oldest generation, which takes five times as long: a test is too short for its garbage to get there.
+    gc.collect(1)
 
 
 @pytest.fixture(autouse=True)

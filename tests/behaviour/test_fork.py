@@ -92,6 +92,7 @@ def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(real_server,
     assert real_client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_child_of_a_process_that_waits_may_wait_itself(real_server, real_client):
     run(
@@ -146,6 +147,7 @@ def test_a_childs_end_does_not_take_the_parents_private_accumulator_away(real_se
     assert real_client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     run(
@@ -165,6 +167,7 @@ def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     assert real_client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.servers(*ONE_NODE)
 def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_the_child(real_server):
     run(
@@ -210,6 +213,7 @@ def test_threads_share_a_handle(open_sparse_stored, background):
     assert set(values.ravel().tolist()) == {float(each)}
 
 
+@pytest.mark.slow
 @pytest.mark.servers(*ONE_NODE)
 def test_an_upload_belongs_to_the_process_that_began_it(real_server):
     run(

@@ -402,6 +402,7 @@ def test_only_rows_that_changed_are_uploaded_and_fetched(open_parameters, monkey
     assert counted.take() == (other.nbytes + dense.nbytes,) * 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_away(open_parameters):
     rng = np.random.default_rng(1)
     tree = {"table": rng.random((1000, 4)), "flags": np.zeros((30, 2), bool), "b": np.zeros(2)}
@@ -666,6 +667,7 @@ def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, 
         waiting.result()
 
 
+@pytest.mark.slow
 def test_readers_never_see_a_mixture(open_parameters, background):
     """Versions are replaced as fast as possible, and no earlier one is kept, so readers lose parts all the time."""
     monkeypatch = pytest.MonkeyPatch()

@@ -157,6 +157,7 @@ def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
     script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000") + "\nraise SystemExit(3)\n"

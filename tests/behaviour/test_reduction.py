@@ -361,6 +361,7 @@ def test_a_client_of_a_single_node_is_refused(real_server):
         reducer.run()
 
 
+@pytest.mark.slow
 @pytest.mark.servers("cluster")
 @pytest.mark.every_server
 def test_reducers_beside_the_nodes_share_the_partitions(

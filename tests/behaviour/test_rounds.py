@@ -152,6 +152,7 @@ with acc.take(2) as taken:
 """
 
 
+@pytest.mark.slow(keep="valkey-in_place")
 @pytest.mark.every_server(storage="in_place")
 @pytest.mark.servers("valkey", "redis62")
 def test_a_killed_chief_loses_no_round(real_server, open_sparse_stored, storage):

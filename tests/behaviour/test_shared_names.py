@@ -209,6 +209,7 @@ acc.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_later_process_goes_on_where_an_earlier_one_stopped(real_server, open_dense):
     subprocess.run([sys.executable, "-c", SESSION, real_server.url], check=True, timeout=30)

@@ -348,6 +348,7 @@ def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, se
     assert model.flat(found).keys() == leaves.keys()
 
 
+@pytest.mark.slow(keep="sparse")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("kind", "number"),

@@ -16,6 +16,8 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import against  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_side_imports_the_package_of_its_own_folder(tmp_path: Path) -> None:
     (tmp_path / "redisacc").mkdir()

@@ -19,6 +19,8 @@ from benchmarks.comparison.crew import OURS  # noqa: E402
 from benchmarks.comparison.measure import ALONE, changes, last_error, new_lines  # noqa: E402
 from benchmarks.comparison.report import BAR, NAMES, TITLES, render  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SURVIVED = {"weights": ["a"], "pause": 2.0, "ended": None, "error": ""}
 ENDED = {"weights": [], "pause": None, "ended": 1.5, "error": "Connection reset"}
 

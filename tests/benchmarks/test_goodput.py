@@ -19,6 +19,8 @@ from benchmarks.goodput import __main__ as goodput  # noqa: E402
 from benchmarks.goodput.measure import seconds_until_back  # noqa: E402
 from benchmarks.goodput.report import NAMES, render  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def row(**more: Any) -> dict[str, Any]:
     return {"victim": "worker", "every": 30, "kills": 4, "goodput": 0.96, "lost": 1.2, "back": 1.1, **more}

@@ -32,6 +32,8 @@ from benchmarks.workloads import TINY, Workload, write  # noqa: E402
 from redisacc._redis import script_loader  # noqa: E402
 from redisacc.embedded import Server  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

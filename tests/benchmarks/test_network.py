@@ -38,6 +38,8 @@ from benchmarks.network.update_report import bars, choice, overlaps  # noqa: E40
 from benchmarks.sections.rounds import compete  # noqa: E402
 from benchmarks.workloads import TINY, Workload  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

@@ -24,6 +24,8 @@ from benchmarks.scale.model import Arrangement, Network, simulate  # noqa: E402
 from benchmarks.scale.observation import observe  # noqa: E402
 from benchmarks.scale.step import Step, automatic  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 COSTS = Costs(server_call=1e-5, server_in=2e-10, server_out=2e-10, delivery=3e-6, call=2e-5, message=8e-6, add=5e-11)
 
 

@@ -18,6 +18,8 @@ if str(ROOT) not in sys.path:
 from benchmarks import choosing  # noqa: E402
 from benchmarks.simulation import Machines, Outcome, Problem, Setting, Training  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 # All machines take exactly a second, and none dies.
 EVEN = Machines(spread=0.0, life=1e9)
 IMMORTAL = Machines(life=1e9)

@@ -8,6 +8,8 @@ from chaos.run import SMALL_CREW, Chaos
 from chaos.training import Training
 from support.selection import thorough
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=["tree"]))

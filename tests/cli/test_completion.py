@@ -30,6 +30,7 @@ def complete(*words: str) -> list[str]:
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
 
+@pytest.mark.slow
 def test_names_are_completed(real_server, open_dense, client, monkeypatch):
     for name in ("weights-1", "weights-2", "other"):
         open_dense("float32", [1], name)

@@ -130,6 +130,7 @@ def test_export_on_a_port_that_is_taken(cli, real_server):
     assert "cannot listen on 127.0.0.1" in found.stderr
 
 
+@pytest.mark.slow
 def test_without_prometheus_client_export_says_what_to_install():
     code = "import sys; sys.modules['prometheus_client'] = None; import redisacc.cli as c; c.main(['export'])"
     found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)

@@ -69,6 +69,7 @@ def test_a_corrupt_one_does_not_hide_the_others(cli, client, open_dense):
     assert cli("show", "odd").exit_code == 1
 
 
+@pytest.mark.slow
 def test_ls_on_a_terminal_cuts_the_name(real_server, open_dense):
     acc = open_dense("float32", [1000, 64], "a-name-that-is-much-too-long-for-a-terminal-of-eighty-columns-" + "x" * 40)
     lines = [line.rstrip() for line in on_a_terminal("ls", "--redis", real_server.url).splitlines() if line.strip()]

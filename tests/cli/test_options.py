@@ -22,6 +22,7 @@ def test_wrong_usage(offline_cli, words, message):
     assert message in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("answer", "last_line", "left"), [("n\n", "redisacc: cancelled, nothing was changed", 1), ("y\n", "deleted w", 0)]

@@ -266,6 +266,7 @@ def test_leaves_of_what_is_no_tree(cli, accumulator):
 EVIL = "w\u202ex"
 
 
+@pytest.mark.slow
 def test_evil_paths_are_printable(cli, open_tree, real_server):
     acc = open_tree({EVIL: ("float32", (2,)), "a" * 900: ("float32", (2,))}, "model")
     acc.apply_grad({EVIL: [1, 2], "a" * 900: [1, 2]})

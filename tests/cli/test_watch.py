@@ -85,6 +85,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named(real_server, open_dense, until):
     """Three worker processes and a chief that requires three gradients; one worker is stopped."""
     chief = open_dense("float32", [1], "w", worker="chief")
@@ -164,6 +165,7 @@ def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, 
     acc.delete()
 
 
+@pytest.mark.slow
 def test_watch_on_a_terminal(real_server, open_dense, background, until):
     long_name = "a-name-that-is-much-too-long-for-a-terminal-of-eighty-columns-" + "x" * 40
     acc = open_dense("float32", [1], long_name, worker="ann-" + "y" * 80)

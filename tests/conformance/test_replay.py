@@ -45,6 +45,7 @@ def test_random_sequences_on_valkey(client: redis.Redis, storage: str) -> None:
     _check(RANDOM, client, storage, sparing=True)
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_gradients_of_a_round_stored_in_both_ways(client: redis.Redis) -> None:
     _check(RANDOM[::4], client, "mixed", sparing=True)
@@ -53,6 +54,7 @@ def test_gradients_of_a_round_stored_in_both_ways(client: redis.Redis) -> None:
 # The other servers get a sample in one way of storing: it is their Lua that may differ, and the fake one adds nothing.
 
 
+@pytest.mark.slow
 @pytest.mark.servers("redis7", "redis62")
 @pytest.mark.every_server
 @pytest.mark.parametrize("every", thorough([2, 8], usual=[8]))
@@ -60,6 +62,7 @@ def test_cases_on_older_servers(client: redis.Redis, every: int) -> None:
     _check(NAMED[::every] + RANDOM[:: 4 * every], client, "in_place")
 
 
+@pytest.mark.slow
 @pytest.mark.servers(FAKE)
 @pytest.mark.parametrize("every", thorough([3, 12], usual=[12]))
 def test_cases_on_the_fake_server(client: redis.Redis, every: int) -> None:

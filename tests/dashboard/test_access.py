@@ -120,6 +120,7 @@ def test_a_port_that_is_taken(real_server):
     assert f"cannot listen on 127.0.0.1:{real_server.port}" in found.stderr
 
 
+@pytest.mark.slow
 def test_without_starlette_the_command_says_what_to_install():
     code = "import sys; sys.modules['starlette'] = None; import redisacc.cli as c; c.main(['dashboard'])"
     found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)

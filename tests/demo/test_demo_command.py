@@ -113,6 +113,7 @@ def gone(pids: list[int]) -> bool:
     return all(map(is_gone, pids))
 
 
+@pytest.mark.slow
 def test_on_its_own_server(text: Path) -> None:
     status, out, err = run("demo", "--text", text, *SMALL, "--steps", "60", "--word", "ship")
     assert status == 0
@@ -192,6 +193,7 @@ def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, 
     assert keys(real_client) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "message"),
     [
@@ -224,6 +226,7 @@ def test_stopped(
     assert gone(processes)
 
 
+@pytest.mark.slow
 def test_killed_with_everything(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
     options = ("--text", text, *SMALL, "--steps", "100000", "--kill", "no")
     with running("demo", *options, url=real_server.url) as process:

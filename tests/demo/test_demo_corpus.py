@@ -74,6 +74,7 @@ def fingerprint(words: list[str], **changes: Any) -> bytes:
     return bytes(initial_parameters(corpus_of(words), Settings(**changes))["fingerprint"])
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
     # With another hash seed, an order that depends on hashing would differ.
     code = (

@@ -177,6 +177,7 @@ def test_a_batch_follows_from_seed_step_and_worker() -> None:
     assert fingerprint(reseeded.batch(0, 0)) != found[0, 0]
 
 
+@pytest.mark.slow
 def test_a_batch_is_the_same_in_another_process() -> None:
     code = (
         "from test_demo_skipgram import *\n"
@@ -253,6 +254,7 @@ def test_tiny_texts_have_batches() -> None:
             assert batch.negative_weight == 5 / 64
 
 
+@pytest.mark.slow
 def test_negatives_are_drawn_by_count() -> None:
     counts = np.array([1000, 100, 10, 1])
     corpus = Corpus(np.repeat(np.arange(4), counts), tuple("abcd"), counts)

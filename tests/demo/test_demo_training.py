@@ -86,6 +86,7 @@ def oracle(settings: Settings, steps: int) -> tuple[dict[str, list[list[float]]]
     return tables, losses
 
 
+@pytest.mark.slow
 def test_three_steps_are_those_of_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
     settings = replace(SMALL, workers=3, steps=3, dim=4, batch=32, negatives=3)
     tables, losses = oracle(settings, 3)

@@ -44,6 +44,7 @@ def test_paths_exist(path: str) -> None:
     assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
 
 
+@pytest.mark.slow
 def test_targets_exist() -> None:
     # In one go, because make asks two interpreters for their versions whenever it starts.
     goals = {

@@ -44,6 +44,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", thorough(OURS, usual=[page for page in OURS if page not in LONG]), ids=_name)
 def test_what_a_page_says_can_be_done(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config

@@ -115,6 +115,7 @@ def _redisacc(url: str, command: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_quick_start_survives_what_the_readme_does_to_it(
     run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path

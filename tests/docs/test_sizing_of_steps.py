@@ -85,6 +85,7 @@ def _reducers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "LONGEST_PATIENCE", 20.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_reducers_in_time")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("reducers", [False, True], ids=["chief adds", "reducer"])

@@ -30,6 +30,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_owner_leaves_nothing_behind(until):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, executable("valkey")], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

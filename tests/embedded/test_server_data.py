@@ -62,6 +62,7 @@ def test_temporary_directory_goes_with_the_server(executable: str) -> None:
     assert not server.dir.exists()
 
 
+@pytest.mark.slow
 def test_start_waits_until_the_data_are_loaded(executable: str, tmp_path: Path) -> None:
     count = 200_000
     with Server(tmp_path, executable=executable) as server, contextlib.closing(server.client()) as client:

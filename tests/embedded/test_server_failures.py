@@ -70,6 +70,7 @@ def test_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.
     assert "complaint 2\n" not in message
 
 
+@pytest.mark.slow
 def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) -> None:
     # It may end before its owner looks for the first time.
     text = """

@@ -70,6 +70,7 @@ print("good")
 """
 
 
+@pytest.mark.slow
 def test_end_of_a_forked_child_leaves_the_server_alone(any_executable: str, tmp_path: Path) -> None:
     with run("-W", "ignore::ResourceWarning", "-c", FORK, any_executable, cwd=tmp_path) as owner:
         status, out, err = owner.result(60)
@@ -156,11 +157,13 @@ print("good")
 """
 
 
+@pytest.mark.slow
 def test_fork_while_the_log_is_read_does_not_hang_the_child(any_executable: str, tmp_path: Path) -> None:
     with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_READING, any_executable, cwd=tmp_path) as owner:
         assert owner.result(30) == (0, "good\n", "")
 
 
+@pytest.mark.slow
 def test_multiprocessing_children_may_use_the_url(any_executable: str) -> None:
     import multiprocessing
 
@@ -223,6 +226,7 @@ print("good")
 """
 
 
+@pytest.mark.slow
 def test_interrupted_at_any_moment_of_its_start_a_server_ends_at_once(
     any_executable: str, tmp_path: Path, everything: bool
 ) -> None:

@@ -28,6 +28,7 @@ def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path
         assert wait_until(lambda: not directory.exists())
 
 
+@pytest.mark.slow(keep="-0")
 @pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("_exit", 4), ("", 0)])
 def test_owner_that_ends_takes_the_server_with_it(any_executable: str, tmp_path: Path, how: str, status: int) -> None:
     with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
@@ -114,6 +115,7 @@ def test_forgotten_server_ends(any_executable: str) -> None:
     assert gone(pid, 5)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_left_to_the_owner(any_executable: str, tmp_path: Path) -> None:
     script = """
 import sys
@@ -139,6 +141,7 @@ with Server(executable=sys.argv[1]) as server:
         assert gone(pid, 5)
 
 
+@pytest.mark.slow
 def test_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
     mute = program(
         tmp_path / "mute",

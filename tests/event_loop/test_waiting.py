@@ -206,6 +206,7 @@ def test_a_coroutine_that_is_dropped_in_the_middle_of_a_wait(real_server):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulators", [1, pytest.param(100, marks=pytest.mark.thorough)])
 async def test_a_thousand_waits_need_no_thread_each_and_little_memory(real_server, real_client, accumulators):
     number = 1000

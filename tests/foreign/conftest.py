@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import importlib.util
 
-NEEDED = {"test_jax.py": "jax", "test_tensorflow.py": "tensorflow", "test_torch.py": "torch"}
-collect_ignore = [file for file, package in NEEDED.items() if importlib.util.find_spec(package) is None]
+LIBRARIES = ("jax", "pandas", "scipy", "tensorflow", "torch")
+collect_ignore = [f"test_{library}.py" for library in LIBRARIES if importlib.util.find_spec(library) is None]

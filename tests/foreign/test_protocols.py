@@ -172,6 +172,7 @@ def test_texts_and_dates_are_no_numbers(open_dense, value):
         acc.apply_grad(value)
 
 
+@pytest.mark.slow
 def test_no_library_is_imported():
     import subprocess
     import sys

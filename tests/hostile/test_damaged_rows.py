@@ -80,6 +80,7 @@ def index_of(client, index):
     return b"\n".join(client.eval(INDEX, 1, "redisacc:{w}", index)).decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "weights", "normalize"), thorough(CASES, usual=USUAL))
 def test_a_row_that_has_another_length(open_accumulator, real_client, everything, kind, weights, normalize):
     opened, schema, gradients = KINDS[kind]

@@ -141,6 +141,7 @@ def selected(everything, places):
             yield place, text, f"{name} as {place.how} of {place.key!r} {place.field!r}"
 
 
+@pytest.mark.slow(keep="sparse")
 def test_operations(everything, planted, real_client, caplog):
     caplog.set_level(logging.DEBUG, "redisacc")
     for place, text, where in selected(everything, list(planted.places())):
@@ -167,6 +168,7 @@ def run(words, url):
     return result
 
 
+@pytest.mark.slow
 def test_commands_in_a_pipe(everything, planted, real_client, real_server):
     for number, (place, text, where) in enumerate(selected(everything, list(planted.places())[::-1])):
         planted.restore()
@@ -212,6 +214,7 @@ def on_a_terminal(commands):
     return written_to_terminal(["-c", TERMINAL, json.dumps(commands)], lines=50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", thorough(KINDS, usual=["sparse"]), indirect=True)
 def test_commands_on_a_terminal(planted, real_client, real_server):
     # Everything that stays readable at once, so that the commands have the most to show.

@@ -17,6 +17,7 @@ from several_hosts import PORT, all_trained, kill, number_of, says, servers_of
 from several_hosts import training as training_of_size
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.thorough,
     pytest.mark.servers("valkey"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),

@@ -55,6 +55,7 @@ def run(how, url, *options):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("how", "message"),
@@ -81,6 +82,7 @@ def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message)
     assert "CancelledError" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
     code, output = run("late", real_server.url, "--restarts", "1")

@@ -23,6 +23,7 @@ from redisacc._launch.run import CannotStartError
 from redisacc.errors import ServerError
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.servers("valkey"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
 ]

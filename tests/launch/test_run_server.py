@@ -104,6 +104,7 @@ KILLED = (
 )
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_too_often_ends_the_run(start, unused_port):
     script = "print('ready'); import time; time.sleep(1000)"
     run = start("--chief", "--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)

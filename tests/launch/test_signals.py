@@ -95,6 +95,7 @@ def test_ignored_hangup_stays_ignored(start):
     assert run.code() == 143
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
     # On a terminal, Ctrl-C goes to its whole foreground process group; the processes are in none of it.
     script = tmp_path / "script.py"
@@ -149,6 +150,7 @@ def test_runner_that_is_killed_while_it_starts_leaves_no_process(start):
         wait_for(lambda run=run: not run.left())
 
 
+@pytest.mark.slow
 def test_killed_guard_is_replaced(start):
     run = start("--chief", "--workers", 1, script=SLEEPS)
     pids = run.seen(r"ready \d+", 2)

@@ -94,6 +94,7 @@ def test_an_apply_of_a_known_client_looks_at_nobody(client: redis.Redis) -> None
     assert left(client, "idle") == 40
 
 
+@pytest.mark.slow
 @pytest.mark.servers(*REAL)
 def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Redis) -> None:
     sizes = []

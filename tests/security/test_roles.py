@@ -324,6 +324,7 @@ def test_an_operator_can_do_everything(place, background, until):
 
 
 # It takes one command away after the other, and some of them are needed only by a take that waits.
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 @pytest.mark.parametrize("role", thorough(["worker", "taker"], usual=["worker"]))
 def test_no_role_has_a_command_that_it_does_not_need(place, background, until, role):
@@ -594,6 +595,7 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     run.result(20)
 
 
+@pytest.mark.slow(keep="valkey")
 @pytest.mark.parametrize(
     ("options", "partitions"),
     thorough(

@@ -50,6 +50,7 @@ def speaks_tls(server):
         raise
 
 
+@pytest.mark.slow(keep="-0")
 @pytest.mark.servers("redis7")
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_round_over_tls(tls, certificates, open_accumulator, background, until, limit):

@@ -1,13 +1,18 @@
-"""Which tests belong to `make test`, and which to `make test-rest` (the option --rest) only.
+"""Which tests belong to `make test`, which to `make check`, and which to `make test-rest` only.
 
-The option --all is for a few tests that are named, and stands for both.
+`make test` takes two minutes: it tests every behaviour, and every fault that can be injected without waiting, mostly on
+one server. `make check` is for CI: it adds (--slow) what needs seconds of processor time, many processes, or further
+servers. `make test-rest` is for once a week: it runs (--rest) what neither of them does, which are the parameters and
+servers whose difference plays no role in a test. The option --all is for a few tests that are named, and stands for
+everything.
 
 A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
 fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the
-oldest Redis and the cluster, if need be with some of the test's parameters only. Redis 7, from which Valkey descends,
-is left to `make test-rest`. The marker `thorough` leaves a test, or some of its parameters, to `make test-rest`. A test
-that tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it. Servers
-that are named with --servers are all used, whatever the markers say.
+oldest Redis and the cluster to `make check` (in `protocol/`, where the scripts are tested, to `make test`), if need be
+with some of the test's parameters only. Redis 7, from which Valkey descends, is left to `make test-rest`. The marker
+`slow` leaves a test, or most of its cases, to `make check`, and the marker `thorough` leaves it to `make test-rest`. A
+test that tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it.
+Servers that are named with --servers are all used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
@@ -38,14 +43,17 @@ ALL_STORAGES = (FAKE, "valkey")
 # Partitions differ from parts only in where these lie, and encoded gradients in how many bytes they have, so most tests
 # use them in `make test-rest` only.
 UNUSUAL_STORAGES = ("partitions", "encoded")
+# A gradient that is held whole is in its entry or in parts. A test that uses both does the first in `make check` only.
+SLOW_STORAGE = "buffered_inline"
 
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
-    "every_server(*names, **params): in `make test` also on these servers (none: Redis 6.2 and the cluster), "
+    "every_server(*names, **params): in `make check` also on these servers (none: Redis 6.2 and the cluster), "
     "but only with these parameters",
     "usual(storage=..., client=...): with what `make test` runs it; client='asyncio': for redisacc.asyncio as well",
     "fixed(*what): the test itself says which 'client', 'encoding' or number of 'partitions', which plays a role in it",
-    "thorough: not in `make test`, but in `make test-rest`",
+    "slow(keep=text): in `make check`, but not in `make test`, except cases whose id contains `keep`",
+    "thorough: not in `make check`, but in `make test-rest`",
     "loses_data: loses data by FLUSHALL or a restart, so that a chief asks whether workers are left",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
 )
@@ -53,14 +61,14 @@ MARKERS = (
 ASYNCIO = "asyncio"
 # Lies between Redis 6.2 and Valkey, so that a test that both pass rarely fails here.
 BETWEEN = "redis7"
-# The mark of a case that only every_server brings into `make test`.
+# The mark of a case that only every_server brings into `make check`.
 _EXTRA = "extra_server"
 # The mark of a case that has no server to run on.
 _NOWHERE = "without_server"
 
 
 def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
-    """Returns parameters of which `make test` runs those in ``usual``, and `make test-rest` the others.
+    """Returns parameters of which `make check` runs those in ``usual``, and `make test-rest` the others.
 
     Args:
         values: what pytest.mark.parametrize takes.
@@ -76,7 +84,7 @@ def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Adds --servers, --clients, --all and --long."""
+    """Adds --servers, --clients, --slow, --rest, --all and --long."""
     group = parser.getgroup("redisacc")
     group.addoption("--servers", help="the servers to use, all of them for every test, as in: " + ",".join(NAMES))
     group.addoption(
@@ -85,7 +93,8 @@ def add_options(parser: pytest.Parser) -> None:
         "as in: valkey-py,tls; or all. A prefix turn: gives each test one of them in turn, as in: turn:valkey-py",
     )
     group.addoption("--all", action="store_true", help="every test on every server, with all of its parameters")
-    group.addoption("--rest", action="store_true", help="what --all adds to a run without it")
+    group.addoption("--slow", action="store_true", help="what `make check` adds to `make test`")
+    group.addoption("--rest", action="store_true", help="what neither `make test` nor `make check` runs")
     group.addoption(
         "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
     )
@@ -97,7 +106,7 @@ def configure(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: --servers has an unknown name; or, in CI, a server is missing.
     """
-    for marker in (*MARKERS, f"{_EXTRA}: in `make test` because of every_server", f"{_NOWHERE}: no server can run it"):
+    for marker in (*MARKERS, f"{_EXTRA}: selected because of every_server", f"{_NOWHERE}: no server can run it"):
         config.addinivalue_line("markers", marker)
     names = chosen(config)
     if unknown := set(names) - set(NAMES):
@@ -119,7 +128,7 @@ MISSING = pytest.StashKey[dict[str, str]]()
 
 
 def everything(config: pytest.Config) -> bool:
-    """Returns whether tests try everything they can, and not only what `make test` has time for."""
+    """Returns whether tests try everything they can, and not only what `make check` has time for."""
     return bool(config.getoption("--all") or config.getoption("--rest"))
 
 
@@ -214,6 +223,8 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     ]
     storages = _usual(definition, "storage") or [name for name in STORAGES if name not in UNUSUAL_STORAGES]
     more = {storage: () if storage in storages else (pytest.mark.thorough,) for storage in STORAGES}
+    if "buffered_parts" in storages and SLOW_STORAGE in storages:
+        more[SLOW_STORAGE] = (pytest.mark.slow,)
     _parametrize(
         metafunc,
         ("server_name", "storage"),
@@ -261,7 +272,7 @@ def _can_run(item: pytest.Item) -> bool:
 
 
 def _is_representative(item: pytest.Item) -> bool:
-    """Whether the case has the parameters that every_server names, if only that marker adds it to `make test`."""
+    """Whether the case has the parameters that every_server names, if only that marker selects it."""
     if item.get_closest_marker(_EXTRA) is None:
         return True
     marker = item.get_closest_marker("every_server")
@@ -271,17 +282,29 @@ def _is_representative(item: pytest.Item) -> bool:
     return all(params[name] == value for name, value in marker.kwargs.items())
 
 
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether a case that is not thorough is left to `make check`."""
+    if item.get_closest_marker(_EXTRA) is not None and "protocol" not in item.path.parts:
+        return True
+    marker = item.get_closest_marker("slow")
+    keep = marker.kwargs.get("keep") if marker is not None else None
+    return marker is not None and (keep is None or keep not in item.name.partition("[")[2])
+
+
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Removes from the collected tests those without a server, and those that are not part of this run."""
-    rest = config.getoption("--rest")
+    slow, rest = config.getoption("--slow"), config.getoption("--rest")
 
     def runs(item: pytest.Item) -> bool:
         if item.get_closest_marker(_NOWHERE) or not _can_run(item):
             return False
-        usual = item.get_closest_marker("thorough") is None and _is_representative(item)
+        if config.getoption("--all"):
+            return True
+        if item.get_closest_marker("thorough") is not None or not _is_representative(item):
+            return rest
         if rest:
-            return not usual or "everything" in item.fixturenames  # type: ignore[attr-defined]
-        return usual or everything(config)
+            return "everything" in item.fixturenames  # type: ignore[attr-defined]
+        return _is_slow(item) == slow
 
     left = [item for item in items if runs(item)]
     if len(left) < len(items):

@@ -71,6 +71,7 @@ print([span.name for span in memory.get_finished_spans()], sorted(metric.name[10
 """
 
 
+@pytest.mark.slow(keep="sdk0")
 @pytest.mark.parametrize("sdk", [["spans"], ["metrics"], ["spans", "metrics"]])
 def test_an_sdk_that_is_set_up_later_records_from_then_on(real_server, sdk):
     found = subprocess.run(
@@ -91,6 +92,7 @@ with redisacc.ConditionalAccumulator("float32", [1], redis=sys.argv[1]) as acc:
 """
 
 
+@pytest.mark.slow
 def test_it_works_without_opentelemetry(real_server):
     # Not by a fork of a process that has imported it.
     found = subprocess.run(

@@ -33,6 +33,7 @@ def lead(one, optimizer, until, **options):
     one.join()
 
 
+@pytest.mark.slow(keep="inline")
 @pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
 def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size, partitions, wire):
     one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
@@ -42,6 +43,7 @@ def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size
         one.check(until)
 
 
+@pytest.mark.slow(keep="inline")
 @pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
 def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitions, wire):
     one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
@@ -56,6 +58,7 @@ def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitio
         one.check(until)
 
 
+@pytest.mark.slow(keep="inline")
 @pytest.mark.parametrize(
     ("size", "partitions", "wires"),
     thorough(

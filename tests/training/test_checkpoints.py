@@ -179,6 +179,7 @@ def kill_at(folder, number, when):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_writes(tmp_path, caplog, everything):
     undisturbed = kill_at(tmp_path / "all", 0, "never")
     assert undisturbed.returncode == 0, undisturbed.stderr

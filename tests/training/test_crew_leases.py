@@ -260,6 +260,7 @@ with redisacc.Worker("train", redis=sys.argv[1]) as worker:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_turns_sigterm_into_an_exit_gives_its_lease_back(training, real_server, until):
     """As the documentation recommends. It waits for parameters, which are never published."""
     with subprocess.Popen(
@@ -272,6 +273,7 @@ def test_a_process_that_turns_sigterm_into_an_exit_gives_its_lease_back(training
     assert training.leases == {}
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server):
     chief = training.chief()
     with subprocess.Popen(

@@ -88,6 +88,7 @@ def run(training, background):
     return run_it
 
 
+@pytest.mark.slow(keep="unweighted-a part-3")
 @pytest.mark.parametrize(
     ("size", "partitions"),
     thorough(
@@ -102,12 +103,14 @@ def test_the_order_of_arrival_changes_no_bit(run, size, partitions, weights):
     assert run(PERMUTATIONS[5::4], SHAPES[size], **options) == first
 
 
+@pytest.mark.slow(keep="a part")
 @pytest.mark.parametrize("size", SHAPES)
 def test_with_sums_in_that_order_it_does(run, size):
     first = run([(0, 1, 2, 3)], SHAPES[size], order="arrival")
     assert run([(3, 2, 1, 0)], SHAPES[size], order="arrival") != first
 
 
+@pytest.mark.slow(keep="a part")
 @pytest.mark.parametrize("size", SHAPES)
 def test_encoded_gradients(run, size):
     options = {"wires": ("int8", None, "bfloat16", "int8"), "weights": WEIGHTS}
@@ -122,6 +125,7 @@ def test_a_reducer_changes_no_bit(run, training, background):
         assert run(PERMUTATIONS[7::4], SHAPES["several parts"]) == first
 
 
+@pytest.mark.slow(keep="a part")
 @pytest.mark.parametrize(
     ("size", "reducer"),
     thorough(

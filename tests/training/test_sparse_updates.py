@@ -89,6 +89,7 @@ def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, m
     assert fetched == []
 
 
+@pytest.mark.slow(keep="weights")
 @pytest.mark.parametrize(
     ("partitions", "reduced"), thorough(list(product([None, 3], [False, True])), usual=[(3, True)])
 )
@@ -113,6 +114,7 @@ def test_wires_weights_and_means(updated, reducing, computed, patient, options, 
         assert computed.by["chief"] == 0
 
 
+@pytest.mark.slow(keep="bfloat16")
 @pytest.mark.parametrize(
     ("wire", "partitions"),
     thorough(list(product([None, "bfloat16"], [None, 3])), usual=[(None, None), ("bfloat16", 3)]),

@@ -30,6 +30,7 @@ def scrape(metrics):
     return generate_latest(registry).decode().splitlines()
 
 
+@pytest.mark.slow
 def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, real_server, background):
     chief = training.chief(workers=3)
     workers = [training.work(training.worker(number), gradient=_slowly) for number in range(3)]
@@ -69,6 +70,7 @@ HOWS = {
 }
 
 
+@pytest.mark.slow(keep="updates")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.servers("valkey")
 def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(real_server, real_client, background, how):

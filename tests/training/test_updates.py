@@ -224,6 +224,7 @@ def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, na
     assert computed.by["updaters"] >= 4
 
 
+@pytest.mark.slow(keep="3-bfloat16")
 @pytest.mark.parametrize("wire", [None, "bfloat16"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_workers_fetch_parts_before_they_are_published(
@@ -260,6 +261,7 @@ def test_workers_fetch_parts_before_they_are_published(
     assert max(taken) == len(one.chief._updating._record.model.parts)
 
 
+@pytest.mark.slow(keep="bfloat16")
 @pytest.mark.parametrize(
     ("reduced", "partitions"),
     thorough(list(product([False, True], [None, 3])), usual=[(False, None), (True, 3)]),
@@ -347,6 +349,7 @@ def test_an_updater_that_reads_the_record_after_the_order(
     assert computed.by["chief"] == 0
 
 
+@pytest.mark.slow(keep="valkey-3")
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_two_reducers(updated, reducing, computed, patient, partitions):
     one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]), partitions=partitions)
@@ -356,6 +359,7 @@ def test_two_reducers(updated, reducing, computed, patient, partitions):
     assert computed.by["updaters"] > computed.by["chief"]
 
 
+@pytest.mark.slow(keep="valkey-3")
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, monkeypatch, partitions):
     """As if each of two reducers believed that it holds the lease."""
@@ -367,6 +371,7 @@ def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, mon
     assert computed.by["updaters"] > 0
 
 
+@pytest.mark.slow(keep="3-after the commit")
 @pytest.mark.parametrize("late", ["after the commit", "two steps later"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, until, partitions, late):
@@ -393,6 +398,7 @@ def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, until
     assert leftovers(one.training.client) == []
 
 
+@pytest.mark.slow
 def test_a_reducer_that_starts_late(updated, reducing, computed, patient):
     one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]))
     one.work()

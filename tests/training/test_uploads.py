@@ -186,6 +186,7 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
     assert all(np.array_equal(peeked[path], gradient[path]) for path in SHAPES)
 
 
+@pytest.mark.slow(keep="3-True")
 @pytest.mark.parametrize("is_suspended", [False, True])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_reducers_update_with_the_bits_of_an_undisturbed_training(

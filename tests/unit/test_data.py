@@ -61,6 +61,7 @@ def test_orders_stay_as_they_are() -> None:
     assert Batches(10, 10, seed=3).indices(7).tolist() == [8, 3, 6, 2, 9, 5, 7, 1, 0, 4]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_started_again_has_the_same_examples() -> None:
     program = "import redisacc; print(redisacc.data.Batches(100, 6, seed=2).indices(40, 1, 3).tolist())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -219,6 +219,7 @@ def digest() -> str:
     return found.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_processor_with_fewer_instructions_gives_the_same_bits():
     program = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     environment = {

@@ -103,6 +103,7 @@ def moves_of(cluster, key):
     return source, target, others
 
 
+@pytest.mark.slow(keep="in_place")
 @pytest.mark.parametrize(
     ("how", "size"),
     thorough(

@@ -121,6 +121,7 @@ def test_a_reducer_hears_calls_through_its_own_node(cluster, background, until):
             run.result(30)
 
 
+@pytest.mark.slow
 def test_a_reducer_waits_for_its_node(cluster, background, until, caplog):
     """It is started while the node is down, and works when the node is back."""
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, reduction_type="SUM") as acc:
@@ -137,6 +138,7 @@ def test_a_reducer_waits_for_its_node(cluster, background, until, caplog):
             run.result(30)
 
 
+@pytest.mark.slow
 def test_a_reducer_waits_for_a_whole_cluster(cluster, background, until, caplog):
     for node in cluster.nodes:
         node.kill()

@@ -32,6 +32,7 @@ def slot_of(node):
     return next(first for first, _, master, *_ in node.ask("CLUSTER", "SLOTS") if master[1] == node.port)
 
 
+@pytest.mark.slow
 def test_doctor_names_slots_whose_target_has_replicas_that_lag(masters, until):
     cluster, source, target, replica = masters
     transport = connect(cluster.url)

@@ -37,6 +37,7 @@ def reducer(shared_cluster):
         process.wait()
 
 
+@pytest.mark.slow
 def test_no_bit_changes_if_one_is_killed_and_one_is_stopped(shared_cluster, reducer, background, until):
     parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32), "b": np.ones(3)}
     options = {"optimizer": OPTIMIZER, "workers": CREW, "partitions": 3, "redis": shared_cluster.url}

@@ -84,6 +84,7 @@ def parts_of(parameters):
     return [key for blob in blobs for key in blob.keys(record.keys)]
 
 
+@pytest.mark.slow(keep="small")
 @pytest.mark.parametrize("size", [8, 600_000], ids=["small", "large"])
 @pytest.mark.parametrize("what", OPERATIONS)
 def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size, request, everything):
@@ -120,6 +121,7 @@ def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size
             proxy.arm(None)
 
 
+@pytest.mark.slow
 def test_replies_that_come_byte_by_byte(proxy, scene, real_client):
     for operation, value, step in OPERATIONS.values():
         direct, through = scene(8)

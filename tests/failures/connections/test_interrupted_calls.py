@@ -791,6 +791,7 @@ def test_what_a_handler_raises_ends_a_call_even_if_it_looks_like_a_fault(proxy, 
     interrupt_everywhere(proxy, stage, kind(), "signal", interrupt, everything=everything)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", thorough(LIKE_FAULTS, usual=[TimeoutError]))
 @pytest.mark.parametrize("kind", thorough([ApplyInParts, Take], usual=[Take]), ids=lambda kind: kind.__name__)
 def test_it_ends_a_call_over_tls_as_well(proxy, stage, everything, kind, interrupt):

@@ -70,6 +70,7 @@ def succeed(client, size, partitions, running, *, child=None, until=None):
         successor.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(LARGE, 3)]))
 def test_a_chief_that_dies_anywhere(

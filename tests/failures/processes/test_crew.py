@@ -131,6 +131,7 @@ def check_counts(told, rounds, acc):
     assert (info.waiting, info.unacknowledged) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 @pytest.mark.servers("valkey")
 def test_every_accepted_gradient_is_in_exactly_one_round(crew, real_client, open_sparse_stored, everything):
@@ -158,6 +159,7 @@ def test_every_accepted_gradient_is_in_exactly_one_round(crew, real_client, open
     assert remaining(real_client) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 @pytest.mark.servers("redis62")
 def test_dense_gradients_of_many_processes_add_up(crew, real_client, open_dense_stored):
@@ -177,6 +179,7 @@ def test_dense_gradients_of_many_processes_add_up(crew, real_client, open_dense_
     assert remaining(real_client) == []
 
 
+@pytest.mark.slow(keep="buffered_inline")
 @pytest.mark.servers("valkey")
 def test_processes_are_served_in_order_of_arrival(crew, open_dense_stored, until):
     acc = open_dense_stored("int32", [16], "crew", reduction_type="SUM", worker="chief")

@@ -253,6 +253,7 @@ def test_a_round_that_was_recovered_is_not_touched_by_who_wakes(proxy, child_pro
     acc.delete()
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_an_apply(proxy, real_client):
     """The child begins to use the same handle while the reply is outstanding."""
     script = """

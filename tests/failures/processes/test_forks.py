@@ -43,6 +43,7 @@ def fork(mode, server, kinds, forks):
     return [int(number) for _, number in printed]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.every_server
 @pytest.mark.servers("valkey", "cluster")
@@ -56,6 +57,7 @@ def test_a_child_makes_every_call_though_another_thread_of_its_parent_held_every
     assert remaining(real_client) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.every_server
 @pytest.mark.servers("valkey", "cluster")

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usual(storage="in_place")
 RAISED = ("KeyboardInterrupt", "TimeoutError", "ConnectionResetError", "OSError")
 
 
+@pytest.mark.slow(keep="2048")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("limit", "size", "kind"),
@@ -84,6 +85,7 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
     acc.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("limit", "partitions", "kind"),

@@ -44,6 +44,7 @@ def begin(client, size, partitions=None):
 CASES = [(size, partitions) for partitions in (None, 3) for size in (SMALL, LARGE)]
 
 
+@pytest.mark.slow(keep="-6-")
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(SMALL, None), (LARGE, None), (LARGE, 3)]))
 def test_a_publisher_that_dies_anywhere(proxy, child_processes, real_client, until, size, partitions, end, request):

@@ -176,6 +176,7 @@ def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, roun
         rounds.play_until_reduced(used)
 
 
+@pytest.mark.slow
 def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
     try:

@@ -520,6 +520,7 @@ def wake(process):
     return said.strip()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_really_stopped(stopped, real_client, background):
     chief = redisacc.Chief("w", np.zeros(LENGTH), workers=1, redis=real_client, partitions=3, in_place_limit=0)
 
@@ -538,6 +539,7 @@ def test_a_worker_that_was_really_stopped(stopped, real_client, background):
         chief.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_a_worker_that_was_really_stopped_between_two_leaves(stopped, real_client, background, partitions):
     weights = dict.fromkeys("ab", np.zeros(LENGTH))
@@ -561,6 +563,7 @@ def test_a_worker_that_was_really_stopped_between_two_leaves(stopped, real_clien
         chief.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", thorough(["the same", "others"], usual=["others"]))
 def test_a_publisher_that_was_really_stopped(stopped, real_client, values):
     with redisacc.Parameters("w", redis=real_client, partitions=3) as handle:

@@ -405,6 +405,7 @@ def master_now(finder):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 2000)

@@ -267,6 +267,7 @@ def test_everysec_may_undo_a_take_and_its_taker_hears_of_it(everysec, open_kind)
     assert taken(chief, 1) == 4
 
 
+@pytest.mark.slow(keep="tree-buffered-valkey")
 @pytest.mark.every_server(open_kind="tree-buffered")
 def test_the_scripts_may_be_flushed_at_any_time(daemon, open_kind, background):
     server = daemon().start()

@@ -239,6 +239,7 @@ def forge(client, action, key, field, text, header, change):
             client.sadd(key, text, field)
 
 
+@pytest.mark.slow(keep="sparse")
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=USUAL))
 def test_forged(request, search, real_client, real_server, kind):
     # Without `tail`: used again and again, its listener would not end between two tests, and count as left behind.
@@ -280,6 +281,7 @@ def lose(client, what, key, field):
         client.hset(key, name, client.hget(key, name)[:-4]) if what == "end" else client.hdel(key, name)
 
 
+@pytest.mark.slow(keep="sparse")
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=USUAL))
 def test_lost(search, real_client, kind):
     def one(losses):

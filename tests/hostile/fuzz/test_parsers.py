@@ -58,6 +58,7 @@ def typed(call, *errors):
         return None
 
 
+@pytest.mark.slow(keep="dense")
 @pytest.mark.parametrize("kind", ["dense", "sparse", "tree"])
 def test_headers(search, kind):
     shape = () if kind == "tree" else (2,)

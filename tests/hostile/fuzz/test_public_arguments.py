@@ -169,6 +169,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 def test_trees(search, client):
     def one(spec, like, sparse, option, value):
         made = []
