@@ -28,6 +28,7 @@ def random_values(rng, dtype, shape):
     return values.astype(storage)
 
 
+@pytest.mark.slow(keep="in_place")
 @pytest.mark.fixed("encoding")
 @pytest.mark.every_server("redis62", storage="in_place")
 @pytest.mark.usual(storage=("in_place", "buffered_inline"))

@@ -121,6 +121,7 @@ def test_a_child_of_a_process_that_waits_may_wait_itself(real_server, real_clien
     assert real_client.keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_childs_end_does_not_take_the_parents_private_accumulator_away(real_server, real_client):
     out = run(

@@ -85,6 +85,7 @@ def test_a_sum_in_order_of_arrival_does_not(crew):
     assert len(found) > 1
 
 
+@pytest.mark.slow(keep="-weighted")
 @pytest.mark.parametrize("elements", [30_000, 400_000], ids=["a part", "several parts"])
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])

@@ -129,6 +129,7 @@ def test_a_killed_owner_leaves_nothing_after_its_lease(real_server, real_client,
     until(lambda: real_client.keys() == [])
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, real_client):
     script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")

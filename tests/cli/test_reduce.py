@@ -89,6 +89,7 @@ def test_an_interrupt_while_it_connects_is_no_failure_either(offline_cli, monkey
     assert "0 ended by Ctrl-C or SIGTERM" in " ".join(offline_cli("reduce", "--help").stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_reduce_adds_up_until_a_signal_ends_it(real_server, client, open_dense, train, until, end):
     acc = open_dense("float32", [ELEMENTS], "model-1", reduction_type="SUM")

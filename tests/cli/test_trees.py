@@ -119,6 +119,7 @@ FLOATS = {
 }
 
 
+@pytest.mark.slow(keep="MEAN.*(mixed|in parts)|SUM.*zero-in")
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("sparse_mean", ["round", "index"])

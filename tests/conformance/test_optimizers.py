@@ -29,6 +29,7 @@ def decoded(arrays: list[str], dtype: str) -> list[Any]:
     return [np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")) for text in arrays]
 
 
+@pytest.mark.slow(keep="all|ema|decay-float32|nesterov")
 @pytest.mark.parametrize("dtype", thorough(DTYPES, usual=["float32"]))
 @pytest.mark.parametrize("name", CASES)
 def test_every_step_has_torchs_bits(name, dtype):

@@ -18,7 +18,7 @@ PATHS = [text for text in QUOTED if "/" in text and " " not in text]
 COMMANDS = [text for text in QUOTED if text.startswith("make ")]
 NAMES = [text for text in QUOTED if text not in PATHS and text not in COMMANDS]
 
-pytestmark = pytest.mark.skipif(not TEXT, reason="CONTRIBUTING.md isn't part of an installation")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not TEXT, reason="CONTRIBUTING.md isn't part of an installation")]
 
 
 @cache
@@ -61,6 +61,7 @@ def test_targets_exist() -> None:
     assert asked.returncode == 0, asked.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", NAMES)
 def test_identifiers_exist(text: str) -> None:
     missing = [word for word in re.findall(r"[A-Za-z_]\w+", text) if word not in words_of_the_code()]

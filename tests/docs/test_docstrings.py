@@ -159,6 +159,7 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
     return faults
 
 
+@pytest.mark.slow
 def test_arguments_and_attributes_are_those_that_there_are() -> None:
     assert len(CLASSES) > 50
     assert [fault for module, node in [*CLASSES.values(), *FUNCTIONS] for fault in _faults(module, node)] == []

@@ -14,7 +14,10 @@ QUICK_START = DOCS / "start" / "quick-start.md"
 GUIDES = sorted(DOCS.glob("guides/*.md"))
 MANUAL = [*sorted(DOCS.rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
 
-pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation"),
+]
 
 
 def words(page: Path) -> list[str]:

@@ -14,7 +14,10 @@ MODULES = [module for modules, _ in ROWS for module in re.findall(r"`([^`]+)`", 
 FILES = sorted({file for _, files in ROWS for file in re.findall(r"`([^`]+)`", files)})
 PROTOCOL = ROOT / "redisacc" / "_protocol"
 
-pytestmark = pytest.mark.skipif(not PROTOCOL.is_dir(), reason="the package isn't beside the tests in an installation")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PROTOCOL.is_dir(), reason="the package isn't beside the tests in an installation"),
+]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -14,7 +14,10 @@ from redisacc._format.keys import NAMES, Keys, ParameterKeys
 
 ROOT = DOCS.parent
 
-pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation"),
+]
 
 
 def _keys() -> set[str]:

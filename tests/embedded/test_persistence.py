@@ -240,6 +240,7 @@ def slow(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_server_is_not_killed_while_its_snapshot_grows(
     slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

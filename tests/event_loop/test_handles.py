@@ -143,6 +143,7 @@ async def test_tasks_may_publish_through_one_handle(real_server):
         await weights.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [redis.asyncio.Redis, valkey.asyncio.Valkey])
 @pytest.mark.parametrize("wire", ["tcp", "tls", "unix", "url of tls"])
 async def test_ways_to_the_server(real_server, library, wire, tmp_path):

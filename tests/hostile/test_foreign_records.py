@@ -126,6 +126,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow(keep="sparse")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", thorough(GARBAGE, usual=[None, b"x", b"9" * 40, b"\xff\xfe\x00"]), ids=repr)

@@ -323,6 +323,7 @@ FORGERIES = [
 USUAL = {what: case for case in reversed(FORGERIES) for what in (case.id, (case.kind, case.storage))}.values()
 
 
+@pytest.mark.slow(keep="dense-buffered_parts|sparse-buffered_inline|bfloat16")
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=() if case in USUAL else pytest.mark.thorough) for case in FORGERIES],

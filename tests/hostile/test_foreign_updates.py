@@ -97,6 +97,7 @@ OF_UPDATERS = [
 ]
 
 
+@pytest.mark.slow(keep="-1|value")
 @pytest.mark.parametrize(("field", "value"), FORGERIES + OF_UPDATERS)
 def test_garbage_in_the_record(trained, field, value):
     """An error of a known type that says what is wrong, in the chief; an updater does without; nobody writes."""

@@ -141,7 +141,7 @@ def selected(everything, places):
             yield place, text, f"{name} as {place.how} of {place.key!r} {place.field!r}"
 
 
-@pytest.mark.slow(keep="sparse")
+@pytest.mark.slow
 def test_operations(everything, planted, real_client, caplog):
     caplog.set_level(logging.DEBUG, "redisacc")
     for place, text, where in selected(everything, list(planted.places())):

@@ -357,6 +357,7 @@ def test_one_reply_of_another_form_gives_a_typed_error(planted, forging, run, wh
     failures.raise_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", thorough(TRIED, usual=TRIED[::2]))
 def test_a_server_that_says_the_same_to_everything_gives_a_typed_error(forging, run, what, everything, failures):
     for form in FORMS if everything else [list(FORMS)[TRIED.index(what) % len(FORMS)]]:

@@ -132,6 +132,7 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
 # The runner is killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--server"], ["--server-dir", "data"]], ids=["temporary", "kept"])
 def test_killed_runner_leaves_no_process(start, options):
     run = start("--chief", "--workers", 2, *options, script=SLEEPS)

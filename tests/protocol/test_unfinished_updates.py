@@ -83,6 +83,7 @@ def update(chief: redisacc.Chief, until: int) -> dict[str, bytes]:
     return {path: values.tobytes() for path, values in chief.latest()[1].items()}
 
 
+@pytest.mark.slow(keep="valkey-2-")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("partitions", [None, 2])
 def test_a_successor_makes_the_same_update(
@@ -115,6 +116,7 @@ def test_a_successor_makes_the_same_update(
     assert left(real_client) == []
 
 
+@pytest.mark.slow(keep="valkey")
 @pytest.mark.parametrize("place", ["after the order", "after the parts", "before the commit"])
 def test_what_nobody_continues_goes_when_its_lease_ends(
     begin: Callable[..., redisacc.Chief],

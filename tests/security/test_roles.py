@@ -653,6 +653,7 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     assert [entry for entry in place.refused() if not (place.old and ":staged:" in entry[1])] == []
 
 
+@pytest.mark.slow(keep="-train-")
 @pytest.mark.usefixtures("_quick_trial")
 @pytest.mark.parametrize("loaded", [True, False])
 @pytest.mark.parametrize("pattern", ["train-*", "*"])

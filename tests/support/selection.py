@@ -8,8 +8,8 @@ everything.
 
 A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
 fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the
-oldest Redis and the cluster to `make check` (in `protocol/`, where the scripts are tested, to `make test`), if need be
-with some of the test's parameters only. Redis 7, from which Valkey descends, is left to `make test-rest`. The marker
+oldest Redis and the cluster to `make check` (where each script runs on each server, to `make test`), if need be with
+some of the test's parameters only. Redis 7, from which Valkey descends, is left to `make test-rest`. The marker
 `slow` leaves a test, or most of its cases, to `make check`, and the marker `thorough` leaves it to `make test-rest`. A
 test that tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it.
 Servers that are named with --servers are all used, whatever the markers say.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -52,7 +53,7 @@ MARKERS = (
     "but only with these parameters",
     "usual(storage=..., client=...): with what `make test` runs it; client='asyncio': for redisacc.asyncio as well",
     "fixed(*what): the test itself says which 'client', 'encoding' or number of 'partitions', which plays a role in it",
-    "slow(keep=text): in `make check`, but not in `make test`, except cases whose id contains `keep`",
+    "slow(keep=regex): in `make check`, but not in `make test`, except cases in whose id `keep` is found",
     "thorough: not in `make check`, but in `make test-rest`",
     "loses_data: loses data by FLUSHALL or a restart, so that a chief asks whether workers are left",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
@@ -284,11 +285,11 @@ def _is_representative(item: pytest.Item) -> bool:
 
 def _is_slow(item: pytest.Item) -> bool:
     """Whether a case that is not thorough is left to `make check`."""
-    if item.get_closest_marker(_EXTRA) is not None and "protocol" not in item.path.parts:
+    if item.get_closest_marker(_EXTRA) is not None and item.path.name != "test_every_server.py":
         return True
     marker = item.get_closest_marker("slow")
     keep = marker.kwargs.get("keep") if marker is not None else None
-    return marker is not None and (keep is None or keep not in item.name.partition("[")[2])
+    return marker is not None and (keep is None or re.search(keep, item.name.partition("[")[2]) is None)
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -41,6 +41,7 @@ def model_of(elements, *, rows=40):
 SIZES = {"inline": 400, "several parts": 240_000}
 
 
+@pytest.mark.slow(keep="ema-several|sgd nesterov-inline")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "name", thorough(OPTIMIZERS, usual=["sgd", "sgd nesterov", "amsgrad", "adamw ema", "lion ema"])
@@ -49,6 +50,7 @@ def test_every_optimizer_without_a_reducer(updated, name, size):
     updated(OPTIMIZERS[name], model_of(SIZES[size]), sparse=SPARSE).run(4)
 
 
+@pytest.mark.slow(keep="ema")
 @pytest.mark.parametrize(
     ("name", "partitions"),
     thorough(list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None)]),

@@ -198,6 +198,7 @@ def updated(training, background):
             one.chief.delete()
 
 
+@pytest.mark.slow(keep="several|sgd nesterov|amsgrad")
 @pytest.mark.parametrize(
     ("name", "size"),
     thorough(
@@ -210,6 +211,7 @@ def test_every_optimizer_without_a_reducer(updated, name, size):
     updated(OPTIMIZERS[name], model_of(SIZES[size])).run(4)
 
 
+@pytest.mark.slow(keep="ema")
 @pytest.mark.parametrize(
     ("name", "partitions"),
     thorough(

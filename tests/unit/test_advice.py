@@ -324,6 +324,7 @@ def occurs(fragment: str, text: str) -> bool:
     return re.search(re.escape(fragment).replace(r"\{\}", ".+"), text) is not None
 
 
+@pytest.mark.slow
 def test_all_advice_is_listed():
     known = [*itertools.chain(*PRODUCED.values()), *NO_ADVICE]
     unlisted = {
@@ -332,12 +333,14 @@ def test_all_advice_is_listed():
     assert unlisted == {}, "look for it in a test that produces it in the situation in which it is right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fragment", [*itertools.chain(*PRODUCED.values()), *NO_ADVICE])
 def test_each_entry_is_the_advice_of_one_message(fragment):
     assert len([text for text in advice() if occurs(fragment, text)]) == 1
     assert fragment in NO_ADVICE or ADVICE.search(fragment), "an entry contains the words that advise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", PRODUCED)
 def test_the_tests_look_for_the_advice(file):
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))

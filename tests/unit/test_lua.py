@@ -322,6 +322,7 @@ def test_the_keys_that_python_passes_are_those_of_the_header(name: str, monkeypa
             assert re.fullmatch(pattern, each), (key, each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_header_documents_the_replies_that_the_script_constructs(name: str) -> None:
     words = [word for word, *_ in documented_replies(name)]

@@ -47,6 +47,7 @@ def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Sec
     return gradients
 
 
+@pytest.mark.slow(keep="float32|bfloat16|int8")
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint64", "complex64"])
 @pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
 @pytest.mark.parametrize("window", [0, 1000, 10**9])

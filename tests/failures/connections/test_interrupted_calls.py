@@ -783,6 +783,7 @@ def test_a_call_that_is_interrupted_anywhere(proxy, stage, everything, kind, way
     interrupt_everywhere(proxy, stage, kind(), way, Interrupt, everything=everything)
 
 
+@pytest.mark.slow(keep="OSError")
 @pytest.mark.parametrize("interrupt", LIKE_FAULTS)
 @pytest.mark.parametrize(
     "kind", thorough(CALLS, usual=[ApplyInParts, Take, LatestInPartitions]), ids=lambda kind: kind.__name__

@@ -127,6 +127,7 @@ def number_of(request, usual):
     return 200 if request.config.option.long else 24 if request.getfixturevalue("everything") else usual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
 def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, used, end, request):
     child = child_processes.start("reduce", 0, SIZE)

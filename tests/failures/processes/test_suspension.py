@@ -396,6 +396,7 @@ def test_a_publication_on_which_somebody_else_builds_meanwhile(real_client, monk
     assert seen == {("published", 0), ("published", 1), ("conflict", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", thorough([None, 3], usual=[3]))
 def test_a_training(real_client, monkeypatch, partitions, everything):
     """A chief and a worker in one process, so both are suspended, and neither has another one in its place."""

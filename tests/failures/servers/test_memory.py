@@ -228,6 +228,7 @@ ABSENT = {"in_place": ["buffered", "part"], "buffered": ["sums", "part"], "large
 GONE = [(name, key) for name in GRADIENTS for key in KEYS if key not in ABSENT[name.partition("-")[2]]]
 
 
+@pytest.mark.slow(keep="a gradient after it")
 @pytest.mark.parametrize(("request_", "gone"), GONE)
 @pytest.mark.parametrize("more", [0, 1], ids=["nothing after it", "a gradient after it"])
 @pytest.mark.servers("valkey")
