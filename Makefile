@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-slow test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
+.PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
 .PHONY: wheel release compose docs recording examples integrations foreign check clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -60,6 +60,11 @@ test: $(VENV)/.test ## 2 min | test every behaviour, with every fault that can b
 # One test for each processor: these tests start many processes themselves.
 test-slow: $(VENV)/.test ## 5 min | run the tests with many processes, that take seconds, or that need further servers
 	$(BIN)/python -m pytest --slow -n 2 --dist worksteal $(T)
+
+# Options, for example: make first-runs R="4 check"
+R ?=
+first-runs: ## 1 h | run `make test` in 20 fresh clones, half of them while all processors are busy, and print a table
+	$(PYTHON) .ci/first_runs.py $(R)
 
 # No real server, and gradients stored in one way.
 test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after every edit
