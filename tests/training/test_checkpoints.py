@@ -30,6 +30,7 @@ TREE = {
     "complex": np.array([1 + 2j, -3]),
     "quantised": np.zeros(2, [("qint8", np.int8)]),
     "empty": np.zeros((0, 3), np.int64),
+    "ä😀": np.ones(3, np.float16),
     "turned": np.arange(6.0).reshape(2, 3).T,
 }
 
@@ -348,18 +349,30 @@ def damage(path, how):
 @pytest.mark.parametrize("how", ["its data", "its header", "all of it"])
 @pytest.mark.parametrize("is_new_process", [True, False])
 def test_a_damaged_file_is_not_the_latest(tmp_path, how, is_new_process):
-    folder = Folder(tmp_path, "train", keep=1, keep_every=None)
+    folder = Folder(tmp_path, "train", keep=2, keep_every=None)
     written = folder.write(of_step(9))
     damage(written, how)
     if is_new_process:
-        folder = Folder(tmp_path, "train", keep=1, keep_every=None)
-    for step in (5, 6):
-        path = folder.write(of_step(step))
-        assert [one.step for one in folder.valid()] == [step]
-        # What is damaged may be of some use to somebody, as long as nothing later is there.
-        assert sorted(tmp_path.glob("*.safetensors")) == [path, written]
+        folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+    for step in (5, 6, 7):
+        assert folder.write(of_step(step)).exists()
+    assert [one.step for one in folder.valid()] == [7, 6]
+    # What is damaged may be of some use to somebody, as long as nothing later is there.
+    assert written.exists()
     folder.write(of_step(9))
-    assert [one.step for one in folder.valid()] == [9]
+    assert [one.step for one in folder.valid()] == [9, 7]
+
+
+def test_what_may_be_anybody_s_stays(tmp_path):
+    """A file that does not say of which training it is, is not removed."""
+    unknown = {f"step-0000000{step}.safetensors": data for step, data in ((1, b""), (2, b"other"))}
+    for name, data in unknown.items():
+        (tmp_path / name).write_bytes(data)
+    folder = Folder(tmp_path, "train", keep=1, keep_every=None)
+    for step in (3, 4):
+        folder.write(of_step(step))
+    assert {name: (tmp_path / name).read_bytes() for name in unknown} == unknown
+    assert names(tmp_path) == ["manifest.json", *unknown, "step-00000004.safetensors"]
 
 
 def test_only_whole_files_count_as_the_first_of_an_interval(tmp_path):
