@@ -15,6 +15,7 @@
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
+| `full_disk()` | in this block, no file of this process becomes larger than 128 KiB |
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
 
 Everything that a fixture opens is closed when the test ends. Which servers a test runs on, and which tests `make test`
@@ -23,9 +24,11 @@ leaves to `make test-rest`, is in support/selection.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.metadata
+import resource
 import signal
 import threading
 import time
@@ -414,6 +417,22 @@ def _servers_have_lost_nothing(request: pytest.FixtureRequest, monkeypatch: pyte
 def until() -> Callable[..., Any]:
     """Waits for a condition to come true and returns its first true value."""
     return _until
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Makes files of this process as small as if the disk were full: at most 128 KiB."""
+
+    @contextlib.contextmanager
+    def limited() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

@@ -6,22 +6,32 @@ metadata hold what the format lacks: the step, and both trees with their dtypes,
 
 The library reads no bfloat16 into numpy, and knows neither complex128 nor quantised types. So it reads bytes here, and
 the trees say what they are. complex128 is stored as pairs of float64, and quantised integers as integers.
+
+Files are written without the library, because it writes to a temporary file whose name only it knows, which nobody
+removes after a kill, and which only its user may read; because it reports a full disk as no OSError; and because the
+bytes can be hashed on their way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import os
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Leaf, Schema
+from redisacc._interrupts import interrupt_in, suppressed
+from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -30,7 +40,14 @@ FORMAT = "1"
 
 PARAMETERS, STATE = "parameters", "state"
 
+# After this many seconds without a change, a temporary file counts as a leftover although its process may be on another
+# machine. If that process lives after all, its write fails, and the next one succeeds.
+ABANDONED = 3600.0
+
+_TEMPORARY = re.compile(r"\..+\.redisacc-([0-9a-f.]+)-[0-9a-f]{8}\.tmp", re.DOTALL)
 _COMPLEX128 = np.dtype(np.complex128)
+# The names of the format that do not follow from the kind and the size of an element.
+_TYPES = {"bool": "BOOL", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -73,35 +90,62 @@ def write_file(path: Path, checkpoint: Checkpoint) -> tuple[int, str]:
 
     Raises:
         OSError: it cannot be written. Nothing of it is left.
+        CorruptDataError: the library does not read what was written.
     """
-    safetensors = library()
     metadata = {"format": f"redisacc {FORMAT}", "name": checkpoint.name, "step": str(checkpoint.step)}
-    tensors: dict[str, Array] = {}
+    tensors: list[tuple[str, Leaf, Array]] = []
     for what, tree in ((PARAMETERS, checkpoint.parameters), (STATE, checkpoint.state)):
         if tree is None and what == STATE:
             continue
         schema, arrays = schema_of(tree, what)
         metadata[what] = schema.text
-        for leaf_path, leaf, values in zip(schema.structure.paths, schema.leaves, arrays, strict=True):
-            tensors[f"{what}/{leaf_path}"] = _tensor(leaf, values)
-    with replaced_file(path) as temporary:
-        safetensors.numpy.save_file(tensors, temporary, metadata)
-        digest = hash_of(temporary)
-    return path.stat().st_size, digest
+        paths = [f"{what}/{leaf_path}" for leaf_path in schema.structure.paths]
+        tensors.extend(zip(paths, schema.leaves, arrays, strict=True))
+    # Programs that map the file into memory find every element at a multiple of its size.
+    tensors.sort(key=lambda tensor: (-tensor[1].stored.itemsize, tensor[0]))
+    pieces: Iterator[bytes | memoryview] = (leaf.bytes_of(array).data for _, leaf, array in tensors)
+    hashed, size = hashlib.sha256(), 0
+    with replaced_file(path) as file:
+        for piece in itertools.chain([_header(metadata, tensors)], pieces):
+            file.write(piece)
+            hashed.update(piece)
+            size += len(piece)
+        file.flush()
+        # It also compares the size of the file with its header.
+        _metadata(Path(file.name))
+    return size, hashed.hexdigest()
 
 
 @contextlib.contextmanager
-def replaced_file(path: Path) -> Any:
-    """Yields the path of a temporary file in the same folder, which takes the place of ``path`` when the block ends."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
+    """Yields a temporary file in the same folder, which takes the place of ``path`` when the block ends.
+
+    Temporary files of dead processes are removed before that: they may be why the disk is full.
+
+    Args:
+        path: the file.
+        is_new: whether it must not be there yet. If two processes begin at once, one of them gets FileExistsError.
+
+    Raises:
+        OSError: it cannot be written, for example because the disk is full.
+    """
+    # The part of a long name leaves room for the rest.
+    name = f".{path.name[:40]}.redisacc-{own_identity()}-{secrets.token_hex(4)}.tmp"
+    temporary = path.parent / name
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
+        with temporary.open("xb") as file:
+            _remove_leftovers(path.parent, os.fstat(file.fileno()).st_mtime)
+            yield file
+            file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        (_link if is_new else os.replace)(temporary, path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # A failed write names no file, and other calls name the temporary one.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     # Without this, the machine may forget the new name in a power failure.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -110,10 +154,92 @@ def replaced_file(path: Path) -> Any:
         os.close(folder)
 
 
+def _link(temporary: Path, path: Path) -> None:
+    """Gives a file a name that no other file has."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        # Some file systems have no hard links.
+        if interrupt_in(error) is not None or path.exists():
+            raise
+        os.replace(temporary, path)
+
+
+def _remove_leftovers(folder: Path, now: float) -> None:
+    """Removes the temporary files of processes that were killed.
+
+    Args:
+        folder: where they are.
+        now: the time by the clock that gives the files of this folder their times.
+    """
+    for path in folder.iterdir():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None:
+            continue
+        with suppressed(OSError):
+            fate = fate_of(match[1])
+            # A process of another machine or container may live. While it writes, its file changes.
+            if fate == "dead" or (fate is None and path.stat().st_mtime < now - ABANDONED):
+                path.unlink(missing_ok=True)
+
+
+def _header(metadata: Mapping[str, str], tensors: Iterable[tuple[str, Leaf, Array]]) -> bytes:
+    """Returns the beginning of a file: its length, and JSON with the type, the shape and the place of each tensor."""
+    described: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, leaf, _ in tensors:
+        start, end = end, end + leaf.nbytes
+        dtype, shape = leaf.stored, leaf.shape
+        if dtype.newbyteorder("=") == _COMPLEX128:
+            dtype, shape = np.dtype(np.float64), (*shape, 2)
+        type_name = _TYPES.get(dtype.name) or f"{dtype.kind.upper()}{8 * dtype.itemsize}"
+        described[name] = {"dtype": type_name, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def hash_of(path: Path) -> str:
     """Returns the SHA-256 hash of a file's contents, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def name_in(path: Path) -> str | None:
+    """Returns the name of the training in a checkpoint of any version; None if the file is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        metadata = _metadata(path)
+    except CorruptDataError:
+        return None
+    return metadata.get("name") if metadata.get("format", "").startswith("redisacc ") else None
+
+
+def check_format(path: Path) -> Mapping[str, str]:
+    """Returns the metadata of a checkpoint.
+
+    Raises:
+        OSError: the file cannot be read.
+        CorruptDataError: the file is damaged, or this version does not read it.
+    """
+    metadata = _metadata(path)
+    if metadata.get("format") != f"redisacc {FORMAT}":
+        raise CorruptDataError(f"{path} is no checkpoint of redisacc that this version reads")
+    return metadata
+
+
+def _metadata(path: Path) -> Mapping[str, str]:
+    safetensors = library()
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise CorruptDataError(f"{path} is damaged, or no file of safetensors: {shown(str(error))}") from None
 
 
 def read_file(path: Path) -> Checkpoint:
@@ -123,15 +249,12 @@ def read_file(path: Path) -> Checkpoint:
         OSError: the file cannot be read.
         CorruptDataError: the file is damaged, or redisacc did not write it.
     """
+    metadata = check_format(path)
     safetensors = library()
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
         found = {name: tensor["data"] for name, tensor in safetensors.deserialize(path.read_bytes())}
     except safetensors.SafetensorError as error:
-        raise CorruptDataError(f"{path} is damaged, or no file of safetensors: {shown(str(error))}") from None
-    if metadata.get("format") != f"redisacc {FORMAT}":
-        raise CorruptDataError(f"{path} is no checkpoint of redisacc that this version reads")
+        raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
     try:
         step = int(metadata["step"])
         if not -(2**63) <= step < 2**63:
@@ -141,14 +264,6 @@ def read_file(path: Path) -> Checkpoint:
     except (KeyError, ValueError) as error:
         raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
     return Checkpoint(metadata.get("name", ""), step, parameters, state)
-
-
-def _tensor(leaf: Leaf, values: Array) -> Array:
-    """Returns the array that the library stores for a leaf."""
-    stored = np.ascontiguousarray(leaf.bytes_of(values)).view(leaf.stored.newbyteorder("="))
-    if stored.dtype == _COMPLEX128:
-        return stored.view(np.float64).reshape(*leaf.shape, 2)
-    return stored.reshape(leaf.shape)
 
 
 def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, bytearray]) -> Any:

@@ -1,7 +1,12 @@
 """A folder of checkpoints: ``step-00000100.safetensors`` for step 100, and ``manifest.json``, which lists them.
 
-The manifest is for people, for tools, and for the checksums. The files count: one that the manifest lacks, because the
-process died in between, is a checkpoint all the same, because it got its name after all its bytes were on the disk.
+The manifest is for people, for tools, and for the checksums, and says to which training the folder belongs. The files
+count: one that the manifest lacks, because the process died in between, is a checkpoint all the same, because it got
+its name after all its bytes were on the disk.
+
+A file is removed only if this training wrote it, and only because of later files that are whole. A process remembers
+which files are whole, because many gigabytes must not be read again with each checkpoint: those that it wrote, and
+those that it has read once. It reads another one only before it would remove something because of it.
 """
 
 from __future__ import annotations
@@ -9,22 +14,29 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redisacc._checkpoints.file import Checkpoint, hash_of, read_file, replaced_file, write_file
+from redisacc._checkpoints.file import (
+    Checkpoint,
+    check_format,
+    hash_of,
+    name_in,
+    read_file,
+    replaced_file,
+    write_file,
+)
+from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 logger = logging.getLogger("redisacc")
 
 MANIFEST = "manifest.json"
 
 _FILE = re.compile(r"step-(-?\d{1,19})\.safetensors")
-# The temporary files that a process leaves which is killed.
-_TEMPORARY = re.compile(r"\.(?:step-.*\.safetensors|manifest\.json)\.\d+\.tmp")
 _LARGEST_MANIFEST = 2**24
 
 
@@ -49,12 +61,38 @@ class Stored:
             OSError: it cannot be read.
             CorruptDataError: it is damaged.
         """
-        if self.sha256 is not None and hash_of(self.path) != self.sha256:
-            raise CorruptDataError(f"{self.path} is damaged: its contents do not have the hash that {MANIFEST} lists")
+        self._check_hash()
         found = read_file(self.path)
         if found.step != self.step:
             raise CorruptDataError(f"{self.path} holds step {found.step}")
         return found
+
+    def check(self) -> None:
+        """Raises what ``read`` would raise, without the memory for the arrays if the manifest lists the file."""
+        if self.sha256 is None:
+            self.read()
+        else:
+            check_format(self.path)
+            self._check_hash()
+
+    def _check_hash(self) -> None:
+        if self.sha256 is not None and hash_of(self.path) != self.sha256:
+            raise CorruptDataError(f"{self.path} is damaged: its contents do not have the hash that {MANIFEST} lists")
+
+
+@dataclass
+class _Known:
+    """What this process knows of a file, for as long as the file stays the same.
+
+    Attributes:
+        version: its inode, its size and the time of its last change.
+        name: the training that wrote it; None if it is no checkpoint.
+        is_whole: whether its contents can be read. None: nobody has tried.
+    """
+
+    version: tuple[int, int, int]
+    name: str | None
+    is_whole: bool | None = None
 
 
 class Folder:
@@ -62,38 +100,60 @@ class Folder:
 
     Args:
         path: the folder. It is created with the first checkpoint.
+        name: the name of the training.
         keep: how many of the latest are kept, at least 1.
         keep_every: also keeps the first checkpoint of each interval of this many steps. None: only the latest.
+
+    Raises:
+        InvalidArgumentError: it is another training's folder.
+        OSError: it cannot be read.
     """
 
-    def __init__(self, path: Path, *, keep: int, keep_every: int | None) -> None:
+    def __init__(self, path: Path, name: str, *, keep: int, keep_every: int | None) -> None:
         self.path = path
+        self._name = name
         self._keep = keep
         self._keep_every = keep_every
+        self._known: dict[str, _Known] = {}
+        # Entries that could not be written into the manifest yet.
+        self._unlisted: dict[str, dict[str, Any]] = {}
+        self._check_owner()
 
     def write(self, checkpoint: Checkpoint) -> Path:
         """Writes a checkpoint, and then removes those that are not to be kept.
 
         Raises:
             OSError: the disk is full, say. Earlier checkpoints stay.
+            InvalidArgumentError: it is another training's folder. Nothing was changed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        self._check_owner()
+        if not (self.path / MANIFEST).exists():
+            # If two trainings begin at once, one of them finds the manifest of the other.
+            with suppressed(FileExistsError):
+                self._write_manifest({}, is_new=True)
+            self._check_owner()
         path = self.path / f"step-{checkpoint.step:08d}.safetensors"
+        listed = self._manifest()[1]
+        if path.name in listed:
+            # After a crash, the hash of the file that is replaced would make the new one look damaged.
+            self._write_manifest({file: entry for file, entry in listed.items() if file != path.name})
         size, sha256 = write_file(path, checkpoint)
-        entries = self._manifest() | {path.name: {"step": checkpoint.step, "bytes": size, "sha256": sha256}}
-        kept = self._kept()
-        # In this order: the manifest may list less than there is, but no file that is gone.
-        self._write_manifest(checkpoint.name, {name: entry for name, entry in entries.items() if name in kept})
-        for one in self.path.iterdir():
-            if (_FILE.fullmatch(one.name) and one.name not in kept) or _TEMPORARY.fullmatch(one.name):
-                one.unlink(missing_ok=True)
+        self._look_at(path).is_whole = True
+        self._unlisted[path.name] = {"step": checkpoint.step, "bytes": size, "sha256": sha256}
+        try:
+            self._remove_all_but(path)
+        except OSError as error:
+            if interrupt_in(error) is not None:
+                raise
+            logger.warning("%s was written, but %s or earlier files are not up to date: %s", path, MANIFEST, error)
         return path
 
     def stored(self) -> list[Stored]:
         """Returns all checkpoints, the newest first."""
         if not self.path.is_dir():
             return []
-        listed = self._manifest()
+        listed = self._manifest()[1]
         found = []
         for path in self.path.iterdir():
             match = _FILE.fullmatch(path.name)
@@ -106,40 +166,128 @@ class Folder:
         """Yields the checkpoints that can be read, the newest first. A warning names each of the others."""
         for one in self.stored():
             try:
-                yield one.read()
+                found = one.read()
+                if found.name != self._name:
+                    raise CorruptDataError(f"it is of the training {shown(found.name)}")
+                self._look_at(one.path).is_whole = True
             except (CorruptDataError, OSError) as error:
-                logger.warning("the checkpoint %s is skipped: %s", one.path, error)
+                if interrupt_in(error) is not None:
+                    raise
+                logger.warning("%s: the checkpoint %s is skipped: %s", self._name, one.path, error)
+            else:
+                yield found
 
-    def _kept(self) -> set[str]:
-        """Returns the names of the files that are kept."""
+    def _check_owner(self) -> None:
+        """Raises InvalidArgumentError if the manifest or a file is another training's."""
+        if not self.path.is_dir():
+            return
+        owners = {MANIFEST: self._manifest()[0]}
+        owners |= {path.name: self._look_at(path).name for path in self.path.iterdir() if _FILE.fullmatch(path.name)}
+        for file, owner in owners.items():
+            if owner not in (None, self._name):
+                raise InvalidArgumentError(
+                    f"the folder {self.path} cannot have the checkpoints of the training {shown(self._name)}: its "
+                    f"{file} is of the training {shown(owner)}. Give each training a folder of its own. To begin with "
+                    "a checkpoint of another training, publish it with `redisacc restore`"
+                )
+
+    def _look_at(self, path: Path) -> _Known:
+        """Returns what is known of a file. Only its header is read."""
+        try:
+            status = path.stat()
+            version = (status.st_ino, status.st_size, status.st_mtime_ns)
+            known = self._known.get(path.name)
+            if known is None or known.version != version:
+                known = self._known[path.name] = _Known(version, name_in(path))
+            return known
+        except OSError as error:
+            if interrupt_in(error) is not None:
+                raise
+            return _Known((0, 0, 0), None)
+
+    def _is_whole(self, one: Stored) -> bool:
+        """Returns whether a file can be read.
+
+        Raises:
+            OSError: now it cannot, but perhaps later.
+        """
+        known = self._look_at(one.path)
+        if known.is_whole is None:
+            try:
+                one.check()
+                known.is_whole = True
+            except CorruptDataError as error:
+                logger.warning("%s: a checkpoint does not count for keep: %s", self._name, error)
+                known.is_whole = False
+        return known.is_whole
+
+    def _remove_all_but(self, written: Path) -> None:
+        """Removes the files that are not to be kept, and lists the others."""
         stored = self.stored()
-        kept = {one.path.name for one in stored[: self._keep]}
-        if self._keep_every is not None:
-            ranges: dict[int, str] = {}
-            for one in stored:
-                # The last that is seen of each range is its first.
-                ranges[one.step // self._keep_every] = one.path.name
-            kept |= set(ranges.values())
-        return kept
+        own = [one for one in stored if self._look_at(one.path).name == self._name]
+        # In most cases there is nothing to remove, even if all files are whole.
+        if removed := self._superseded(own, lambda _: True):
+            removed = self._superseded(own, self._is_whole)
+        gone = {one.path.name for one in removed if one.path != written}
+        entries = {one.path.name for one in stored} - gone
+        try:
+            # In this order: the manifest may list less than there is, but no file that is gone.
+            self._write_manifest({file: entry for file, entry in self._manifest()[1].items() if file in entries})
+            self._unlisted.clear()
+        finally:
+            # If the disk is full, this makes room.
+            for file in gone:
+                (self.path / file).unlink(missing_ok=True)
+                self._known.pop(file, None)
 
-    def _manifest(self) -> dict[str, dict[str, Any]]:
-        """Returns the entries of the manifest by the name of the file; none if it is missing or damaged."""
+    def _superseded(self, stored: list[Stored], is_whole: Callable[[Stored], bool]) -> list[Stored]:
+        """Returns the files that are not to be kept: neither among the latest nor the first of an interval.
+
+        Args:
+            stored: all files of this training, the newest first.
+            is_whole: whether a file counts.
+        """
+        latest = 0
+        while stored and latest < self._keep:
+            latest += is_whole(stored[0])
+            stored = stored[1:]
+        if self._keep_every is None:
+            return stored
+        intervals: dict[int, list[Stored]] = {}
+        for one in reversed(stored):
+            intervals.setdefault(one.step // self._keep_every, []).append(one)
+        superseded = []
+        for ascending in intervals.values():
+            # A single one is kept without a look at its contents.
+            first = ascending[0] if len(ascending) == 1 else next(filter(is_whole, ascending), None)
+            superseded += [one for one in ascending if one is not first]
+        return superseded
+
+    def _manifest(self) -> tuple[str | None, dict[str, dict[str, Any]]]:
+        """Returns what the manifest says: the name of the training, and an entry for each file.
+
+        The name is None, and there are no entries, if it is missing or damaged.
+        """
         path = self.path / MANIFEST
         try:
             with path.open("rb") as file:
                 found = json.loads(file.read(_LARGEST_MANIFEST))
-            entries = found["checkpoints"]
-            return {entry["file"]: entry for entry in entries if isinstance(entry["file"], str)}
+            name = found.get("name")
+            entries = {entry["file"]: entry for entry in found["checkpoints"] if isinstance(entry["file"], str)}
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return None, dict(self._unlisted)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if interrupt_in(error) is not None:
+                raise
             logger.warning("%s is ignored, because it cannot be read: %s", path, shown(str(error)))
-            return {}
+            return None, dict(self._unlisted)
+        return name if isinstance(name, str) else None, entries | self._unlisted
 
-    def _write_manifest(self, name: str, entries: dict[str, dict[str, Any]]) -> None:
+    def _write_manifest(self, entries: dict[str, dict[str, Any]], *, is_new: bool = False) -> None:
         listed = [
             {"file": file, "step": entry.get("step"), "bytes": entry.get("bytes"), "sha256": entry.get("sha256")}
             for file, entry in sorted(entries.items(), key=lambda item: str(item[1].get("step")).zfill(20))
         ]
-        with replaced_file(self.path / MANIFEST) as temporary:
-            temporary.write_text(json.dumps({"name": name, "checkpoints": listed}, indent=1) + "\n", "utf-8")
+        text = json.dumps({"name": self._name, "checkpoints": listed}, indent=1) + "\n"
+        with replaced_file(self.path / MANIFEST, is_new=is_new) as file:
+            file.write(text.encode())

@@ -4,6 +4,10 @@ The thread reads from the server instead of the chief's memory, because the prog
 next ``publish``, so that they would have to be copied in each step with a checkpoint; and because a chief need not have
 any arrays. It uses a connection of its own. If a later version is published before it has read the one that was due, it
 writes the later one.
+
+Whatever fails is a warning, and the thread tries again when the next checkpoint is due. If the last try has failed when
+the chief closes, it tries once more, because time may have passed and no other checkpoint will follow; but not if the
+server failed, because then closing would wait for it a second time.
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class Checkpointer:
         keep_every: also keeps the first checkpoint in each interval of this many steps, 1 or more. None: none.
 
     Raises:
-        InvalidArgumentError: an argument is invalid.
+        InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
+        OSError: the folder cannot be read.
         ImportError: the library safetensors is not installed.
     """
 
@@ -76,17 +81,17 @@ class Checkpointer:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
         self._steps, self._seconds = _interval(every)
-        self._folder = Folder(
-            Path(os.fsdecode(folder)),
-            keep=validation.integer(keep, "keep", low=1),
-            keep_every=None if keep_every is None else validation.integer(keep_every, "keep_every", low=1),
-        )
+        kept = validation.integer(keep, "keep", low=1)
+        firsts = None if keep_every is None else validation.integer(keep_every, "keep_every", low=1)
         library()
+        self._folder = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
         self._transport = transport
         self._name = name
         # What follows is guarded by the condition.
         self._changed = threading.Condition()
         self._is_due = self._is_closed = False
+        # Whether to try again at the end. Only the thread uses it.
+        self._has_failed = False
         self._thread: threading.Thread | None = None
         # The step after which the last checkpoint was due, and when.
         self._last_step: int | None = None
@@ -95,17 +100,7 @@ class Checkpointer:
 
     def valid(self) -> Iterator[Checkpoint]:
         """Yields the checkpoints of this training, the newest first. A warning names each that is not used."""
-        for one in self._folder.valid():
-            if one.name == self._name:
-                yield one
-            else:
-                logger.warning(
-                    "%s: the checkpoint of step %d in %s is skipped, because it is of the training %s",
-                    self._name,
-                    one.step,
-                    self._folder.path,
-                    shown(one.name),
-                )
+        return self._folder.valid()
 
     def note(self, step: int, *, last: bool = False) -> None:
         """Notes that a step was published. Never waits: if a checkpoint is due, the thread writes it.
@@ -140,25 +135,41 @@ class Checkpointer:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._transport.waits.call(lambda: thread.join(CLOSING))
+            if thread.is_alive():
+                self._warn(
+                    f"a checkpoint is still being written to {self._folder.path} after {CLOSING:.0f} s; if this "
+                    "process ends now, it is lost"
+                )
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not (self._is_due or self._is_closed):
                     self._changed.wait()
-                if not self._is_due:
+                if not (self._is_due or self._has_failed):
                     return
-                self._is_due = False
+                self._is_due, is_last = False, self._is_closed
             try:
                 self._write()
-            except (RedisAccError, OSError) as error:
-                logger.warning(
-                    "%s: no checkpoint was written to %s: %s; trying again when the next one is due",
-                    self._name,
-                    self._folder.path,
-                    error,
-                    extra={"accumulator": self._name},
-                )
+                self._has_failed = False
+            except Exception as error:  # noqa: BLE001 - without this thread, there would be no further checkpoint
+                self._has_failed = not isinstance(error, RedisAccError)
+                self._report(error, is_last=is_last)
+            if is_last:
+                return
+
+    def _report(self, error: Exception, *, is_last: bool) -> None:
+        is_expected = isinstance(error, RedisAccError | OSError)
+        cause = error if is_expected else f"{type(error).__name__}: {error}"
+        if is_last:
+            advice = f"this was the last try; `redisacc checkpoint {self._name} FILE` writes what is published"
+        else:
+            advice = "trying again when the next one is due" + (", or at the end" if self._has_failed else "")
+        text = f"no checkpoint was written to {self._folder.path}: {cause}; {advice}"
+        self._warn(text, has_traceback=not is_expected)
+
+    def _warn(self, text: str, *, has_traceback: bool = False) -> None:
+        logger.warning("%s: %s", self._name, text, exc_info=has_traceback, extra={"accumulator": self._name})
 
     def _write(self) -> None:
         found = read_published(self._transport.blocking, self._name)

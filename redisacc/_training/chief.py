@@ -146,7 +146,7 @@ class Chief(Participant):
             one file of the format safetensors each (``pip install 'redisacc[checkpoint]'``). A thread reads them from
             the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
             continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
-            a warning says so. None: no checkpoints.
+            a warning says so. Each training needs a folder of its own. None: no checkpoints.
         every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
             published meanwhile, the checkpoint may be of a later step.
         keep: how many of the latest checkpoints are kept, 1 or more.
