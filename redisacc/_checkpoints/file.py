@@ -15,6 +15,7 @@ bytes can be hashed on their way.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -129,6 +130,9 @@ def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written, for example because the disk is full.
     """
+    if path.exists() and not path.is_file():
+        # A rename would replace a device or a pipe, such as /dev/null.
+        raise OSError(errno.EEXIST, "is no regular file", str(path))
     # The part of a long name leaves room for the rest.
     name = f".{path.name[:40]}.redisacc-{own_identity()}-{secrets.token_hex(4)}.tmp"
     temporary = path.parent / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -108,6 +109,13 @@ def test_a_path_that_cannot_be_a_file(cli, client, weights, tmp_path, monkeypatc
         assert found.stderr.startswith("redisacc: ")
         assert "Traceback" not in found.stderr
     assert list(tmp_path.rglob("*")) == [tmp_path / "folder"]
+
+
+def test_a_pipe_is_not_replaced(cli, client, weights, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    found = cli("checkpoint", "w", path)
+    assert (found.exit_code, "is no regular file" in " ".join(found.stderr.split()), path.is_fifo()) == (1, True, True)
 
 
 def test_the_library_is_missing(cli, tmp_path, monkeypatch):
