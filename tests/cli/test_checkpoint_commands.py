@@ -114,6 +114,7 @@ def test_a_path_that_cannot_be_a_file(cli, client, weights, tmp_path, monkeypatc
 def test_a_pipe_is_not_replaced(cli, client, weights, tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
+    weights.publish({"w": np.ones(3)}, 7)
     found = cli("checkpoint", "w", path)
     assert (found.exit_code, "is no regular file" in " ".join(found.stderr.split()), path.is_fifo()) == (1, True, True)
 
