@@ -16,6 +16,7 @@ from redisacc._launch.server_keeper import ServerKeeper
 from redisacc.embedded.addresses import TLS, TCPAddress
 from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
 from redisacc.embedded.forming import Node, RemoteNode, form, is_complete
+from redisacc.embedded.program import find_program
 from redisacc.embedded.rejoining import configuration_of, find_master_to_follow, hand_over
 from redisacc.errors import ServerError
 
@@ -167,7 +168,7 @@ class Nodes:
             try:
                 if self._has_replicas:
                     hand_over(identity, others, time.monotonic() + _HANDING_OVER)
-                node.configure(configuration_of(identity, others))
+                node.configure(configuration_of(identity, others, find_program(None).release))
             except redis.RedisError as error:
                 raise ServerError(f"the cluster does not let the node return: {error}") from error
         node.start()
