@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import redis
 from runs import wait_for
-from support.servers import executable
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -157,17 +156,6 @@ def test_a_killed_server_starts_again_and_a_training_continues(start, unused_por
     again = rf"It starts again(?: in 0.5 s)?{re.escape(lost)}"
     assert re.search(rf"^{re.escape(KILLED)}.*\. {again}$", run.err, re.MULTILINE)
     assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
-
-
-@pytest.fixture
-def broken(tmp_path, monkeypatch):
-    """A file: as long as it exists, every server is killed while it starts."""
-    program = tmp_path / "a-server"
-    refuse = f'if [ -e {tmp_path}/broken ] && [ "$1" != --version ]; then kill -9 $$; fi'
-    program.write_text(f'#!/bin/sh\n{refuse}\nexec {executable("valkey")} "$@"\n')
-    program.chmod(0o700)
-    monkeypatch.setenv("REDISACC_SERVER", str(program))
-    return tmp_path / "broken"
 
 
 def kill_server(port):
