@@ -47,6 +47,7 @@ from support.daemons import Daemon
 from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.servers import FAKE, Servers, ServerUnderTest, executable
+from support.warm_python import close_forker
 
 import redisacc
 from redisacc._format import buffered as buffered_format
@@ -91,6 +92,12 @@ def pytest_collection_finish() -> None:
     # They stay until the end. Otherwise, each gc.collect() of a test would visit them, which takes a third of a second.
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    # By now, the fixtures have ended the programs that they started.
+    close_forker()
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ _LOG_LINES = 1000
 class ServerKeeper:
     """Starts the server of a run again if it was killed or has crashed, at the same address.
 
+    A start that fails counts as one more death: whatever it failed by may be over at the next attempt.
+
     Args:
         server: the server. None: there is nothing to keep.
         restarts: how often it is started again within a time.
@@ -66,23 +68,30 @@ class ServerKeeper:
 
     def _look_at_start(self, server: Server) -> Look:
         self._starting = None
-        if self._error is not None or not server.running:
-            return Look(f"{self._name} cannot be started again: {self._error or 'it ended at once'}", is_over=True)
-        self._started_at = time.monotonic()
+        error, self._error = self._error, None
+        if error is not None:
+            return self._try_again(server, f"{self._name} could not be started again: {error}")
+        if not server.running:
+            return self._look_at_end(server)
         self.starts += 1
         return Look(f"{self._name} is back as process {server.pid}", is_over=False)
 
     def _look_at_end(self, server: Server) -> Look:
         text = how_it_ended(server, self._name)
+        if server.exit_status == 0:
+            # Somebody who shuts a server down does not want it back.
+            return Look(text, is_over=True)
+        kept = "" if self._keeps_data else ". Its data were in memory only; trainings continue from what processes have"
+        return self._try_again(server, text, kept)
+
+    def _try_again(self, server: Server, text: str, more: str = "") -> Look:
         now = time.monotonic()
-        # Somebody who shuts a server down does not want it back.
-        pause = None if server.exit_status == 0 else self._restarts.pause_after(now - self._started_at, now)
+        pause = self._restarts.pause_after(now - self._started_at, now)
         if pause is None:
             return Look(text, is_over=True)
         self._starting = threading.Thread(target=self._start, args=(server, pause), daemon=True)
         self._starting.start()
-        kept = "" if self._keeps_data else ". Its data were in memory only; trainings continue from what processes have"
-        return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{kept}", is_over=False)
+        return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
 
     def _start(self, server: Server, pause: float) -> None:
         time.sleep(pause)
@@ -90,6 +99,7 @@ class ServerKeeper:
             (self._start_again or server.start)()
         except ServerError as error:
             self._error = error
+        self._started_at = time.monotonic()
 
 
 def how_it_ended(server: Server, name: str = "the server") -> str:

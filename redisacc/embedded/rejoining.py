@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +16,10 @@ from redisacc.errors import ServerError
 __all__ = ["configuration_of", "find_master_to_follow", "hand_over"]
 
 _PAUSE = 0.05  # seconds
+
+# From this release on, the nodes of a shard have an id in common. A node that begins without one crashes when it
+# publishes a message to its shard.
+_FIRST_WITH_SHARD_IDS = (7, 2)
 
 
 class _Line(NamedTuple):
@@ -33,6 +39,15 @@ class _Line(NamedTuple):
     @property
     def fails(self) -> bool:
         return "fail" in self.flags
+
+    @property
+    def shard(self) -> str:
+        """The id of the master of its shard."""
+        return self.identity if self.master == "-" else self.master
+
+    def is_of(self, node: Node) -> bool:
+        # CLUSTER NODES puts an IPv6 address into no brackets.
+        return self.address.partition("@")[0] == f"{node.where.host}:{node.where.port}"
 
 
 def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
@@ -54,12 +69,13 @@ def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
     raise ServerError(f"no other node of the cluster answers ({'; '.join(errors) or 'there is none'})")
 
 
-def configuration_of(identity: str, others: Sequence[Node]) -> bytes:
+def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, int]) -> bytes:
     """Returns a configuration with which a node begins as a node that the cluster knows.
 
     Args:
         identity: the id of the node.
         others: the other nodes.
+        release: the release of the node's server program.
 
     Raises:
         ServerError: no other node answers, or they have forgotten this one.
@@ -67,15 +83,34 @@ def configuration_of(identity: str, others: Sequence[Node]) -> bytes:
     lines, epoch = _view(others)
     if not any(line.identity == identity for line in lines):
         raise ServerError(f"the cluster does not know the node {identity}")
+    shard_ids = _shard_ids(lines, others) if release >= _FIRST_WITH_SHARD_IDS else {}
     text = []
     for line in lines:
+        if "handshake" in line.flags:
+            continue
         # Whether a node fails, the new one finds out for itself.
-        flags = [flag for flag in line.flags if flag in ("master", "slave")]
+        flags = [flag for flag in line.flags if flag not in ("myself", "fail", "fail?")]
         if line.identity == identity:
             flags.insert(0, "myself")
-        fields = [line.identity, line.address, ",".join(flags), line.master, *line.rest[:4], *line.slots]
+        address = line.address
+        if shard_ids:
+            # The second part is a host name, which may be empty.
+            address += f"{'' if ',' in address else ','},shard-id={shard_ids[line.shard]}"
+        fields = [line.identity, address, ",".join(flags), line.master, *line.rest[:4], *line.slots]
         text.append(" ".join(fields) + "\n")
-    return "".join([*text, f"vars currentEpoch {int(epoch)} lastVoteEpoch 0\n"]).encode()
+    # It may have voted in this epoch, and no node may vote twice.
+    return "".join([*text, f"vars currentEpoch {int(epoch)} lastVoteEpoch {int(epoch)}\n"]).encode()
+
+
+def _shard_ids(lines: Sequence[_Line], nodes: Sequence[Node]) -> dict[str, str]:
+    """Returns the id of each shard by the id of its master. One that no node tells is new: the others accept it."""
+    found = {line.shard: secrets.token_hex(20) for line in lines}
+    for line in lines:
+        for node in nodes:
+            if line.is_of(node) and not line.fails:
+                with contextlib.suppress(redis.RedisError):
+                    found[line.shard] = str(node.ask("CLUSTER", "MYSHARDID"))
+    return found
 
 
 def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
@@ -91,8 +126,8 @@ def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
         lines, _ = _view(others)
         if not any(line.identity == identity and line.slots for line in lines):
             return
-        replicas = {line.address.partition("@")[0] for line in lines if line.master == identity and not line.fails}
-        replica = next((node for node in others if str(node.where) in replicas and _answers(node)), None)
+        replicas = [line for line in lines if line.master == identity and not line.fails]
+        replica = next((node for node in others if any(line.is_of(node) for line in replicas) and _answers(node)), None)
         if replica is None:
             return
         if time.monotonic() >= deadline:

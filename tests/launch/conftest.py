@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from runs import Starter, starter
 from several_hosts import Hosts
+from support.servers import executable
 
 
 @pytest.fixture
@@ -22,3 +23,14 @@ def start(tmp_path: Path, real_server: Any) -> Iterator[Starter]:
 def host(start: Starter) -> Hosts:
     """Starts runs on hosts."""
     return Hosts(start)
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file: as long as it exists, every server is killed while it starts."""
+    program = tmp_path / "a-server"
+    refuse = f'if [ -e {tmp_path}/broken ] && [ "$1" != --version ]; then kill -9 $$; fi'
+    program.write_text(f'#!/bin/sh\n{refuse}\nexec {executable("valkey")} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("REDISACC_SERVER", str(program))
+    return tmp_path / "broken"

@@ -65,6 +65,19 @@ def test_a_node_that_dies_is_started_again(host):
         assert not re.search(r"host \w is gone", run.err)
 
 
+def test_nodes_that_are_killed_while_they_start_again(host, broken):
+    runs = started(host, "abc", "--replicas", 1, until=300)
+    broken.touch()
+    for node in servers_of(runs["b"]):
+        os.kill(node, signal.SIGKILL)
+    for name in ("node", "replica"):
+        says(runs["b"], f"the {name} could not be started again: ", 2)
+    broken.unlink()
+    for name in ("node", "replica"):
+        says(runs["b"], f"the {name} is back as process")
+    all_trained(runs, 300)
+
+
 def test_a_host_returns_with_another_address(host):
     """As a pod of Kubernetes does."""
     runs = started(host, "ab", until=150)

@@ -129,6 +129,17 @@ def test_what_answers_is_no_meeting_point(waiting, host, real_server):
     assert run.code() == 130
 
 
+def test_an_earlier_meeting_point_may_still_be_ending(waiting, host):
+    with socket.socket() as earlier:
+        earlier.bind((host.address("a"), PORT))
+        earlier.listen()
+        run = waiting("a", 1)
+        earlier.accept()[0].close()
+    run.seen("ready")
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
 def test_no_node_has_a_port_next_to_the_meeting_point(waiting, host):
     """A node could not have it: it is too high. But these hosts start none."""
     run = waiting("a", 1, meet=f"{host.address('a')}:60000")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from runs import wait_for
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -152,9 +153,43 @@ def test_a_killed_server_starts_again_and_a_training_continues(start, unused_por
         weights -= 0.1 * (weights + step)
     assert run.out.splitlines()[-1] == f"worker 0 | {weights.tolist()}"
     lost = "" if options else ". Its data were in memory only; trainings continue from what processes have"
-    # It logs something in between if it saves a snapshot.
-    assert re.search(rf"^{re.escape(KILLED)}.*\. It starts again in 0.5 s{re.escape(lost)}$", run.err, re.MULTILINE)
+    # It logs something in between if it saves a snapshot. There is a pause if it has lived for a short time.
+    again = rf"It starts again(?: in 0.5 s)?{re.escape(lost)}"
+    assert re.search(rf"^{re.escape(KILLED)}.*\. {again}$", run.err, re.MULTILINE)
     assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
+
+
+def kill_server(port):
+    with redis.Redis(port=port) as client:
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)
+
+
+FAILED = (
+    r"the server could not be started again: Valkey \S+ was killed by SIGKILL before it was ready; its log is empty"
+)
+
+
+def test_a_server_that_is_killed_while_it_starts_again_is_tried_again(start, unused_port, broken):
+    run = start("--workers", 1, "--server-port", unused_port, script=TRAINING)
+    run.seen("step 20")
+    broken.touch()
+    kill_server(unused_port)
+    wait_for(lambda: len(re.findall(FAILED, run.err)) >= 2 or run.process.poll() is not None)
+    broken.unlink()
+    assert run.code() == 0, run.err
+    assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
+
+
+def test_a_server_that_can_never_start_again_ends_the_run(start, unused_port, broken):
+    script = "print('ready'); import time; time.sleep(1000)"
+    run = start("--workers", 1, "--server-port", unused_port, "--restarts", 2, script=script)
+    run.seen("ready")
+    broken.touch()
+    kill_server(unused_port)
+    assert run.code() == 1
+    first, last = re.findall(f"{FAILED}(.*)", run.err)
+    assert first.startswith(". It starts again in ")
+    assert last == ""
 
 
 def test_an_empty_directory_is_refused(start, tmp_path):

@@ -191,7 +191,7 @@ def _readable(file: Any, timeout: float | None) -> bool:
 
 
 class _Forker:
-    """The process that forks. It ends when this one does."""
+    """The process that forks. It ends when this one does, or with `close_forker`."""
 
     def __init__(self) -> None:
         self._socket, its_end = socket.socketpair()
@@ -212,10 +212,23 @@ class _Forker:
             socket.send_fds(self._socket, [LENGTH.pack(len(text))], descriptors)
             self._socket.sendall(text)
 
+    def close(self) -> None:
+        # A forked process may have a copy of the socket, whose other end would not be told.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._process.wait()
+
 
 @functools.cache
 def _forker() -> _Forker:
     return _Forker()
+
+
+def close_forker() -> None:
+    """Ends the process that forks, if it was started. Otherwise, Python would complain at its end."""
+    if _forker.cache_info().currsize:
+        _forker().close()
+        _forker.cache_clear()
 
 
 # The other side

@@ -172,11 +172,8 @@ class ThisHost:
             raise CannotStartError(str(error), 1) from None
 
     def _come(self) -> None:
-        self._find_meeting_point()
+        address = self._find_meeting_point()
         point = MeetingPoint(self._options.meet, self._options.password, self._options.tls)
-        coordinator = None
-        if self._meeting_server is not None:
-            coordinator = Coordinator(self._options.name, self._options.terms, self._form)
         host = Host(
             self._options.name,
             self._run,
@@ -186,7 +183,10 @@ class ThisHost:
             self._address,
             self._ports,
         )
-        self._register(point, host)
+        self._register(point, host, address)
+        coordinator = None
+        if self._meeting_server is not None:
+            coordinator = Coordinator(self._options.name, self._options.terms, self._form)
         self._attendance = Attendance(self._options.meet, point, host, coordinator)
         self._wait_until(self._has_place, self._who_is_missing)
         if self.is_guest or not self._options.terms.nodes:
@@ -195,9 +195,9 @@ class ThisHost:
             self._start_nodes()
         self._attendance.tell(stage=WORKS)
 
-    def _find_meeting_point(self) -> None:
-        """Blocks until the meeting point has an address, and starts it if it is on this host."""
-        meet, password, tls = self._options.meet, self._options.password, self._options.tls
+    def _find_meeting_point(self) -> str:
+        """Blocks until the meeting point has an IP address, and returns it. Finds this host's, too."""
+        meet = self._options.meet
         reminder = _Reminder(self._say)
         while True:
             try:
@@ -207,7 +207,6 @@ class ThisHost:
                 reminder.remind(f"waiting for an address of {meet.host} ({error}): is the name right?")
             time.sleep(0.5)
         try:
-            free = can_listen_at(address, meet.port)
             # If the meeting point is here, other hosts reach this one by its address.
             self._address = self._options.address or own_address_towards(address, meet.port)
             if can_listen_at(self._address, 0) is None:
@@ -220,8 +219,19 @@ class ThisHost:
                 "address that the others use, or correct /etc/hosts",
                 1,
             )
+        return address
+
+    def _start_meeting_point(self, address: str) -> None:
+        """Starts the meeting point if it is on this host and nobody listens there."""
+        meet, password, tls = self._options.meet, self._options.password, self._options.tls
         # All addresses of the loopback interface are this machine's, and those that differ stand for other machines.
-        if free and (self._address == address or not meet.is_loopback):
+        if meet.is_loopback and self._address != address:
+            return
+        try:
+            free = can_listen_at(address, meet.port)
+        except OSError as error:
+            raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
+        if free:
             with contextlib.suppress(PortInUseError):
                 server = Server(port=meet.port, host=address, password=password, tls=tls)
                 server.start()
@@ -230,11 +240,14 @@ class ThisHost:
                     server, self._options.restarts(), keeps_data=True, name="the meeting point"
                 )
 
-    def _register(self, point: MeetingPoint, host: Host) -> None:
-        """Blocks until the meeting point knows this host."""
+    def _register(self, point: MeetingPoint, host: Host, address: str) -> None:
+        """Blocks until the meeting point knows this host. Starts it if it is here."""
         meet = self._options.meet
         reminder, alive_until = _Reminder(self._say), None
         while True:
+            if self._meeting_server is None:
+                # At first, the server of an earlier command may still be there, and end.
+                self._start_meeting_point(address)
             try:
                 self._check_terms(point.agreement())
                 if point.come(host):

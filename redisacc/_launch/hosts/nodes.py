@@ -16,6 +16,7 @@ from redisacc._launch.server_keeper import ServerKeeper
 from redisacc.embedded.addresses import TLS, TCPAddress
 from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
 from redisacc.embedded.forming import Node, RemoteNode, form, is_complete
+from redisacc.embedded.program import find_program
 from redisacc.embedded.rejoining import configuration_of, find_master_to_follow, hand_over
 from redisacc.errors import ServerError
 
@@ -62,6 +63,8 @@ class Nodes:
         self._host = host
         self._others = others
         self._has_replicas = len(ports) > 1
+        # The ids of the nodes, once they have started.
+        self._known: tuple[str, ...] = ()
         self._directories = [
             None if directory is None else directory / name for name, _ in zip(_NAMES, ports, strict=False)
         ]
@@ -106,7 +109,8 @@ class Nodes:
         """
         for node in self._nodes:
             node.start()
-        return self._identities()
+        self._known = self._identities()
+        return self._known
 
     def come_back(self, identities: Sequence[str]) -> None:
         """Starts the nodes as those that the cluster knows, and blocks until all see them as a part of it again.
@@ -125,6 +129,7 @@ class Nodes:
                 f"the directory {self._directories[0]} holds a node of another training, {found[0]} instead of "
                 f"{identities[0]}: choose another directory, or remove it"
             )
+        self._known = found
         deadline = time.monotonic() + _RETURNING
         # The others count a master as failed for up to twice the node timeout after it is back.
         while time.monotonic() < deadline:
@@ -156,7 +161,7 @@ class Nodes:
         """Starts a node that has died."""
         node = self._nodes[number]
         if self._has_replicas and self._directories[number] is None:
-            self._start_as(number, self._identity_of_dead(node))
+            self._start_as(number, self._known[number])
         else:
             node.start()
 
@@ -167,7 +172,7 @@ class Nodes:
             try:
                 if self._has_replicas:
                     hand_over(identity, others, time.monotonic() + _HANDING_OVER)
-                node.configure(configuration_of(identity, others))
+                node.configure(configuration_of(identity, others, find_program(None).release))
             except redis.RedisError as error:
                 raise ServerError(f"the cluster does not let the node return: {error}") from error
         node.start()
@@ -186,13 +191,6 @@ class Nodes:
                 if time.monotonic() >= deadline:
                     raise ServerError(f"the node cannot become a replica: {error}") from error
             time.sleep(_PAUSE)
-
-    @staticmethod
-    def _identity_of_dead(node: ClusterNode) -> str:
-        for line in (node.dir / CONFIGURATION).read_text().splitlines():
-            if "myself" in line:
-                return line.split()[0]
-        raise ServerError("the node has left no configuration")
 
 
 def remote_nodes(

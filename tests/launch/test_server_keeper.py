@@ -1,0 +1,84 @@
+"""A server that cannot be started again is tried as often as restarts allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redisacc._launch.restarts import Restarts
+from redisacc._launch.server_keeper import ServerKeeper
+from redisacc.errors import ServerError
+
+pytestmark = pytest.mark.servers("fakeredis")
+
+
+class FailingServer:
+    """A server that was killed, and whose starts have these outcomes, one after the other.
+
+    An outcome is a message, an exit status after which it has ended already, or None if it runs.
+    """
+
+    pid = 7
+
+    def __init__(self, *outcomes: str | int | None) -> None:
+        self.running = False
+        self.exit_status: int | None = -9
+        self._outcomes = [*outcomes]
+
+    def start(self) -> None:
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, str):
+            raise ServerError(outcome)
+        self.running, self.exit_status = outcome is None, outcome
+
+    def log_tail(self, _: int) -> str:
+        return ""
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]) -> Callable[..., list[str]]:
+    """Looks after a server until it runs or the run is over, and returns what there is to say."""
+    monkeypatch.setattr("redisacc._launch.restarts._FIRST_PAUSE", 0.0)
+
+    def look(server: FailingServer, limit: int) -> list[str]:
+        keeper = ServerKeeper(server, Restarts(limit), keeps_data=True, name="it")  # type: ignore[arg-type]
+        found = [keeper.look()]
+        while not keeper.starts and not found[-1].is_over:
+            found.append(until(keeper.look))
+        return [text for text, *_ in found]
+
+    return look
+
+
+KILLED = (
+    "it was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` reports. It has logged "
+    "nothing since it was ready"
+)
+AGAIN = ". It starts again"
+
+
+def test_a_start_that_fails_is_tried_again(texts):
+    assert texts(FailingServer("no room", -9, "no host", None), 4) == [
+        KILLED + AGAIN,
+        "it could not be started again: no room" + AGAIN,
+        KILLED + AGAIN,
+        "it could not be started again: no host" + AGAIN,
+        "it is back as process 7",
+    ]
+
+
+def test_the_last_error_ends_the_run_when_no_restart_is_left(texts):
+    failed = "it could not be started again: "
+    assert texts(FailingServer("no room", "no port"), 2) == [
+        KILLED + AGAIN,
+        failed + "no room" + AGAIN,
+        failed + "no port",
+    ]
+    assert texts(FailingServer(-9), 1)[1:] == [KILLED]
+    assert texts(FailingServer(), 0) == [KILLED]
+
+
+def test_a_server_that_is_shut_down_as_soon_as_it_is_back_stays_so(texts):
+    assert texts(FailingServer(0), 5)[1:] == ["it ended with exit status 0. It has logged nothing since it was ready"]
