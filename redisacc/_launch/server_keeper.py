@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 
+from redisacc._clock import clock
 from redisacc._launch.restarts import Restarts
 from redisacc._launch.run import Look
 from redisacc._text import printable_lines
@@ -50,7 +50,7 @@ class ServerKeeper:
         self._keeps_data = keeps_data
         self._name = name
         self._start_again = start
-        self._started_at = time.monotonic()
+        self._started_at = clock.now()
         # While it starts: a thread, because it may load a large file, and the run goes on.
         self._starting: threading.Thread | None = None
         self._error: ServerError | None = None
@@ -68,13 +68,13 @@ class ServerKeeper:
         self._starting = None
         if self._error is not None or not server.running:
             return Look(f"{self._name} cannot be started again: {self._error or 'it ended at once'}", is_over=True)
-        self._started_at = time.monotonic()
+        self._started_at = clock.now()
         self.starts += 1
         return Look(f"{self._name} is back as process {server.pid}", is_over=False)
 
     def _look_at_end(self, server: Server) -> Look:
         text = how_it_ended(server, self._name)
-        now = time.monotonic()
+        now = clock.now()
         # Somebody who shuts a server down does not want it back.
         pause = None if server.exit_status == 0 else self._restarts.pause_after(now - self._started_at, now)
         if pause is None:
@@ -85,7 +85,7 @@ class ServerKeeper:
         return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{kept}", is_over=False)
 
     def _start(self, server: Server, pause: float) -> None:
-        time.sleep(pause)
+        clock.sleep(pause)
         try:
             (self._start_again or server.start)()
         except ServerError as error:

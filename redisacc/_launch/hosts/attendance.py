@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import queue
 import threading
-import time
 from typing import Any
 
 import redis
 
+from redisacc._clock import clock
 from redisacc._launch.hosts.coordinator import Coordinator, TermsError
 from redisacc._launch.hosts.documents import (
     FAILED,
@@ -58,7 +58,7 @@ class Attendance:
         self._lock = threading.Lock()
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._last_event = 0
-        self._answered_at = time.monotonic()
+        self._answered_at = clock.now()
         self._is_silent = False
         self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run, name="redisacc-host", daemon=True)
@@ -157,13 +157,13 @@ class Attendance:
         self._last_event = latest
 
     def _answered(self) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at = clock.now()
         if self._is_silent:
             self._is_silent = False
             self._looks.put(Look(f"the meeting point at {self._meet} answers again", is_over=False))
 
     def _not_answered(self, error: Exception) -> None:
-        if not self._is_silent and time.monotonic() - self._answered_at >= LEASE:
+        if not self._is_silent and clock.now() - self._answered_at >= LEASE:
             self._is_silent = True
             text = (
                 f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). Processes "
