@@ -24,6 +24,7 @@ from redisacc._launch.hosts.documents import (
 from redisacc._launch.hosts.events import LAST, line_of
 from redisacc._launch.hosts.meeting_point import LEASE, Meet, MeetingPoint
 from redisacc._launch.run import Look
+from redisacc._redis import forks
 from redisacc._text import printable
 from redisacc.errors import ServerError
 
@@ -60,7 +61,7 @@ class Attendance:
         self._last_event = 0
         self._answered_at = clock.now()
         self._is_silent = False
-        self._stops = threading.Event()
+        self._stops = forks.event()
         self._thread = threading.Thread(target=self._run, name="redisacc-host", daemon=True)
         self._thread.start()
 
