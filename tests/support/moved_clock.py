@@ -114,6 +114,10 @@ class MovedClock:
         path = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
         return {**os.environ, FOLLOWED: str(self.folder), "PYTHONPATH": path}
 
+    def now(self) -> float:
+        """Returns the time of the clock, in seconds."""
+        return clock.now()
+
     def advance(self, seconds: float) -> None:
         """Moves the clock, and waits until all processes that follow it have done what is due.
 
