@@ -28,12 +28,12 @@ def test_the_clock_of_users_is_that_of_the_system():
 @pytest.mark.every_server
 def test_a_move_ends_a_wait_that_has_a_timeout(clock, open_dense, background, until):
     acc = open_dense("float32", [1], "shared")
-    take = background(acc.take_grad, 1, timeout=60.0)
+    take = background(acc.take_grad, 1, timeout=200.0)
     until(lambda: acc.info().waiting)
     clock.advance(50.0)
     assert take.running
-    clock.advance(10.0)
-    with pytest.raises(redisacc.TakeTimeoutError, match="timed out after 60"):
+    clock.advance(150.0)
+    with pytest.raises(redisacc.TakeTimeoutError):
         take.result()
 
 

@@ -17,6 +17,13 @@ from redisacc import embedded
 pytestmark = [pytest.mark.servers(*ONE_NODE)]
 
 
+@pytest.fixture(autouse=True)
+def _time_runs(clock, real_client):
+    """Renewals find out what the server has lost, and claims of what is there take seconds to come."""
+    with clock.running():
+        yield
+
+
 # All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one
 # after the other would be of different moments, as no server would ever hold them.
 DUMP = """
