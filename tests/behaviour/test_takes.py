@@ -98,7 +98,7 @@ def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, wa
 
 
 @pytest.mark.usual(client="asyncio")
-def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, waiting, server):
+def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, waiting, server, clock):
     acc = open_dense("float32", [1], "queue")
     other = open_dense("float32", [1], "queue", redis=server.client())
     head = background(acc.take_grad, 3)
@@ -107,8 +107,8 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
     waiting(acc, 2)
     acc.apply_grad(one(1))
     acc.apply_grad(one(2))
-    # No event shows that a taker stays asleep, so watch it for a while.
-    time.sleep(0.1)
+    # Each of them asks once a second.
+    clock.advance(5.0)
     assert second.running
     assert acc.num_accumulated() == 2
     with pytest.raises(redisacc.TakeTimeoutError):

@@ -85,8 +85,10 @@ class MovedClock:
         self._lock = threading.Lock()
         # Caller -> when its wait ends.
         self._waits: dict[Caller, float] = {}
-        # Those that have waited.
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Those that have waited -> the number of moves when they began to wait last.
+        self._known: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        # Held by the thread that moves the clock.
+        self._moving = threading.Lock()
         if not self._moves:
             state, done = self._state, _shared(self.folder / str(os.getpid()), 1)
             done[0] = state[1]
@@ -124,16 +126,17 @@ class MovedClock:
         Leases of processes, threads and tasks that live do not run out: it moves in steps, and each step waits until
         they have renewed what they hold.
         """
-        self._settle()
-        while seconds > 1e-9:
-            step = min(seconds, self._until_due())
-            # First the keys: what is written between the two lives too long, by a step, and never too short.
-            for client in self.clients:
-                _shorten_lives(client, step)
-            self._state[0] += step
-            self._state[1] += 1
-            seconds -= step
+        with self._moving:
             self._settle()
+            while seconds > 1e-9:
+                step = min(seconds, self._until_due())
+                # First the keys: what is written between the two lives too long, by a step, and never too short.
+                for client in self.clients:
+                    _shorten_lives(client, step)
+                self._state[0] += step
+                self._state[1] += 1
+                seconds -= step
+                self._settle()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -150,7 +153,7 @@ class MovedClock:
             except BaseException as error:
                 failed.append(error)
 
-        self._known.add(threading.current_thread())
+        self._known.setdefault(threading.current_thread(), self._state[1])
         mover = threading.Thread(target=run, name="moved-clock")
         mover.start()
         try:
@@ -186,10 +189,13 @@ class MovedClock:
     def _unsettled(self) -> list[str]:
         """The callers of this process that have to do what is due, or are doing it."""
         with self._lock:
-            waiting, known = dict(self._waits), list(self._known)
+            waiting, number = dict(self._waits), self._state[1]
+            # Those that have begun to wait since the last move have done what was due.
+            known = [caller for caller, begun in self._known.items() if begun < number]
+            renewing = [thread for thread in self._renewing() if self._known.get(thread, -1) < number]
         now, frames = clock.now(), sys._current_frames()
         busy = [caller for caller, end in waiting.items() if end <= now and not _has_ended(caller)]
-        busy += [thread for thread in self._renewing() if thread not in waiting]
+        busy += [thread for thread in renewing if thread not in waiting]
         here = threading.current_thread()
         for caller in known:
             if caller is here or caller in waiting or _has_ended(caller) or _name(caller) == LISTENING:
@@ -213,7 +219,7 @@ class MovedClock:
         """Notes that a thread or a task waits until a time."""
         with self._lock:
             self._waits[caller] = end
-            self._known.add(caller)
+            self._known[caller] = self._state[1]
 
     def end(self, caller: Caller) -> None:
         """Notes that it no longer waits."""

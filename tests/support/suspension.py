@@ -56,9 +56,9 @@ class Suspension:
         self._left: int | None = None
         self._way = ""
         self._lock = threading.Lock()
-        real = time.monotonic
-        for module, name in ((time, "monotonic"), (clock, "now")):
-            monkeypatch.setattr(module, name, lambda: real() + self._ahead)
+        real, now = time.monotonic, clock.now
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self._ahead)
+        monkeypatch.setattr(clock, "now", lambda: now() + self._ahead)
         # Listeners outlive the test, and for them time would go back.
         monkeypatch.setattr("redisacc._redis.pubsub.clock", SimpleNamespace(now=real))
         exchange, fetch = SocketConnection.exchange, SocketConnection.fetch
