@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.moved_clock import MovedClock
 
 import redisacc
 from redisacc._format.entries import clock_ms
@@ -27,6 +28,13 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def time_runs(clock: MovedClock, real_client: redis.Redis) -> Iterator[None]:
+    """Renewals of leases find out what the server has lost, and claims of what is left take seconds to come."""
+    with clock.running():
+        yield
 
 
 class Training:

@@ -14,14 +14,7 @@ import redisacc
 from redisacc import embedded
 
 # Older data are restored by a transaction that begins with FLUSHALL.
-pytestmark = [pytest.mark.servers(*ONE_NODE)]
-
-
-@pytest.fixture(autouse=True)
-def _time_runs(clock, real_client):
-    """Renewals find out what the server has lost, and claims of what is there take seconds to come."""
-    with clock.running():
-        yield
+pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
 
 
 # All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one
