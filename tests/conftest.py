@@ -16,6 +16,7 @@
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
 | `full_disk()` | in this block, no file of this process becomes larger than 128 KiB |
+| `clock` | moves the time of the library and the server: `clock.advance(10.0)`; processes with `clock.env` follow |
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
 
 Everything that a fixture opens is closed when the test ends. Which servers a test runs on, and which tests `make test`
@@ -46,6 +47,7 @@ from support.clients import ClientKind
 from support.daemons import Daemon
 from support.driven import DrivenClient
 from support.leaks import leftovers
+from support.moved_clock import MovedClock
 from support.servers import FAKE, Servers, ServerUnderTest, executable
 from support.warm_python import close_forker
 
@@ -106,6 +108,14 @@ def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._format.worker_states.LATE_AFTER", 600.0)
 
 
+@pytest.fixture
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedClock]:
+    """A clock that the test moves, instead of waiting until a lease, a pause or an expiry is over."""
+    moved = MovedClock(tmp_path_factory.mktemp("clock"), moves=True)
+    yield moved
+    moved.restore()
+
+
 @pytest.fixture(scope="session")
 def _servers() -> Iterator[Servers]:
     servers = Servers()
@@ -117,7 +127,12 @@ def _servers() -> Iterator[Servers]:
 def server(request: pytest.FixtureRequest, server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
     """One of the chosen servers, with an empty database. At the end, every key in it must have an owner."""
     forges = request.node.get_closest_marker("forges") is not None
-    yield from _server(server_name, _servers, look=not forges)
+    # First of all, because what is opened on the server has to follow it.
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    for under_test in _server(server_name, _servers, look=not forges):
+        if clock is not None:
+            clock.clients.append(under_test.client())
+        yield under_test
 
 
 @pytest.fixture

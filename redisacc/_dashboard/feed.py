@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 
+from redisacc._clock import clock
 from redisacc._dashboard.page_data import Query, id_of, sections
 from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.transport import Transport
@@ -64,7 +64,7 @@ class Feed:
     async def updates(self, query: Query) -> AsyncIterator[str]:
         """Yields a JSON object after each refresh, until the feed is closed.
 
-        ``now`` is this machine's ``time.monotonic()``, ``clock`` its time in milliseconds, and ``changed`` the sections
+        ``now`` is this machine's ``clock.now()``, ``clock`` its time in milliseconds, and ``changed`` the sections
         that are not as the page has them; the first update has all.
         """
         viewer = _Viewer(query)
@@ -82,8 +82,8 @@ class Feed:
                 found = viewer.sections
                 changed = [f'"{name}":{text}' for name, text in found.items() if sent.get(name) != text]
                 sent = found
-                clock, now = int(time.time() * 1000), round(time.monotonic(), 3)
-                yield f'{{"clock":{clock},"now":{now},"changed":{{{",".join(changed)}}}}}'
+                wall_ms, now = int(clock.time() * 1000), round(clock.now(), 3)
+                yield f'{{"clock":{wall_ms},"now":{now},"changed":{{{",".join(changed)}}}}}'
         finally:
             self._viewers.discard(viewer)
 
@@ -97,7 +97,7 @@ class Feed:
     async def _run(self) -> None:
         while self._viewers and not self._closed:
             self._wake.clear()
-            started = time.monotonic()
+            started = clock.now()
             queries = {viewer.query for viewer in self._viewers}
             try:
                 found = await asyncio.to_thread(self._refresh, queries)
@@ -114,7 +114,7 @@ class Feed:
                     viewer.sections = found[viewer.query]
                     viewer.ready.set()
             await asyncio.sleep(SHORTEST_PAUSE)
-            pause = max(self._interval, REST * (time.monotonic() - started - SHORTEST_PAUSE)) - SHORTEST_PAUSE
+            pause = max(self._interval, REST * (clock.now() - started - SHORTEST_PAUSE)) - SHORTEST_PAUSE
             try:
                 await asyncio.wait_for(self._wake.wait(), max(pause, 0.0))
             except TimeoutError:

@@ -313,7 +313,7 @@ def _ms(moment: datetime.datetime) -> int:
 
 
 def _heard(at: float | None) -> float | None:
-    """Returns a moment of ``time.monotonic()``, as the page gets it: in seconds, to the millisecond."""
+    """Returns a moment of ``clock.now()``, as the page gets it: in seconds, to the millisecond."""
     return None if at is None else round(at, 3)
 
 

@@ -7,13 +7,13 @@ import functools
 import math
 import os
 import socket
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import Round, Tally
@@ -633,6 +633,6 @@ def _reopen(
 
 
 def _deadline(timeout: object) -> float:
-    """Returns when a timeout in seconds ends, on ``time.monotonic()``'s clock; infinity for None."""
+    """Returns when a timeout in seconds ends, by ``clock.now()``; infinity for None."""
     seconds = validation.timeout(timeout)
-    return math.inf if seconds is None else time.monotonic() + seconds
+    return math.inf if seconds is None else clock.now() + seconds

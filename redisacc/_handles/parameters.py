@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
@@ -388,7 +388,7 @@ class Parameters(Closing):
                 self._keys,
                 self._reader,
                 after=wanted,
-                deadline=math.inf if seconds is None else time.monotonic() + seconds,
+                deadline=math.inf if seconds is None else clock.now() + seconds,
                 label=f"{self._name} ({self._keys.name})",
                 skip_last=skip_last,
                 cancel=cancel,

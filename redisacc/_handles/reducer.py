@@ -7,11 +7,11 @@ import logging
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
@@ -139,10 +139,10 @@ class Reducer(Closing):
             with pubsub.listen_to_pattern(calls, self._hear_call):
                 self._work(pubsub)
         finally:
-            deadline = time.monotonic() + CLOSING_TIMEOUT
+            deadline = clock.now() + CLOSING_TIMEOUT
             answers = True
             for key in list(self._reductions):
-                answers = self._leave(key, give_back=answers and time.monotonic() < deadline)
+                answers = self._leave(key, give_back=answers and clock.now() < deadline)
             self._running.release()
 
     def close(self) -> None:
@@ -186,11 +186,11 @@ class Reducer(Closing):
                 if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
                     self._leave(key)
                     continue
-                name, has_work = key[0], reduction.has_work or reduction.due <= time.monotonic()
+                name, has_work = key[0], reduction.has_work or reduction.due <= clock.now()
                 work = partial(reduction.work, self._interrupts(reduction))
                 if has_work and name not in silent and not self._attempt(name, work):
                     silent.add(name)
-                pause = min(pause, reduction.due - time.monotonic())
+                pause = min(pause, reduction.due - clock.now())
             if not any(running.reduction.has_work for running in self._reductions.values()):
                 self._alarm.wait(max(pause, SHORTEST_PAUSE))
 
@@ -293,7 +293,7 @@ class Reducer(Closing):
 
     def _is_ours(self, running: _Running) -> bool:
         """Returns whether the node still stores it, as far as that can be found out. Looks once a second."""
-        now = time.monotonic()
+        now = clock.now()
         if now < running.look_at:
             return True
         running.look_at = now + LONGEST_PAUSE
@@ -336,12 +336,12 @@ class Reducer(Closing):
 
     def _interrupts(self, working: Reduction) -> Callable[[], bool]:
         """Returns the function that says whether ``working`` has to stop, because others have work."""
-        until = time.monotonic() + TURN
+        until = clock.now() + TURN
 
         def interrupted() -> bool:
             if self._closed.is_set():
                 return True
-            if time.monotonic() < until:
+            if clock.now() < until:
                 return False
             if self._called:
                 return True
@@ -359,7 +359,7 @@ class _Running:
         reduction: the reduction.
         home: a key in the slot whose gradients it adds up.
         listening: ends the subscriptions.
-        look_at: when to look whether the node still stores that slot, on ``time.monotonic()``'s clock.
+        look_at: when to look whether the node still stores that slot, by ``clock.now()``.
     """
 
     reduction: Reduction

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
+
+from redisacc._clock import clock
 
 __all__ = ["INTERVAL", "LIMIT", "Lines"]
 
@@ -26,11 +27,11 @@ class Lines:
     `INTERVAL` seconds.
 
     Args:
-        clock: returns the time in seconds.
+        now: returns the time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._now = now or clock.now
         self._pending = bytearray()
         # Up to here there is no end of a line in `_pending`.
         self._searched = 0
@@ -70,7 +71,7 @@ class Lines:
     def _rewritten(self, text: bytes, found: list[bytes]) -> None:
         if not text:
             return
-        now = self._clock()
+        now = self._now()
         if now >= self._next_state:
             self._next_state = now + INTERVAL
             self._hidden = b""

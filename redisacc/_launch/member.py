@@ -7,10 +7,10 @@ import os
 import select
 import signal
 import subprocess
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 
+from redisacc._clock import clock
 from redisacc._handles.environment import RESTARTED
 from redisacc._launch.guard import Guard
 from redisacc._launch.lines import Lines
@@ -111,7 +111,7 @@ class Member:
     @property
     def lived(self) -> float:
         """For how many seconds the process has lived."""
-        return time.monotonic() - self._started
+        return clock.now() - self._started
 
     def start(self) -> None:
         """Starts a process. The member must be idle.
@@ -142,7 +142,7 @@ class Member:
                     preexec_fn=self._tell_guard,  # noqa: PLW1509 - see above
                 )
             on_failure.pop_all()
-        self._started = time.monotonic()
+        self._started = clock.now()
         self.group = self._process.pid
         self._killed_group = False
         self._pipes = {reader: (Lines(), output) for reader, _, output in ends}
@@ -185,7 +185,7 @@ class Member:
             self._process = None
             # SIGTERM first: for example, Python's tracker of shared memory cleans up now, and ignores this signal.
             self.signal(signal.SIGTERM)
-            self._give_up_group_at = time.monotonic() + _LEFTOVER_GRACE
+            self._give_up_group_at = clock.now() + _LEFTOVER_GRACE
         return status
 
     def _read_the_rest(self) -> None:
@@ -214,7 +214,7 @@ class Member:
             os.killpg(self.group, 0)
         except (ProcessLookupError, PermissionError):
             return True
-        now = time.monotonic()
+        now = clock.now()
         if now >= self._give_up_group_at:
             if self._killed_group:
                 # In a container whose first process waits for no orphans, they stay as zombies for ever.

@@ -10,11 +10,11 @@ import secrets
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import NamedTuple
 
+from redisacc._clock import clock
 from redisacc._handles.environment import Place
 from redisacc._launch.guard import Guard
 from redisacc._launch.member import Member
@@ -228,7 +228,7 @@ class Run:
         for output in {self._out, self._err}:
             if not output.empty:
                 poll.register(output.descriptor, select.POLLOUT)
-        now = time.monotonic()
+        now = clock.now()
         deadlines = [now + (_SHORT_TICK if any(member.leaving for member in self._members) else _TICK)]
         deadlines += [member.restart_at for member in self._members if member.restart_at is not None]
         deadlines += [moment for moment in (self._terminate_at, self._kill_at) if moment is not None]
@@ -277,7 +277,7 @@ class Run:
             if status is not None:
                 self._ended(member, status)
             member.clean_up()
-            if member.restart_at is not None and time.monotonic() >= member.restart_at and member.idle:
+            if member.restart_at is not None and clock.now() >= member.restart_at and member.idle:
                 self._start(member)
 
     def _ended(self, member: Member, status: int) -> None:
@@ -296,10 +296,10 @@ class Run:
             )
             self._end(code)
             return
-        pause = member.restarts.pause_after(member.lived, time.monotonic())
+        pause = member.restarts.pause_after(member.lived, clock.now())
         if pause is not None:
             self.say(f"{member.name} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
-            member.restart_at = time.monotonic() + pause
+            member.restart_at = clock.now() + pause
             return
         if is_companion:
             self.say(f"{member.name} {how} too often; the run continues without it")
@@ -364,11 +364,11 @@ class Run:
             member.restart_at = None
         if self._kill_at is None:
             self._patient = patience > 0
-            self._terminate_at = time.monotonic() + patience
+            self._terminate_at = clock.now() + patience
 
     def _hurry(self) -> None:
         """Sends the signals that are due."""
-        now = time.monotonic()
+        now = clock.now()
         if self._terminate_at is not None and self._companions and all(member.idle for member in self._main):
             self._terminate_at = now
         if self._terminate_at is not None and now >= self._terminate_at:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 
+from redisacc._clock import clock
 from redisacc._launch.restarts import Restarts
 from redisacc._launch.run import Look
 from redisacc._text import printable_lines
@@ -52,7 +52,7 @@ class ServerKeeper:
         self._keeps_data = keeps_data
         self._name = name
         self._start_again = start
-        self._started_at = time.monotonic()
+        self._started_at = clock.now()
         # While it starts: a thread, because it may load a large file, and the run goes on.
         self._starting: threading.Thread | None = None
         self._error: ServerError | None = None
@@ -85,7 +85,7 @@ class ServerKeeper:
         return self._try_again(server, text, kept)
 
     def _try_again(self, server: Server, text: str, more: str = "") -> Look:
-        now = time.monotonic()
+        now = clock.now()
         pause = self._restarts.pause_after(now - self._started_at, now)
         if pause is None:
             return Look(text, is_over=True)
@@ -94,12 +94,12 @@ class ServerKeeper:
         return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
 
     def _start(self, server: Server, pause: float) -> None:
-        time.sleep(pause)
+        clock.sleep(pause)
         try:
             (self._start_again or server.start)()
         except ServerError as error:
             self._error = error
-        self._started_at = time.monotonic()
+        self._started_at = clock.now()
 
 
 def how_it_ended(server: Server, name: str = "the server") -> str:

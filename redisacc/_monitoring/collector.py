@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from redisacc._admin.catalogue import list_names
+from redisacc._clock import clock
 from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._monitoring.view import View
@@ -76,7 +76,7 @@ class Collector:
         self.problems = []
         views: dict[str, View] = {}
         changed: list[tuple[tuple[bool, float], Keys, list[Any]]] = []
-        now = time.monotonic()
+        now = clock.now()
         for keys, summary, read_at in self._summaries([keys for _, keys in sorted(wanted.items())]):
             if summary is not None and not any(value is not None for value in summary[0] or ()):
                 # There is no record: deleted, or a name that `redisacc gc` removes.
@@ -88,9 +88,9 @@ class Collector:
                 changed.append(((keys.name not in first, at), keys, summary or []))
             else:
                 view.add(dataclasses.replace(view.info, read_at=read_at), view.parameters)
-        deadline = time.monotonic() + budget
+        deadline = clock.now() + budget
         for (is_other, _), keys, summary in sorted(changed, key=lambda entry: entry[0]):
-            if is_other and time.monotonic() >= deadline:
+            if is_other and clock.now() >= deadline:
                 break
             self._read_whole(keys, summary, views)
         self.views = dict(sorted(views.items()))
@@ -109,7 +109,7 @@ class Collector:
         view = views.setdefault(keys.name, View(info))
         has_parameters = len(summary) < 2 or summary[1][0] is not None
         view.add(info, self._parameters_of(keys) if has_parameters else None)
-        self._read[keys.name] = summary, time.monotonic()
+        self._read[keys.name] = summary, clock.now()
 
     def _parameters_of(self, keys: Keys) -> ParametersInfo | None:
         try:

@@ -1,6 +1,6 @@
 """The times of an accumulator's rounds, as its events tell them.
 
-Times are taken on this machine when the event is heard, by ``time.monotonic()``. A message may be lost, and
+Times are taken on this machine when the event is heard, by ``clock.now()``. A message may be lost, and
 then everything whose beginning was not heard is left out rather than guessed.
 """
 
@@ -28,7 +28,7 @@ MOST_BYTES = 2**53
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """When what happened in a round that was taken, in seconds of ``time.monotonic()``; None: it was not heard.
+    """When what happened in a round that was taken, in seconds of ``clock.now()``; None: it was not heard.
 
     Attributes:
         step: the step that the take closed.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Collection, Sequence
 
+from redisacc._clock import clock
 from redisacc._format.keys import PREFIX, Keys, ParameterKeys
 from redisacc._monitoring.round_history import Figures, RoundHistory
 from redisacc._protocol.lifecycle.events import Event
@@ -64,7 +64,7 @@ class RoundListener:
         """Returns what is known of the rounds of an accumulator."""
         with self._lock:
             history = self._histories.get(name) or RoundHistory()
-            return history.figures(time.monotonic())
+            return history.figures(clock.now())
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""
@@ -83,7 +83,7 @@ class RoundListener:
 
     def _hear(self, channel: str, text: str | None) -> None:
         """Handles a message, in the thread that listens."""
-        at = time.monotonic()
+        at = clock.now()
         with self._lock:
             if text is None and not channel:
                 # Messages of a pattern may have been missed, and so of everybody.

@@ -14,11 +14,11 @@ import contextlib
 import logging
 import math
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from redisacc._clock import clock
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES
 from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
@@ -154,7 +154,7 @@ class PubSub:
             with self._lock:
                 known.listeners.remove(listener)
                 if not known.listeners:
-                    known.idle_since = time.monotonic()
+                    known.idle_since = clock.now()
 
     def _tell(self, *command: str) -> None:
         # Called with the lock held. If the connection is broken, the thread that reads notices and subscribes again.
@@ -181,11 +181,11 @@ class PubSub:
                     try:
                         self._subscribe(connection, prefix)
                         # Not after every message: the threads that it wakes can run only when this one pauses.
-                        next_look = time.monotonic() + IDLE_CHECK_INTERVAL
+                        next_look = clock.now() + IDLE_CHECK_INTERVAL
                         while True:
                             for message in connection.hear():
                                 self._hand_out(message)
-                            now = time.monotonic()
+                            now = clock.now()
                             if now >= next_look:
                                 if self._done(linger):
                                     return
@@ -212,7 +212,7 @@ class PubSub:
     def _done(self, linger: float) -> bool:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
         with self._lock:
-            left = time.monotonic() - linger
+            left = clock.now() - linger
             for key in [key for key, known in self._subscriptions.items() if known.idle_since < left]:
                 del self._subscriptions[key]
                 command, name = key

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from redisacc._clock import clock
 from redisacc._redis import forks
 from redisacc._redis.sockets import fast_socket
 from redisacc._redis.sockets.fast_socket import TICK, Connection
@@ -145,7 +145,7 @@ class _Blocking:
     opens_lanes = True
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        clock.sleep(seconds)
 
     def alarm(self) -> Alarm:
         return ThreadAlarm()

@@ -17,12 +17,12 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from redisacc._checkpoints.file import Checkpoint, library
 from redisacc._checkpoints.folder import Folder
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parameters.reader import ParameterReader
@@ -95,7 +95,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         # The step after which the last checkpoint was due, and when.
         self._last_step: int | None = None
-        self._last_time = time.monotonic()
+        self._last_time = clock.now()
         self._written: int | None = None
 
     def valid(self) -> Iterator[Checkpoint]:
@@ -109,7 +109,7 @@ class Checkpointer:
             step: the step.
             last: whether it is the last one of the training, which always gets a checkpoint.
         """
-        now = time.monotonic()
+        now = clock.now()
         before = self._last_step
         if before is None:
             # The loop began at the step before this one.

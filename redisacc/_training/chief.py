@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from redisacc._checkpoints.file import Checkpoint
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.spec import Order
@@ -734,7 +734,7 @@ class Chief(Participant):
                 return None
         self._may_be_left = True
         self._has_to_agree = False
-        self._next_look = time.monotonic() + LOOK_EVERY
+        self._next_look = clock.now() + LOOK_EVERY
         self._quorum.follow()
         try:
             return take(min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew))
@@ -763,7 +763,7 @@ class Chief(Participant):
     def _is_over(self) -> bool:
         """Looks, once a second, whether waiting for the round still makes sense, and for how many gradients."""
         self._quorum.follow()
-        now = time.monotonic()
+        now = clock.now()
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_EVERY

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._data.finite import check_finite
 from redisacc._data.metrics import mean_metrics, metric_notes
@@ -227,7 +227,7 @@ class LocalSteps:
 
     def _is_over(self, published: Parameters) -> bool:
         """Looks, once a second, whether the version has been replaced without this worker, or is the last one."""
-        now = time.monotonic()
+        now = clock.now()
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_EVERY

@@ -13,10 +13,10 @@ A loss is told from a deletion by the mark that a deletion leaves (``_protocol/p
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
+from redisacc._clock import clock
 from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import is_first_start
@@ -107,10 +107,10 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
     Raises:
         DataLossError: no worker hands over what it has.
     """
-    keys, log = ParameterKeys(name), WaitLog(time.monotonic())
-    deadline = time.monotonic() + HANDOVER
+    keys, log = ParameterKeys(name), WaitLog(clock.now())
+    deadline = clock.now() + HANDOVER
     found: Claim | None = wanted
-    while found is not None and time.monotonic() < deadline:
+    while found is not None and clock.now() < deadline:
         check()
         reply = ParameterScripts(transport, keys).claim(
             place=found.place, incarnation=found.incarnation, step=found.step, asks=True
@@ -118,7 +118,7 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
         if reply == "there":
             transport.call("UNLINK", keys.claims)
             return
-        now = time.monotonic()
+        now = clock.now()
         if log.is_due(now):
             logger.warning(
                 "%s: the server has lost this training; still waiting for %s, which has step %d, to publish it again",

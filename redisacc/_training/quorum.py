@@ -7,10 +7,10 @@ The chief keeps it in the settings of the accumulator, and announces it to the w
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.settings import Settings, milliseconds
@@ -145,7 +145,7 @@ class QuorumKeeper:
         With a fixed number of workers, it checks that the settings are still there: without them, a take with a minimum
         weight would require a single gradient only.
         """
-        now = time.monotonic()
+        now = clock.now()
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY

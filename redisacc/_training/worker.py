@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, SupportsFloat
 
+from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
@@ -188,10 +188,10 @@ class Worker(Participant):
         return self._workers
 
     def _read_workers(self) -> int:
-        keys, log = ParameterKeys(self.shared_name), WaitLog(time.monotonic())
+        keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
         while (found := read_quorum(self._transport, keys)) is None:
             self._lease.check()
-            now = time.monotonic()
+            now = clock.now()
             if log.is_due(now):
                 self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
             self._transport.waits.sleep(ASK_EVERY)
@@ -229,7 +229,7 @@ class Worker(Participant):
                 continue
             except DataLossError as error:
                 # Only the chief can publish them again.
-                now = time.monotonic()
+                now = clock.now()
                 if log is None or log.is_due(now):
                     self._warn("%s; waiting for the chief", error)
                 log = log or WaitLog(now)
@@ -261,7 +261,7 @@ class Worker(Participant):
         Raises:
             RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted.
         """
-        keys, log = ParameterKeys(self.shared_name), WaitLog(time.monotonic())
+        keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
         if not self._patience.call(lambda: self._is_training_lost(keys), "to look for the training"):
             raise found_gone
         self._warn(
@@ -270,7 +270,7 @@ class Worker(Participant):
         )
         while not self._patience.call(self._claimant.look, "to look for the training"):
             self._check_lease()
-            if log.is_due(time.monotonic()):
+            if log.is_due(clock.now()):
                 self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
             self._transport.waits.sleep(LOOK_EVERY)
         # The accumulator is another one.
@@ -289,9 +289,9 @@ class Worker(Participant):
         if is_lost(self._transport, keys, incarnation):
             return True
         # The parameters are there. If the accumulator is not, it was deleted alone, or a chief is replacing it.
-        give_up = time.monotonic() + REPLACED_WITHIN
+        give_up = clock.now() + REPLACED_WITHIN
         while has_no_gradients(self._transport, self.shared_name):
-            if time.monotonic() >= give_up:
+            if clock.now() >= give_up:
                 return False
             self._transport.waits.sleep(ASK_EVERY)
         return True
@@ -309,17 +309,17 @@ class Worker(Participant):
 
         The chief of this worker's run says what it does. For another one, this waits a moment.
         """
-        began = time.monotonic()
+        began = clock.now()
         log = WaitLog(began)
         while self._patience.call(self._parameters.finished, "to read the parameters"):
             if self._chief_run_id is None:
                 members = self._patience.call(self._crew.members, "to look for the chief")
                 chief = any(member.number is None and member.left > 0 for member in members)
-                if not (chief or self._is_launched) or time.monotonic() - began >= CONTINUED_WITHIN:
+                if not (chief or self._is_launched) or clock.now() - began >= CONTINUED_WITHIN:
                     return True
             elif self._patience.call(self._has_chief_concluded, "to read the parameters"):
                 return True
-            elif log.is_due(time.monotonic()):
+            elif log.is_due(clock.now()):
                 self._warn("the training is finished; still waiting for the chief, which may continue it")
             self._check_lease()
             self._transport.waits.sleep(ASK_FINISHED_EVERY)
@@ -330,15 +330,15 @@ class Worker(Participant):
         return is_concluded_by(self._transport, ParameterKeys(self.shared_name), self._chief_run_id)
 
     def _wait(self) -> tuple[int, Any]:
-        self._next_check = time.monotonic() + LOOK_EVERY
+        self._next_check = clock.now() + LOOK_EVERY
         self._pause = LOOK_AFTER
-        self._next_look = time.monotonic() + (0.0 if self._has_lost_gradient else self._pause)
+        self._next_look = clock.now() + (0.0 if self._has_lost_gradient else self._pause)
         self._has_lost_gradient = False
         return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
 
     def _is_over(self) -> bool:
         """Looks, once a second, whether waiting for the next step still makes sense."""
-        now = time.monotonic()
+        now = clock.now()
         if now < self._next_check:
             return False
         self._next_check = now + LOOK_EVERY

@@ -44,6 +44,7 @@ class LoopWaits:
 
     Attributes:
         loop: the event loop.
+        call_later: its method of that name, by which calls wait.
     """
 
     keeps = CONNECTIONS
@@ -51,6 +52,7 @@ class LoopWaits:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.call_later = self.loop.call_later
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +104,7 @@ class LoopWaits:
 
     def sleep(self, seconds: float) -> None:
         future = self.loop.create_future()
-        timer = self.loop.call_later(seconds, _finish, future)
+        timer = self.call_later(seconds, _finish, future)
         try:
             _calls.wait(future)
         finally:
@@ -234,7 +236,7 @@ class LoopEvent:
         """Waits until the event is set, or for ``timeout`` seconds. Returns whether it is set."""
         if not self._is_set:
             future = self._waits.loop.create_future()
-            timer = self._waits.loop.call_later(max(timeout, 0.0), _finish, future)
+            timer = self._waits.call_later(max(timeout, 0.0), _finish, future)
             self._waiting.add(future)
             try:
                 _calls.wait(future)

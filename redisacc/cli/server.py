@@ -7,13 +7,13 @@ import shlex
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import redis
 
+from redisacc._clock import clock
 from redisacc._handles.reducer import Reducer
 from redisacc._launch.server_keeper import how_it_ended
 from redisacc.cli.shared.failures import interrupts_raise
@@ -150,13 +150,13 @@ def _reducing(child: Server | Cluster) -> Iterator[None]:
 def _watch(child: Server) -> Server:
     """Blocks until the server has ended, and returns it. Reports when it cannot save its data, and when it can."""
     failing = False
-    checked = time.monotonic()
+    checked = clock.now()
     with contextlib.closing(child.client()) as client:
         while child.running:
-            time.sleep(0.5)
-            if time.monotonic() < checked + _CHECK_SECONDS:
+            clock.sleep(0.5)
+            if clock.now() < checked + _CHECK_SECONDS:
                 continue
-            checked = time.monotonic()
+            checked = clock.now()
             try:
                 info = client.info("persistence")
             except redis.RedisError:
@@ -184,7 +184,7 @@ def _watch_all(child: Cluster) -> Server:
         for node in child.nodes:
             if not node.running:
                 return node
-        time.sleep(0.5)
+        clock.sleep(0.5)
 
 
 def _announce_cluster(child: Cluster, directory: Path, *, durable: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from redisacc._clock import clock
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._monitoring.collector import Collector
@@ -88,12 +88,12 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
             _print(board, as_json=as_json)
             if refreshes == number:
                 return
-            time.sleep(interval)
+            clock.sleep(interval)
             board.refresh()
             refreshes += 1
     with Live(board.render(), console=out, auto_refresh=False, transient=False) as live:
         while refreshes != number:
-            time.sleep(interval)
+            clock.sleep(interval)
             board.refresh()
             refreshes += 1
             live.update(board.render(), refresh=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import numpy as np
 import pytest
@@ -220,8 +219,7 @@ def test_an_attempt_whose_lease_is_over_still_counts_if_nobody_has_swept_it(acc,
     assert_same(acc.take_grad(1), gradient(1))
 
 
-def test_the_next_taker_removes_what_a_dead_writer_has_left(acc, client, between, monkeypatch):
-    monkeypatch.setattr(partition_writer, "ATTEMPT_MS", 1)
+def test_the_next_taker_removes_what_a_dead_writer_has_left(acc, client, between, clock):
     between(die)
     with pytest.raises(WriterDiesError):
         acc.apply_grad(gradient(1))
@@ -231,7 +229,7 @@ def test_the_next_taker_removes_what_a_dead_writer_has_left(acc, client, between
         "float32", SHAPE, "w", reduction_type="SUM", redis=client, in_place_limit=0, worker="bob"
     )
     other.apply_grad(gradient(2))
-    time.sleep(0.01)
+    clock.advance(partition_writer.ATTEMPT_MS / 1000 + 1)
     assert_same(other.take_grad(1), gradient(2))
     assert parts_of(client) == []
     assert acc.settle().applied == 0

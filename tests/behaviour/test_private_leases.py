@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 import redisacc
-
-LEASE_MS = 400
-
-
-@pytest.fixture
-def short_lease(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.leases.private_leases.OWNER_LEASE_MS", LEASE_MS)
+from redisacc._protocol.leases.private_leases import OWNER_LEASE_MS
 
 
 @pytest.mark.parametrize("shared_name", [None, ""])
@@ -72,10 +66,7 @@ def test_every_key_of_a_private_accumulator_has_an_end(open_dense_stored, client
         take.result()
 
 
-def test_an_owner_that_lives_keeps_its_lease(monkeypatch, open_dense_stored, client, until):
-    # Renewed every 0.1 s.
-    monkeypatch.setattr("redisacc._protocol.leases.private_leases.OWNER_LEASE_MS", 30_000)
-    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 300)
+def test_an_owner_that_lives_keeps_its_lease(clock, open_dense_stored, client):
     acc = open_dense_stored("float32", [500], reduction_type="SUM")
     acc.apply_grad(np.ones(500, np.float32))
     acc.apply_grad(np.ones(500, np.float32))
@@ -83,22 +74,17 @@ def test_an_owner_that_lives_keeps_its_lease(monkeypatch, open_dense_stored, cli
     held.__enter__()
     acc.apply_grad(np.ones(500, np.float32), local_step=1)
     keys = sorted(client.scan_iter())
-    for key in keys:
-        client.pexpire(key, 10_000)
-    until(lambda: all(client.pttl(key) > 10_000 for key in keys))
+    clock.advance(3 * OWNER_LEASE_MS / 1000)
     assert sorted(client.scan_iter()) == keys
     assert acc.take_grad(1)[0] == 1.0
     with acc.recover() as taken:
         assert taken.gradient[0] == 2.0
 
 
-# Long enough for a child that has just begun, on a machine that stalls for a while.
-KILLED_LEASE_MS = 3000
-KILLED = f"""
+KILLED = """
 import os, signal, sys
 import numpy as np
-import redisacc, redisacc._protocol.leases.private_leases
-redisacc._protocol.leases.private_leases.OWNER_LEASE_MS = {KILLED_LEASE_MS}
+import redisacc
 for limit in (0, 10**9):
     acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], in_place_limit=limit)
     acc.apply_grad(np.ones(500, np.float32))
@@ -107,14 +93,14 @@ for limit in (0, 10**9):
     acc.apply_grad(np.ones(500, np.float32), local_step=1)
     sparse = redisacc.SparseConditionalAccumulator("float32", redis=sys.argv[1], in_place_limit=limit)
     sparse.apply_grad([5], [1.0])
-    globals()[f"kept{{limit}}"] = acc, held, sparse
+    globals()[f"kept{limit}"] = acc, held, sparse
 if sys.argv[2] == "kill":
     print("ready", flush=True)
     sys.stdin.read()
 """
 
 
-def test_a_killed_owner_leaves_nothing_after_its_lease(real_server, real_client, until):
+def test_a_killed_owner_leaves_nothing_after_its_lease(clock, real_server, real_client):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, real_server.url, "kill"],
         stdin=subprocess.PIPE,
@@ -126,14 +112,16 @@ def test_a_killed_owner_leaves_nothing_after_its_lease(real_server, real_client,
     finally:
         process.kill()
         process.communicate()
-    until(lambda: real_client.keys() == [])
+    clock.advance(OWNER_LEASE_MS / 1000 - 20)
+    assert len(real_client.keys()) >= 8
+    clock.advance(20.0)
+    assert real_client.keys() == []
 
 
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, real_client):
-    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")
-    subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", KILLED, real_server.url, "exit"], check=True, timeout=30)
     assert real_client.keys() == []
 
 
@@ -142,9 +130,8 @@ def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, r
 def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
     """Its lease removes it, if the server comes back at all."""
     server = daemon().start()
-    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")
     process = subprocess.Popen(
-        [sys.executable, "-c", script + "print(flush=True)\nsys.stdin.read()", server.url, "exit"],
+        [sys.executable, "-c", KILLED + "print(flush=True)\nsys.stdin.read()", server.url, "exit"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -161,7 +148,7 @@ def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
-    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000") + "\nraise SystemExit(3)\n"
+    script = KILLED + "\nraise SystemExit(3)\n"
     ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)
     assert ended.returncode == 3
     assert real_client.keys() == []

@@ -35,16 +35,16 @@ LONGEST = 2000
 
 
 @pytest.fixture(params=KINDS)
-def planted(request, real_client, monkeypatch):
+def planted(request, real_client, monkeypatch, clock):
     monkeypatch.setattr("redisacc._protocol.applying.buffer_writer.BUFFER_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.rounds.peek.PEEK_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.parameters.reader.READ_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.parameters.version_wait.READ_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.parameters.publisher.PUBLISH_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.2)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
     made = Planted(real_client, request.param)
-    yield made
+    with clock.running():
+        yield made
     with contextlib.suppress(redisacc.RedisAccError):
         made.acc.close()
 

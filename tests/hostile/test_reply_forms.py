@@ -242,7 +242,6 @@ def run(forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     write_file(tmp_path / "saved.safetensors", Checkpoint("w", 1, {"table": ONES}, None))
     for place in ("cli.shared.options", "_redis.transport", "_protocol.scripts.opening", "_handles.reducer"):
         monkeypatch.setattr(f"redisacc.{place}.OPENING_TIMEOUT", SHORT, raising=False)
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 3.0)
     monkeypatch.setattr("redisacc._redis.pubsub.CONFIRM_TIMEOUT", SHORT)
     monkeypatch.setattr("redisacc.cli.doctor._TRIAL_TIMEOUT", SHORT)
 

@@ -500,7 +500,7 @@ def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(m
 def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads_module, "STALLED", -1.0)
     now = 1000.0
-    monkeypatch.setattr(uploads_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(uploads_module.clock, "now", lambda: now)
     one = ByWorker(0, 1, 2, 3)
     slow = one.every[0]
     one.sums.announce(slow, lease=10.0)

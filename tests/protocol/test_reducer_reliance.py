@@ -11,7 +11,7 @@ from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 
 def test_reliance_doubles_its_pauses_and_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.clock", SimpleNamespace(now=lambda: now))
     reliance = ReducerReliance()
     pauses = []
     for _ in range(8):

@@ -12,6 +12,7 @@
 | `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
 | `timeouts` | shorter timeouts, for tests in which a server is silent |
+| `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | a process that seems not to run for minutes, at a given exchange of a call |
 | `leaks` | the keys that no test may leave behind |
 | `memory` | a limit on what the process of the tests may allocate |

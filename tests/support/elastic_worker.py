@@ -14,15 +14,11 @@ import traceback
 import numpy as np
 
 import redisacc
-from redisacc._protocol.leases import crew
 
 NAME = "elastic"
-# A lease that a test can wait for, in seconds.
-LEASE = 1.5
 
 
 def work(url: str, number: int) -> None:
-    crew.LEASE = LEASE
     with redisacc.Worker(NAME, number=number, redis=url) as worker:
         for _ in worker.steps():
             worker.apply({"w": np.ones(2, np.int64)})

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._clock import clock
 from redisacc._redis.connect import connect
 from redisacc._redis.faults import BrokenError
 from redisacc._redis.sockets.fast_socket import SocketConnection
@@ -55,10 +56,11 @@ class Suspension:
         self._left: int | None = None
         self._way = ""
         self._lock = threading.Lock()
-        clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + self._ahead)
+        real, now = time.monotonic, clock.now
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self._ahead)
+        monkeypatch.setattr(clock, "now", lambda: now() + self._ahead)
         # Listeners outlive the test, and for them time would go back.
-        monkeypatch.setattr("redisacc._redis.pubsub.time", SimpleNamespace(monotonic=clock))
+        monkeypatch.setattr("redisacc._redis.pubsub.clock", SimpleNamespace(now=real))
         exchange, fetch = SocketConnection.exchange, SocketConnection.fetch
 
         def exchange_suspended(connection: Any, commands: Any, deadline: float) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of trainings: a chief and workers, in threads, under short leases."""
+"""Fixtures of the tests of trainings: a chief and workers, in threads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.moved_clock import MovedClock
 
 import redisacc
+from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
 from redisacc._handles.environment import VARIABLES
-
-# Leases and looks that a test can wait for, in seconds.
-LEASE = 3.0
+from redisacc._redis.connect import connect
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", LEASE)
     monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
@@ -29,6 +28,13 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def time_runs(clock: MovedClock, real_client: redis.Redis) -> Iterator[None]:
+    """Renewals of leases find out what the server has lost, and claims of what is left take seconds to come."""
+    with clock.running():
+        yield
 
 
 class Training:
@@ -104,8 +110,7 @@ class Training:
         self, place: str, who: str, ms: int, *, holder: str = "other", process: str = "elsewhere.1.1"
     ) -> None:
         """Gives a lease to somebody else, as if its holder had stood still, for so many milliseconds."""
-        seconds, micros = self.client.time()
-        end = seconds * 1000 + micros // 1000 + ms
+        end = clock_ms(connect(self.client).call("TIME")) + ms
         self.client.hset("redisacc:{train}:crew", place, f"{holder} {end} {process} {who}")
 
 

@@ -604,6 +604,7 @@ def test_the_server_is_older_than_the_checkpoint(training, tmp_path, caplog):
     assert chief.parameters["w"].tolist() == [6, 6]
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.parametrize(("saved", "expected"), [(2, (3, [3, 3], -1)), (3, (3, [30, 30], 7)), (4, (4, [30, 30], 7))])
 @pytest.mark.loses_data
 def test_the_newest_of_worker_and_checkpoint(training, background, tmp_path, saved, expected):

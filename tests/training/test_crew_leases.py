@@ -6,17 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from support.leaks import remaining
 from support.servers import contents
+from support.warm_python import PIPE, WarmPython
 
 import redisacc
-from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.leases.crew import LEASE, Crew
+from redisacc._protocol.leases.renewals import interval_of
 from redisacc._redis.connect import connect
 
+# What each process has noticed by then.
+RENEWAL = interval_of(LEASE)
 REMEDY = r".*\. Stop that process first, or leave this one out"
 
 
@@ -24,13 +27,16 @@ def without_leases(client):
     return {key: value for key, value in contents(client).items() if not key.endswith(b":crew")}
 
 
-def test_a_second_chief_is_refused_and_changes_nothing(training):
+def test_a_second_chief_is_refused_and_changes_nothing(training, clock):
     first = training.chief()
     one = training.work()
     before = without_leases(training.client)
-    with pytest.raises(
-        redisacc.LeaseHeldError,
-        match=rf"{os.getpid()} is the chief of 'train' and extends its lease, {REMEDY}; or give it standby=True",
+    with (
+        clock.running(),
+        pytest.raises(
+            redisacc.LeaseHeldError,
+            match=rf"{os.getpid()} is the chief of 'train' and extends its lease, {REMEDY}; or give it standby=True",
+        ),
     ):
         training.chief({"other": np.zeros(3)})
     # The worker has applied its gradient meanwhile, or not.
@@ -40,23 +46,27 @@ def test_a_second_chief_is_refused_and_changes_nothing(training):
     assert first.parameters["w"].tolist() == [2, 1]
 
 
-def test_a_number_in_use_is_refused(training):
+def test_a_number_in_use_is_refused(training, clock):
     training.worker(2)
-    began = time.monotonic()
-    with pytest.raises(
-        redisacc.LeaseHeldError,
-        match=rf"\w:\d+ is the worker 2 of 'train' and extends its lease, {REMEDY}",
+    began = clock.now()
+    with (
+        clock.running(),
+        pytest.raises(
+            redisacc.LeaseHeldError,
+            match=rf"\w:\d+ is the worker 2 of 'train' and extends its lease, {REMEDY}",
+        ),
     ):
         training.worker(2)
-    assert time.monotonic() - began >= 0.7
+    assert clock.now() - began >= 1.0
     assert list(training.leases) == ["worker 2"]
 
 
-def test_the_lease_of_a_dead_process_is_waited_for(training, caplog):
-    training.give_lease("chief", "host:1", 1_500)
-    chief = training.chief()
-    training.give_lease("worker 0", "host:2", 1_500)
-    worker = training.worker(0)
+def test_the_lease_of_a_dead_process_is_waited_for(training, caplog, clock):
+    with clock.running():
+        training.give_lease("chief", "host:1", 9_500)
+        chief = training.chief()
+        training.give_lease("worker 0", "host:2", 9_500)
+        worker = training.worker(0)
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         "train: host:1 held the lease of the chief last",
         "train: host:2 held the lease of the worker 0 last",
@@ -128,14 +138,15 @@ def test_workers_that_live_in_one_place_have_numbers_of_their_own(training, monk
     assert [training.worker().number for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_worker_whose_number_is_taken_ends(training, until):
+def test_a_worker_whose_number_is_taken_ends(training, clock):
     training.chief()
     worker = training.worker(0)
     steps = worker.steps()
     next(steps)
     training.give_lease("worker 0", "host:9", 60_000)
+    clock.advance(RENEWAL)
     with pytest.raises(redisacc.LeaseLostError, match=r"was the worker 0 but .* host:9 is the worker 0 now"):
-        until(lambda: worker.apply({"w": [1, 1]}) and False)
+        worker.apply({"w": [1, 1]})
     with pytest.raises(redisacc.LeaseLostError):
         next(steps)
     worker.close()
@@ -143,20 +154,22 @@ def test_a_worker_whose_number_is_taken_ends(training, until):
     assert "host:9" in training.leases["worker 0"]
 
 
-def test_a_worker_that_waits_notices_that_its_number_is_taken(training):
+def test_a_worker_that_waits_notices_that_its_number_is_taken(training, clock):
     training.chief(workers=2)
     worker = training.worker(0)
     one = training.work(worker)
     training.give_lease("worker 0", "host:9", 60_000)
+    clock.advance(RENEWAL)
     with pytest.raises(redisacc.LeaseLostError, match="host:9"):
         one.result()
 
 
-def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, background, until):
+def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, background, until, clock):
     chief = training.chief()
     waiting = background(training.lead, chief, 1)
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
     training.give_lease("chief", "host:9", 60_000)
+    clock.advance(RENEWAL)
     with pytest.raises(redisacc.LeaseLostError, match=r"was the chief but .* host:9 is the chief now"):
         waiting.result()
     # Nobody waits for it in the queue.
@@ -165,19 +178,18 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
         chief.finish()
 
 
-def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch):
+def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch, clock):
     """As if the process had stood still, and ran again before the thread that extends the lease did."""
     monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.5)
     chief, worker = training.chief(), training.worker(0)
     next(worker.steps())
     worker.apply({"w": [1, 1]})
     for taken in chief.rounds():
-        time.sleep(0.6)
+        clock.advance(LEASE)
         # Nobody has taken them meanwhile.
         chief.publish({"w": taken.gradient["w"]})
         break
-    time.sleep(0.6)
+    clock.advance(LEASE)
     training.give_lease("chief", "host:8", 60_000)
     training.give_lease("worker 0", "host:9", 60_000)
     before = without_leases(training.client)
@@ -190,12 +202,11 @@ def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monk
     assert without_leases(training.client) == before
 
 
-def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch):
+def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch, clock):
     """The other one has given the lease back, so it is free again."""
     monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.5)
     old, one = training.chief(), training.work()
-    time.sleep(0.6)
+    clock.advance(LEASE)
     with training.chief() as new:
         training.lead(new, 2)
     one.join()
@@ -235,8 +246,6 @@ def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training,
 PROGRAM = """
 import sys
 import redisacc
-from redisacc._protocol.leases import crew
-crew.LEASE = 1.0
 with redisacc.Worker("train", number=0, redis=sys.argv[1]) as worker:
     for step, parameters in worker.steps():
         print(step, flush=True)
@@ -273,19 +282,18 @@ def test_a_process_that_turns_sigterm_into_an_exit_gives_its_lease_back(training
     assert training.leases == {}
 
 
-@pytest.mark.slow
-def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server):
+def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server, clock):
     chief = training.chief()
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, real_server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as old:
+    with WarmPython(["-c", PROGRAM, real_server.url], stdin=PIPE, stderr=sys.stderr, text=True, env=clock.env) as old:
         assert old.stdout.readline() == "0\n"
         old.send_signal(signal.SIGSTOP)
-        one = training.work(training.worker(0))
+        with clock.running():
+            one = training.work(training.worker(0))
         training.lead(chief, 2)
         one.join()
         old.send_signal(signal.SIGCONT)
-        said, _ = old.communicate("\n", timeout=30)
+        old.stdin.write("\n")
+        said, _ = old.communicate(timeout=30)
     assert "is the worker 0 now. This process can no longer be the worker 0" in said or said == "stale\n"
     assert chief.parameters["w"].tolist() == [2, 1]
 

@@ -14,7 +14,7 @@ import redisacc
 from redisacc import embedded
 
 # Older data are restored by a transaction that begins with FLUSHALL.
-pytestmark = [pytest.mark.servers(*ONE_NODE)]
+pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
 
 
 # All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one

@@ -9,7 +9,7 @@ import pytest
 
 import redisacc
 
-pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
+pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
 BEGIN = {
     "w": np.linspace(-1, 1, 12).astype(np.float32),

@@ -16,7 +16,7 @@ from redisacc._protocol.updates.record import read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._training import updating
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
 CREW = 2
 OPTIMIZER = redisacc.optim.AdamW(0.01)

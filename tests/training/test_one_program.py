@@ -366,26 +366,28 @@ def test_a_process_that_is_started_as_the_chief_only_leads(join, background, mon
     assert leader.latest()[0] == 3
 
 
-def test_one_that_stood_still_stands_by_again(join, background, training, until, parameters):
+def test_one_that_stood_still_stands_by_again(join, training, until, parameters, clock):
     """Another process has its lease meanwhile, and gives it back."""
     one = join(workers=1)
 
     def seen(one, step):
         if step == 2:
-            training.give_lease("chief", "host:1", 1_500)
+            training.give_lease("chief", "host:1", 9_500)
             until(lambda: not one.leads)
 
-    assert train(one, 5, seen) == [0, 1, 2, 3, 4]
+    with clock.running():
+        assert train(one, 5, seen) == [0, 1, 2, 3, 4]
     assert local(parameters, 5, crew=1).parameters["w"].tobytes() == one.latest()[1]["w"].tobytes()
 
 
-def test_one_that_follows_never_begins_at_step_0(training, background, monkeypatch, until):
+def test_one_that_follows_never_begins_at_step_0(training, monkeypatch, clock):
     """Not even if it is the first process in its place, since another one is known to have led."""
     monkeypatch.setenv(RESTARTED, "0")
     asked = []
     monkeypatch.setattr("redisacc._training.chief.newest_claim", lambda *_, follows: asked.append(follows))
-    training.give_lease("chief", "host:1", 300)
-    training.chief(standby=True)
+    training.give_lease("chief", "host:1", 9_500)
+    with clock.running():
+        training.chief(standby=True)
     assert asked == [True]
 
 
@@ -425,7 +427,7 @@ def test_a_publication_that_comes_later_than_those_of_a_successor(training, back
     assert second.parameters["w"].tolist() == [3, 3]
 
 
-def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, background, monkeypatch):
+def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, monkeypatch, clock):
     attempts = []
     take = redisacc._protocol.leases.crew.Crew._take
 
@@ -436,8 +438,9 @@ def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, 
         return take(crew, place, **options)
 
     monkeypatch.setattr("redisacc._protocol.leases.crew.Crew._take", unreachable)
-    training.give_lease("chief", "host:1", 300)
-    training.chief(standby=True)
+    training.give_lease("chief", "host:1", 9_500)
+    with clock.running():
+        training.chief(standby=True)
     assert len(attempts) >= 3
 
 

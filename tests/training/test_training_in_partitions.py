@@ -111,6 +111,7 @@ class Interrupted:
                 return
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
 def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(training, until, monkeypatch, caplog, loop):
@@ -145,6 +146,7 @@ def test_what_nobody_has_is_not_given_up(training, until, monkeypatch, loop):
     assert training.client.hget("redisacc:{train}:parameters", "step") == b"2"
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
 def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monkeypatch, tmp_path, caplog, loop):
@@ -155,6 +157,7 @@ def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monk
     assert chief.latest()[0] == 3
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until, monkeypatch, caplog):
     """The next one does not begin a new training."""
@@ -164,6 +167,7 @@ def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until
     assert "continuing at step 2 with the parameters of a living worker" in caplog.text
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 def test_what_is_whole_or_replaced_is_not_given_up(training, until, monkeypatch):
     one = Interrupted(training, until, monkeypatch, OPTIMIZERS["updates"])

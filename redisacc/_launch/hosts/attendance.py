@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import queue
 import threading
-import time
 from typing import Any
 
 import redis
 
+from redisacc._clock import clock
 from redisacc._launch.hosts.coordinator import Coordinator, TermsError
 from redisacc._launch.hosts.documents import (
     FAILED,
@@ -24,6 +24,7 @@ from redisacc._launch.hosts.documents import (
 from redisacc._launch.hosts.events import LAST, line_of
 from redisacc._launch.hosts.meeting_point import LEASE, Meet, MeetingPoint
 from redisacc._launch.run import Look
+from redisacc._redis import forks
 from redisacc._text import printable
 from redisacc.errors import ServerError
 
@@ -58,9 +59,9 @@ class Attendance:
         self._lock = threading.Lock()
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._last_event = 0
-        self._answered_at = time.monotonic()
+        self._answered_at = clock.now()
         self._is_silent = False
-        self._stops = threading.Event()
+        self._stops = forks.event()
         self._thread = threading.Thread(target=self._run, name="redisacc-host", daemon=True)
         self._thread.start()
 
@@ -157,13 +158,13 @@ class Attendance:
         self._last_event = latest
 
     def _answered(self) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at = clock.now()
         if self._is_silent:
             self._is_silent = False
             self._looks.put(Look(f"the meeting point at {self._meet} answers again", is_over=False))
 
     def _not_answered(self, error: Exception) -> None:
-        if not self._is_silent and time.monotonic() - self._answered_at >= LEASE:
+        if not self._is_silent and clock.now() - self._answered_at >= LEASE:
             self._is_silent = True
             text = (
                 f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). Processes "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
+from redisacc._clock import clock
 from redisacc._launch.hosts.agreement import advance, new_agreement
 from redisacc._launch.hosts.documents import STARTED, STARTING, Agreement, Terms
 from redisacc._launch.hosts.meeting_point import LEASE, MeetingPoint
@@ -37,7 +37,7 @@ class Coordinator:
         self._terms = terms
         self._form = form
         self._agreement = new_agreement(name, terms)
-        self._empty_at = time.monotonic()
+        self._empty_at = clock.now()
         self._forming: threading.Thread | None = None
         self._formed = False
         self._error: ServerError | None = None
@@ -55,12 +55,12 @@ class Coordinator:
             TermsError: the hosts that work were started by another command.
         """
         if is_empty:
-            self._empty_at = time.monotonic()
+            self._empty_at = clock.now()
         hosts = point.hosts()
         for host in hosts.values():
             if host.seen is not None and host.seen.terms != self._terms:
                 raise TermsError(difference(self._terms, host.seen.terms))
-        settled = time.monotonic() - self._empty_at >= _SETTLED
+        settled = clock.now() - self._empty_at >= _SETTLED
         self._agreement = advance(self._agreement, hosts, settled=settled, formed=self._formed)
         if self._error is not None:
             raise self._error
@@ -86,9 +86,9 @@ class Coordinator:
         Raises:
             redis.RedisError: the meeting point does not answer.
         """
-        deadline = time.monotonic() + _FAREWELL
-        while set(point.hosts()) - {self._name} and time.monotonic() < deadline:
-            time.sleep(0.1)
+        deadline = clock.now() + _FAREWELL
+        while set(point.hosts()) - {self._name} and clock.now() < deadline:
+            clock.sleep(0.1)
 
 
 def difference(ours: Terms, theirs: Terms) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import ipaddress
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 import redis
 
+from redisacc._clock import clock
 from redisacc._launch.hosts.attendance import Attendance
 from redisacc._launch.hosts.coordinator import Coordinator, difference
 from redisacc._launch.hosts.documents import (
@@ -205,7 +205,7 @@ class ThisHost:
                 break
             except OSError as error:
                 reminder.remind(f"waiting for an address of {meet.host} ({error}): is the name right?")
-            time.sleep(0.5)
+            clock.sleep(0.5)
         try:
             # If the meeting point is here, other hosts reach this one by its address.
             self._address = self._options.address or own_address_towards(address, meet.port)
@@ -253,8 +253,8 @@ class ThisHost:
                 if point.come(host):
                     return
                 # The command that was killed on this host a moment ago, or one that lives.
-                alive_until = alive_until or time.monotonic() + LEASE + 1
-                if time.monotonic() >= alive_until:
+                alive_until = alive_until or clock.now() + LEASE + 1
+                if clock.now() >= alive_until:
                     raise CannotStartError(
                         f"host {host.name} is in the training at {meet} already, and its command runs. If this is "
                         "another host, give it a --host-name of its own; another training needs another port in "
@@ -275,7 +275,7 @@ class ThisHost:
                 raise CannotStartError(
                     f"what answers at {meet} is not the meeting point of a training: {printable(str(error), 200)}", 1
                 ) from None
-            time.sleep(0.2)
+            clock.sleep(0.2)
 
     def _wrong_password(self) -> CannotStartError:
         given = "another password" if self._options.password else "a password"
@@ -421,9 +421,9 @@ class ThisHost:
             return code
         if code:
             self._attendance.tell(stage=FAILED, exit_code=min(code, 255))
-            deadline = time.monotonic() + _LAST_WORDS
-            while self._agreement.phase == READY and time.monotonic() < deadline:
-                time.sleep(_PAUSE)
+            deadline = clock.now() + _LAST_WORDS
+            while self._agreement.phase == READY and clock.now() < deadline:
+                clock.sleep(_PAUSE)
             self._say_looks()
             return code
         self._attendance.tell(stage=FINISHED)
@@ -433,12 +433,12 @@ class ThisHost:
             end = self._say_looks()
             if end is not None:
                 return end
-            alone_at = (alone_at or time.monotonic() + self._options.grace) if self._attendance.is_silent else None
-            if alone_at is not None and time.monotonic() >= alone_at:
+            alone_at = (alone_at or clock.now() + self._options.grace) if self._attendance.is_silent else None
+            if alone_at is not None and clock.now() >= alone_at:
                 self._say("the meeting host is still gone, and the processes of this host have ended: the run ends")
                 return 0
             reminder.remind("the processes of this host have ended; its node stays until all hosts have finished")
-            time.sleep(_PAUSE)
+            clock.sleep(_PAUSE)
         self._say_looks()
         return 1 if self._agreement.phase == FAILED else 0
 
@@ -463,7 +463,7 @@ class ThisHost:
             if done:
                 return
             reminder.remind(text(agreement))
-            time.sleep(_PAUSE)
+            clock.sleep(_PAUSE)
 
     def __enter__(self) -> Self:
         return self
@@ -489,12 +489,12 @@ class _Reminder:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._began = time.monotonic()
+        self._began = clock.now()
         self._next = _FIRST_WORD
 
     def remind(self, text: str) -> None:
         """Says it, if it is time to."""
-        waited = time.monotonic() - self._began
+        waited = clock.now() - self._began
         if waited >= self._next:
             self._say(f"for {seconds_text(round(waited))}: {text}" if waited >= 2 * _FIRST_WORD else text)
             self._next = waited + min(self._next, _LONGEST_SILENCE)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+from redisacc._clock import clock
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import STAGING_MS
@@ -119,8 +119,8 @@ class Upload(ABC):
             self._has_failed = True
             return
         self._alarm.set()
-        give_up = None if seconds is None else time.monotonic() + seconds
-        while not self._ended.is_set() and (give_up is None or time.monotonic() < give_up):
+        give_up = None if seconds is None else clock.now() + seconds
+        while not self._ended.is_set() and (give_up is None or clock.now() < give_up):
             self._ended.wait(RENEWAL)
 
     def close(self) -> None:
@@ -160,10 +160,10 @@ class Upload(ABC):
     def _work(self) -> None:
         if not self._is_to_end:
             self._begin()
-        renewed = time.monotonic()
+        renewed = clock.now()
         while not self._is_to_end:
-            if time.monotonic() - renewed >= RENEWAL:
-                renewed = time.monotonic()
+            if clock.now() - renewed >= RENEWAL:
+                renewed = clock.now()
                 self._note(self._renew())
                 continue
             batch = self._next()
@@ -174,7 +174,7 @@ class Upload(ABC):
             elif self._is_complete:
                 return
             else:
-                self._alarm.wait(max(renewed + RENEWAL - time.monotonic(), 0.0))
+                self._alarm.wait(max(renewed + RENEWAL - clock.now(), 0.0))
 
     def _next(self) -> list[int]:
         """Returns parts that are to be written together."""
@@ -235,7 +235,7 @@ class StagedUpload(Upload):
 
     def _begin(self) -> None:
         stage = self._scripts.stage(self.request, gradient=self._name, header=self.layout.header, holds_ms=HOLDS_MS)
-        self._extended = time.monotonic()
+        self._extended = clock.now()
         message = parts_arrived(self._name, 0)
         before = [stage] if self.is_announced else ()
         self._note(self._scripts.renew_upload(self.request, message=message, before=before))
@@ -250,8 +250,8 @@ class StagedUpload(Upload):
 
     def _renew(self) -> str:
         staged: list[str] = []
-        if time.monotonic() - self._extended >= EXTENSION:
-            self._extended = time.monotonic()
+        if clock.now() - self._extended >= EXTENSION:
+            self._extended = clock.now()
             staged = [self._keys.place(self._name), *[self._keys.staged(self._name, part) for part in self._written]]
         return self._scripts.renew_upload(self.request, staged=staged, message=parts_arrived(self._name, 0))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
+from redisacc._clock import clock
 from redisacc._format.crew_entries import Member, parse_crew
 from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
@@ -118,11 +118,11 @@ class Crew:
         Raises:
             LeaseHeldError: its holder extends it.
         """
-        deadline = time.monotonic() + LEASE + 1.0
+        deadline = clock.now() + LEASE + 1.0
         logged = False
         while (taken := self._take(place)) is not None:
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
-            if time.monotonic() + taken.left > deadline:
+            if clock.now() + taken.left > deadline:
                 raise LeaseHeldError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
                     f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
@@ -182,11 +182,11 @@ class Crew:
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
         """Blocks for some seconds, or until the holder of a lease is known to be dead."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and fate_of(holder.process) != "dead":
+        until = clock.now() + seconds
+        while clock.now() < until and fate_of(holder.process) != "dead":
             if cancel():
                 raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
-            self.transport.waits.sleep(min(STANDBY_LOOKS_EVERY, max(until - time.monotonic(), 0.0)))
+            self.transport.waits.sleep(min(STANDBY_LOOKS_EVERY, max(until - clock.now(), 0.0)))
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.
@@ -230,7 +230,7 @@ class Lease:
         self.on_missing: Callable[[], object] | None = None
         # Until then, no other process can have it, on this machine's clock. The lease was taken a little earlier, which
         # does no harm: the next process that takes it needs some time to begin.
-        self._sure_until = time.monotonic() + LEASE
+        self._sure_until = clock.now() + LEASE
         self._over = forks.event()
         # Held while the lease is extended, so that it is not extended after it was given back.
         self._extending = forks.lock()
@@ -262,7 +262,7 @@ class Lease:
             LeaseLostError: another process holds it.
             ServerUnavailableError: it may have run out, and the server does not answer.
         """
-        if self._lost_to is None and time.monotonic() >= self._sure_until:
+        if self._lost_to is None and clock.now() >= self._sure_until:
             self._waits.call(lambda: self._hold_again(TIMEOUT))
         if self._lost_to is not None:
             raise LeaseLostError(
@@ -300,7 +300,7 @@ class Lease:
         with self._extending:
             if self._over.is_set():
                 return
-            asked_at = time.monotonic()
+            asked_at = clock.now()
             taken = self._crew.hold(self._place, renews=renews, timeout=timeout)
             if taken is None:
                 self._sure_until = asked_at + LEASE

@@ -10,10 +10,10 @@ import heapq
 import itertools
 import os
 import threading
-import time
 import weakref
 from typing import Protocol
 
+from redisacc._clock import clock
 from redisacc._redis import forks
 from redisacc._redis.transport import Transport
 
@@ -47,7 +47,7 @@ class Renewals:
     def __init__(self) -> None:
         # Guards what follows.
         self._lock = forks.lock()
-        # When to renew which lease, on time.monotonic()'s clock. The numbers decide between leases with the same time.
+        # When to renew which lease, by clock.now(). The numbers decide between leases with the same time.
         self._due: list[tuple[float, int, Renewed]] = []
         self._numbers = itertools.count()
         self._is_running = False
@@ -56,7 +56,7 @@ class Renewals:
     def add(self, lease: Renewed) -> None:
         """Renews a lease until it is over."""
         with self._lock:
-            heapq.heappush(self._due, (time.monotonic() + lease.interval, next(self._numbers), lease))
+            heapq.heappush(self._due, (clock.now() + lease.interval, next(self._numbers), lease))
             if not self._is_running:
                 threading.Thread(target=self._run, name="redisacc-leases", daemon=True).start()
                 self._is_running = True
@@ -79,9 +79,9 @@ class Renewals:
                     self._is_running = False
                     return
                 due, _, lease = self._due[0]
-                pause = due - time.monotonic()
+                pause = due - clock.now()
                 if pause <= 0:
-                    again = time.monotonic() + lease.interval
+                    again = clock.now() + lease.interval
                     heapq.heapreplace(self._due, (again, next(self._numbers), lease))
             if pause <= 0:
                 lease.renew()

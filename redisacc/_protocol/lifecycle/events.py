@@ -6,12 +6,12 @@ import contextlib
 import logging
 import math
 import re
-import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Self
 
+from redisacc._clock import clock
 from redisacc._format.keys import Keys
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._redis.pubsub import pubsub_of
@@ -140,7 +140,7 @@ class Events(Closing):
         self._over = False
         # Whether the accumulator may have been deleted without a message: before the subscription, or in a gap.
         self._unsure = True
-        # When the iterator ends if the accumulator was deleted without a message, on time.monotonic()'s clock.
+        # When the iterator ends if the accumulator was deleted without a message, by clock.now().
         self._over_at = math.inf
         self._alarm = alarm = transport.waits.alarm()
         self._heard: deque[str | None] = deque()
@@ -173,14 +173,14 @@ class Events(Closing):
     def __next__(self) -> Event:
         if self._over:
             raise StopIteration
-        deadline = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        deadline = math.inf if self._timeout is None else clock.now() + self._timeout
         while not self._heard:
             self._alarm.clear()
             if self._unsure and not self._lifetime.closed:
-                self._check_exists(deadline - time.monotonic())
+                self._check_exists(deadline - clock.now())
             if self._heard:
                 break
-            now = time.monotonic()
+            now = clock.now()
             if self._lifetime.closed or not self._stop.alive or now >= deadline:
                 self.close()
                 raise StopIteration
@@ -213,7 +213,7 @@ class Events(Closing):
             return
         self._unsure = False
         if incarnation != self._incarnation:
-            self._over_at = time.monotonic() + LAST_EVENTS_GRACE
+            self._over_at = clock.now() + LAST_EVENTS_GRACE
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""

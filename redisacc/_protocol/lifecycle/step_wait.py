@@ -22,7 +22,7 @@ class StepWait(Wait[int]):
         keys: the keys of the accumulator.
         records: reads the step.
         wanted: the step.
-        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         label: the accumulator's name in log records and errors.
     """
 

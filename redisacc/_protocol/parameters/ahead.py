@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from redisacc._clock import clock
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
@@ -165,8 +165,8 @@ class PartsAhead:
                     self._memory = None
                     return memory, frozenset([self._keys.part(blob.id, number) for number in self._there])
                 if len(self._there) > arrived:
-                    arrived, give_up = len(self._there), time.monotonic() + PATIENCE
-            if self._closed or time.monotonic() >= give_up:
+                    arrived, give_up = len(self._there), clock.now() + PATIENCE
+            if self._closed or clock.now() >= give_up:
                 return None
             self._changed.wait(PATIENCE)
 

@@ -29,7 +29,7 @@ class VersionWait(Wait[Version]):
         keys: the keys of the parameters.
         reader: reads them.
         after: the step; None: any version will do.
-        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         label: the name of the parameters in log records and errors.
         skip_last: whether a version that was declared the last one ends the wait instead of being returned.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.

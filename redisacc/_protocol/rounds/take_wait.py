@@ -76,7 +76,7 @@ class TakeWait(Wait[Taken]):
         session: used only by this take while it waits.
         required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
         min_weight: the least sum of their weights; 0: any sum will do.
-        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.

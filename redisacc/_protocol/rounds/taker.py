@@ -136,7 +136,7 @@ class Taker(Generic[G]):
 
         Args:
             demand: the gradients that the take requires.
-            deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+            deadline: when to stop waiting, by ``clock.now()``; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
             describe: returns a further clause for messages about the wait, or "".

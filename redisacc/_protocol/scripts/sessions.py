@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
+
+from redisacc._clock import clock
 
 # The server keeps a session that has been idle for less than this, in seconds: an hour, less a margin for clocks that
 # differ (lua/include/forget_ms.lua).
@@ -47,7 +48,7 @@ class Session:
         self.id = f"{now_ms}-{secrets.token_hex(8)}"
         self.sequence = 0
         self.acknowledged = 0
-        # When the latest outcome became known, on time.monotonic()'s clock.
+        # When the latest outcome became known, by clock.now().
         self._learnt = 0.0
 
     def next(self) -> int:
@@ -58,11 +59,11 @@ class Session:
     def learn(self, sequence: int) -> None:
         """Notes that the outcome of a request is known."""
         self.acknowledged = sequence
-        self._learnt = time.monotonic()
+        self._learnt = clock.now()
 
     def was_idle(self) -> bool:
         """Returns whether the session was idle for so long that the server may have forgotten it."""
-        return not self.acknowledged or time.monotonic() - self._learnt > IDLE_S
+        return not self.acknowledged or clock.now() - self._learnt > IDLE_S
 
 
 class SessionPool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from redisacc._clock import clock
 from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
@@ -33,7 +33,7 @@ class Upload:
         sparse_parts: the number of parts before the dense ones; 0 if it cannot be added part by part.
         there: for each part, whether it has arrived.
         admitted: whether the gradient is in the round, so that its parts have their final names.
-        moved_at: when the last part, or sign of life, arrived, on ``time.monotonic()``'s clock.
+        moved_at: when the last part, or sign of life, arrived, by ``clock.now()``.
         lease: for how many seconds after that it may hold up later ones; 0: for STALLED seconds.
         sparse: the bytes of its sparse sections, as far as they have been fetched.
         requested: for each sparse part, whether it has been fetched or is on its way.
@@ -50,7 +50,7 @@ class Upload:
         self.sparse_parts = sparse_parts
         self.there = bytearray(len(gradient.lengths))
         self.admitted = False
-        self.moved_at = time.monotonic()
+        self.moved_at = clock.now()
         self.lease = lease
         self.sparse: Array | None = None
         self.requested = bytearray(sparse_parts)
@@ -63,7 +63,7 @@ class Upload:
 
     def arrive(self, parts: Sequence[int]) -> list[int]:
         """Notes that the server has these parts. Returns those that are new."""
-        self.moved_at = time.monotonic()
+        self.moved_at = clock.now()
         new = [part for part in parts if not self.there[part]]
         for part in new:
             self.there[part] = True
@@ -229,7 +229,7 @@ class ExpectedGradients:
         if self.holds_early and len(self.every) <= self._num_expected:
             # Without it, later ones would be held as well.
             return None
-        now = time.monotonic()
+        now = clock.now()
         expected = self.expected
         for position, upload in enumerate(self.every[:expected]):
             if upload.admitted or now - upload.moved_at < (upload.lease or STALLED):

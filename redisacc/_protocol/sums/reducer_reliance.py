@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
+
+from redisacc._clock import clock
 
 # How often a handle calls for a reducer, in seconds.
 CALL_INTERVAL = 1.0
@@ -27,11 +28,11 @@ class ReducerReliance:
     @property
     def relies(self) -> bool:
         """Whether a take that begins now relies on a reducer, if there is one."""
-        return time.monotonic() >= self._resumes_at
+        return clock.now() >= self._resumes_at
 
     def calls(self) -> bool:
         """Returns whether to call for a reducer now: once a second."""
-        now = time.monotonic()
+        now = clock.now()
         if now < self._call_again:
             return False
         self._call_again = now + CALL_INTERVAL
@@ -47,5 +48,5 @@ class ReducerReliance:
 
     def fail(self) -> None:
         """Notes that a part of the sum was not there in time."""
-        self._resumes_at = time.monotonic() + self._pause
+        self._resumes_at = clock.now() + self._pause
         self._pause = min(2 * self._pause, LONGEST)

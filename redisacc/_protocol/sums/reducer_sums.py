@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from redisacc._clock import clock
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._redis.waits import Waits
 
@@ -76,8 +76,8 @@ class ReducerSums:
         missing = ask()
         # If nothing of the sum is there, the reducer has probably bet on other gradients.
         if 0 < missing < total or self._numbers:
-            deadline = time.monotonic() + SUM_PATIENCE
-            while missing and self.wanted and time.monotonic() < deadline:
+            deadline = clock.now() + SUM_PATIENCE
+            while missing and self.wanted and clock.now() < deadline:
                 self._waits.sleep(SUM_PAUSE)
                 missing = ask()
         if missing:

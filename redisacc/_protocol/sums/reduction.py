@@ -9,13 +9,13 @@ which expire. So it may be killed at any moment, and several may run: at worst, 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
+from redisacc._clock import clock
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
@@ -107,7 +107,7 @@ class Reduction:
         updates: updates the parameters of the same name.
 
     Attributes:
-        due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
+        due: when to call ``work`` at the latest, by ``clock.now()``.
         is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
     """
 
@@ -124,7 +124,7 @@ class Reduction:
         self._updates = updates
         self._spec: AccumulatorSpec | None = None
         self._heard: deque[Heard] = deque([Interruption.MISSED])
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.now()
         self._growing: RoundSoFar | None = None
         self._incarnation = ""
         self._wanted = 0
@@ -163,24 +163,24 @@ class Reduction:
         # Other messages come to the leader's channel only: on the channel of a partition, they are not trusted.
         if found is None or (channel != self._keys.wake and not isinstance(found, PartsArrived)):
             return False
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.now()
         self._heard.append(found)
         return True
 
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
-        may_work = self._holds or time.monotonic() >= self.due
+        may_work = self._holds or clock.now() >= self.due
         return self._updates.is_asked or (may_work and (bool(self._heard) or self._updates.has_work))
 
     def is_idle(self, seconds: float) -> bool:
         """Returns whether nothing was heard for this many seconds."""
-        return time.monotonic() - self._heard_at > seconds
+        return clock.now() - self._heard_at > seconds
 
     @property
     def is_left_alone(self) -> bool:
         """Whether nothing can be done for the accumulator for the time being."""
-        return not self._holds and self.due - time.monotonic() > 2 * RENEWAL
+        return not self._holds and self.due - clock.now() > 2 * RENEWAL
 
     def work(self, interrupted: Callable[[], bool]) -> None:
         """Adds up and stores the parts that have arrived.
@@ -198,7 +198,7 @@ class Reduction:
             # The lease may be over when the server is back.
             self._holds = False
             self._outage = min(max(2 * self._outage, SHORT_PAUSE), LONG_PAUSE)
-            self.due = self._renew_at = time.monotonic() + self._outage
+            self.due = self._renew_at = clock.now() + self._outage
             raise
         except AccumulatorNotFoundError:
             self._wait_for_chief()
@@ -206,7 +206,7 @@ class Reduction:
             # The round was taken and acknowledged meanwhile, or gradients were compacted.
             logger.debug("%s: %s", self._keys.name, error)
             self._begin_anew()
-            self.due = time.monotonic()
+            self.due = clock.now()
         except ServerOutOfMemoryError as error:
             self._log(f"the reducer pauses: {error}")
             self._pause(SHORT_PAUSE)
@@ -216,7 +216,7 @@ class Reduction:
 
     def _wait_for_chief(self) -> None:
         """Keeps parameters for a while, because a server that lost the accumulator has lost these, too."""
-        now = time.monotonic()
+        now = clock.now()
         if self._gone_at is None:
             self._gone_at = now
         self.is_over = not self._updates.has_parts or now - self._gone_at >= KEPT
@@ -228,7 +228,7 @@ class Reduction:
     def _work(self, interrupted: Callable[[], bool]) -> None:
         if self._updates.is_asked:
             self._updates.answer()
-        now = time.monotonic()
+        now = clock.now()
         if now >= self._renew_at:
             self._renew_at = now + RENEWAL
             self._read_record()
@@ -247,7 +247,7 @@ class Reduction:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        now = time.monotonic()
+        now = clock.now()
         self.due = now if goes_on else min(self._renew_at, now + LOOK if self._growing.part_sums else self._renew_at)
 
     def _read_record(self) -> None:
@@ -341,7 +341,7 @@ class Reduction:
         self.release()
         self._begin_anew()
         self._incarnation = ""
-        self.due = self._renew_at = time.monotonic() + seconds
+        self.due = self._renew_at = clock.now() + seconds
 
     def _log(self, problem: str) -> None:
         if problem != self._logged:

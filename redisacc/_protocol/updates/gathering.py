@@ -7,10 +7,10 @@ their names, with an expiry (``PartUpdater``). They are read from the nodes then
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from redisacc._clock import clock
 from redisacc._data.validation import Array
 from redisacc._format.update_order import wanted
 from redisacc._protocol.updates.model import UpdateModel
@@ -73,15 +73,15 @@ def gather(
     Raises:
         DataLossError: some parts are on no node, and no process has written them again in time.
     """
-    model, log, asked_at = of.model, WaitLog(time.monotonic()), 0.0
+    model, log, asked_at = of.model, WaitLog(clock.now()), 0.0
     values.begin(of.id)
-    deadline = time.monotonic() + GATHERING
+    deadline = clock.now() + GATHERING
     while True:
         values.fetch_there(model)
         leaves = values.whole(model)
         if leaves is not None:
             return leaves
-        now = time.monotonic()
+        now = clock.now()
         if now >= deadline:
             raise _lost(of, values.missing(model))
         check()

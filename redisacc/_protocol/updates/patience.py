@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
+
+from redisacc._clock import clock
 
 __all__ = ["Patience"]
 
@@ -32,17 +33,17 @@ class Patience:
 
     def begin(self) -> None:
         """Begins a wait."""
-        self._longest, self._appeared = 0.0, time.monotonic()
+        self._longest, self._appeared = 0.0, clock.now()
 
     def note_appeared(self) -> None:
         """Notes that a part has appeared."""
-        now = time.monotonic()
+        now = clock.now()
         self._longest, self._appeared = max(self._longest, now - self._appeared), now
 
     @property
     def pause(self) -> float:
         """For how many seconds no part has appeared."""
-        return time.monotonic() - self._appeared
+        return clock.now() - self._appeared
 
     def is_over(self, missing: Collection[int]) -> bool:
         """Returns whether to wait no longer for some parts that are missing.
@@ -51,7 +52,7 @@ class Patience:
             missing: their numbers, at least one.
         """
         return self.pause >= self._seconds or (
-            self._abandoned.issuperset(missing) and time.monotonic() < self._abandoned_until
+            self._abandoned.issuperset(missing) and clock.now() < self._abandoned_until
         )
 
     def succeed(self) -> None:
@@ -68,6 +69,6 @@ class Patience:
         if late:
             self._seconds = min(2 * self._seconds, LONGEST_PATIENCE)
         dead = frozenset(numbers).difference(late)
-        if not dead <= self._abandoned or time.monotonic() >= self._abandoned_until:
-            self._abandoned_until = time.monotonic() + ABANDONED
+        if not dead <= self._abandoned or clock.now() >= self._abandoned_until:
+            self._abandoned_until = clock.now() + ABANDONED
         self._abandoned = dead

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar, Generic, TypeVar
 
+from redisacc._clock import clock
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.waiting.wait_log import WaitLog
@@ -40,7 +40,7 @@ class Wait(ABC, Generic[Found]):
         lifetime: the lifetime of the handle. The wait ends with CancelledError when the handle is closed.
         channel: the channel on which messages come.
         name: the name of the accumulator or the parameters in Redis.
-        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         label: the name in log records and errors.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         describe: returns a further clause for messages about the wait, or ""; None: another process says it, and this
@@ -144,7 +144,7 @@ class Wait(ABC, Generic[Found]):
 
     def run(self) -> Found:
         """Blocks until there is something, and returns it."""
-        started = time.monotonic()
+        started = clock.now()
         try:
             found = None
             # A new subscription costs more than a poll. One that an earlier wait of this handle has left costs less.
@@ -154,7 +154,7 @@ class Wait(ABC, Generic[Found]):
                 or not pubsub_of(self.transport, self.channel).hears(self.channel)
             ):
                 found = self._poll()
-            if found is None and self.deadline > time.monotonic():
+            if found is None and self.deadline > clock.now():
                 found = self._until_found(started)
         except BaseException as error:
             # Ctrl-C included.
@@ -166,7 +166,7 @@ class Wait(ABC, Generic[Found]):
         if found is None:
             found = self.leave(POLL_TIMEOUT)
         if found is None:
-            raise self.timed_out(time.monotonic() - started) from self.outage
+            raise self.timed_out(clock.now() - started) from self.outage
         return found
 
     def poll_soon(self) -> None:
@@ -198,11 +198,11 @@ class Wait(ABC, Generic[Found]):
                 self.alarm.clear()
                 if self.lifetime.closed:
                     raise self._closed()
-                now = time.monotonic()
+                now = clock.now()
                 if self._poll_now or now >= next_poll or now >= self.deadline:
                     self._poll_now = False
                     found = self._poll()
-                    now = time.monotonic()
+                    now = clock.now()
                     next_poll = now + self.poll_interval
                     if found is not None or now >= self.deadline:
                         return found
@@ -214,7 +214,7 @@ class Wait(ABC, Generic[Found]):
     def _poll(self) -> Found | None:
         """Polls once. Logs a warning and returns None if the server cannot be reached."""
         try:
-            found = self.poll(min(POLL_TIMEOUT, max(self.deadline - time.monotonic(), LAST_POLL_TIMEOUT)))
+            found = self.poll(min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT)))
         except ServerUnavailableError as error:
             begins = self.outage is None and not self.answered
             if begins and self.deadline == math.inf and not self.begins_without_server:

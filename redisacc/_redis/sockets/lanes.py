@@ -19,11 +19,11 @@ import selectors
 import socket
 import ssl
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+from redisacc._clock import clock
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import translated
@@ -124,7 +124,7 @@ class Lanes:
     def spoil(self, borrowed: Sequence[SocketConnection]) -> None:
         """Closes connections, because the next request would take unread replies for its own."""
         if borrowed:
-            self._paused_until = time.monotonic() + PAUSE
+            self._paused_until = clock.now() + PAUSE
         for connection in borrowed:
             self._close(connection)
 
@@ -138,7 +138,7 @@ class Lanes:
     def _open_missing(self) -> None:
         with self._lock:
             missing = LANES - 1 - self._number
-            if missing <= 0 or time.monotonic() < self._paused_until:
+            if missing <= 0 or clock.now() < self._paused_until:
                 return
             self._number += missing
         try:
@@ -162,7 +162,7 @@ class Lanes:
             if connection is not None:
                 connection.release()
                 self._pool.release(connection.pooled)
-            self._paused_until = time.monotonic() + PAUSE
+            self._paused_until = clock.now() + PAUSE
             with self._lock:
                 self._number -= number - opened
             return

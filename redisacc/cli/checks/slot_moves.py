@@ -7,11 +7,11 @@ of the new owner get the keys after their master, and servers ensure that only i
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redisacc._clock import clock
 from redisacc._monitoring.nodes import parse_info
 from redisacc._redis.cluster.slot_map import SLOTS, Address
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
@@ -133,7 +133,7 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
     """Returns a clause about each target's replicas, once they have had the time to confirm its data."""
     addresses = [node.address for node in targets if node.address]
     goals: dict[Address, int] = {}
-    deadline = time.monotonic() + _CONFIRMED_WITHIN
+    deadline = clock.now() + _CONFIRMED_WITHIN
     while True:
         try:
             replies, _ = transport.on_reachable_masters(
@@ -142,9 +142,9 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
         except ServerError:
             return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)
         states = [_state(node, parse_info(replies.get(str(node.address), [None])[0]), goals) for node in targets]
-        if not any(state.endswith(_LAGS) for state in states) or time.monotonic() >= deadline:
+        if not any(state.endswith(_LAGS) for state in states) or clock.now() >= deadline:
             return states
-        time.sleep(_PAUSE)
+        clock.sleep(_PAUSE)
 
 
 def _state(node: _Node, info: dict[str, str], goals: dict[Address, int]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import support
-from support.elastic_worker import LEASE, NAME
+from support.elastic_worker import NAME
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
@@ -23,9 +23,9 @@ PROGRAM = Path(support.__file__).with_name("elastic_worker.py")
 
 
 @pytest.fixture
-def hire(real_server):
+def hire(real_server, clock):
     """Starts a worker with a number, and returns what sends a signal to it."""
-    program = WarmPython([str(PROGRAM)], stdin=PIPE, stderr=sys.stderr, text=True)
+    program = WarmPython([str(PROGRAM)], stdin=PIPE, stderr=sys.stderr, text=True, env=clock.env)
     pids = []
 
     def start(number):
@@ -44,9 +44,8 @@ def hire(real_server):
 
 
 @pytest.fixture
-def until_rounds(real_client, monkeypatch):
+def until_rounds(real_client, monkeypatch, clock):
     """Leads the training until a number of rounds in succession have had certain workers."""
-    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", LEASE)
     monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     with redisacc.Chief(
         NAME, {"w": np.zeros(2, np.int64)}, workers="all", minimum=2, reduction_type="SUM", redis=real_client
@@ -64,7 +63,8 @@ def until_rounds(real_client, monkeypatch):
                 chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
                 seen = seen + 1 if sorted(taken.workers) == expected else 0
 
-        yield lead
+        with clock.running():
+            yield lead
         rounds.close()
         chief.delete()
 

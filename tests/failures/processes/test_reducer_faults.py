@@ -303,8 +303,8 @@ def test_a_take_never_waits_longer_for_a_reducer_than_it_may(child_processes, ro
     rounds.play_until_reduced(used)
     pauses = []
     monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.05)
-    sleep = stored_sums.time.sleep
-    monkeypatch.setattr(stored_sums.time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+    sleep = stored_sums.clock.sleep
+    monkeypatch.setattr(stored_sums.clock, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
     child.signal(signal.SIGSTOP)
     rounds.play()
     # A pause is counted before it begins; the last may end after the time is up.

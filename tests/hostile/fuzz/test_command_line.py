@@ -180,7 +180,7 @@ def run(real_server, monkeypatch, tmp_path):
     sleep = time.sleep
     # As long as it is told, as far as errors go.
     brief = types.SimpleNamespace(sleep=lambda seconds: sleep(0 if 0 <= seconds <= 86400 else seconds))
-    monkeypatch.setattr("redisacc.cli.watch.time", brief)
+    monkeypatch.setattr("redisacc.cli.watch.clock", brief)
     serve = redisacc.cli.export.start_http_server
 
     def serve_briefly(port, host, registry):

@@ -1,0 +1,162 @@
+"""A test moves the clock: waits end, and leases of the dead run out, those of the living do not. Users pay nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from support.warm_python import PIPE, WarmPython
+
+import redisacc
+from redisacc._clock import Clock
+from redisacc._clock import clock as the_clock
+from redisacc._redis.connect import connect
+from redisacc._redis.script_loader import load
+
+HOUR = 3600.0
+
+
+def test_the_clock_of_users_is_that_of_the_system():
+    assert (the_clock.now, the_clock.time, the_clock.sleep) == (time.monotonic, time.time, time.sleep)
+    assert vars(Clock)["__slots__"] == ("now", "sleep", "time")
+
+
+@pytest.mark.every_server
+def test_a_move_ends_a_wait_that_has_a_timeout(clock, open_dense, background, until):
+    acc = open_dense("float32", [1], "shared")
+    take = background(acc.take_grad, 1, timeout=200.0)
+    until(lambda: acc.info().waiting)
+    clock.advance(50.0)
+    assert take.running
+    clock.advance(150.0)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        take.result()
+
+
+@pytest.mark.every_server
+def test_scripts_and_replies_are_ahead_by_the_same_time(clock, open_dense):
+    acc = open_dense("float32", [1], "shared", worker="ann")
+    acc.apply_grad([1.0])
+    (before,) = acc.info().known_workers
+    for moved in (HOUR, 0.5):
+        clock.advance(moved)
+        acc.apply_grad([1.0])
+        (after,) = acc.info().known_workers
+        assert moved <= (after.seen_at - before.seen_at).total_seconds() < moved + 60
+        assert abs((acc.info().read_at - after.seen_at).total_seconds()) < 60
+        before = after
+
+
+def test_a_server_that_forgets_its_scripts_after_a_move_gets_those_that_are_ahead(clock, open_dense, client):
+    acc = open_dense("float32", [1], "shared", worker="ann")
+    acc.apply_grad([1.0])
+    clock.advance(HOUR)
+    client.script_flush()
+    acc.apply_grad([1.0])
+    assert abs((acc.info().known_workers[0].seen_at - acc.info().read_at).total_seconds()) < 60
+    # And so do calls that were prepared before a move, and are repeated after it.
+    assert acc.take_grad(2).tolist() == [1.0]
+
+
+@pytest.mark.every_server
+def test_an_owner_that_lives_keeps_what_expires(clock, open_dense_stored, client):
+    acc = open_dense_stored("float32", [500])
+    acc.apply_grad(np.ones(500, np.float32))
+    keys = sorted(client.scan_iter())
+    assert all(0 < client.pttl(key) <= 60_000 for key in keys)
+    clock.advance(120.0)
+    assert sorted(client.scan_iter()) == keys
+
+
+@pytest.mark.every_server
+def test_keys_expire_as_if_the_time_had_passed(clock, client):
+    client.set("early", 1, px=10_000)
+    client.set("late", 1, px=20_000)
+    client.set("kept", 1)
+    clock.advance(10.0)
+    assert sorted(client.scan_iter()) == [b"kept", b"late"]
+    assert 0 < client.pttl("late") <= 10_000
+    client.delete("kept", "late")
+
+
+OWNER = """
+import sys
+import numpy as np
+import redisacc
+acc = redisacc.ConditionalAccumulator("float32", [2], redis=sys.argv[1])
+acc.apply_grad(np.ones(2, np.float32))
+print(acc.accumulator_ref, flush=True)
+try:
+    acc.take_grad(2, timeout=200)
+except redisacc.TakeTimeoutError:
+    print("timed out", flush=True)
+sys.stdin.read()
+"""
+PYTHONS = {
+    "forked": lambda arguments, env: WarmPython(arguments, stdin=PIPE, text=True, env=env, stderr=sys.stderr),
+    "started": lambda arguments, env: subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ),
+}
+
+
+@pytest.mark.parametrize("way", PYTHONS)
+@pytest.mark.servers("valkey", "cluster")
+def test_other_processes_follow(clock, real_server, real_client, until, way):
+    process = PYTHONS[way](["-c", OWNER, real_server.url], clock.env)
+    try:
+        record = process.stdout.readline().strip()
+        until(lambda: real_client.zcard(f"{record}:queue"))
+        # It lives, so it keeps its lease of a minute.
+        clock.advance(120.0)
+        assert real_client.exists(record)
+        clock.advance(90.0)
+        assert process.stdout.readline() == "timed out\n"
+        # It renews nothing, and nobody waits for it.
+        process.send_signal(signal.SIGSTOP)
+        clock.advance(30.0)
+        assert real_client.exists(record)
+        clock.advance(30.0)
+        assert real_client.keys() == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_take_of_a_dead_process_leaves_the_queue(clock, open_dense, client, background, until):
+    """The lease of a taker is an entry that a script reads, and not an expiry."""
+    acc = open_dense("float32", [1], "shared")
+    dead = background(acc.take_grad, 1, timeout=HOUR)
+    (entry,) = until(lambda: client.hgetall("redisacc:{shared}:takers"))
+    client.hset("redisacc:{shared}:takers", "of-the-dead", client.hget("redisacc:{shared}:takers", entry))
+    client.zadd("redisacc:{shared}:queue", {"of-the-dead": 0})
+    clock.advance(10.0)
+    acc.apply_grad([1.0])
+    assert dead.result().tolist() == [1.0]
+
+
+def test_a_clock_that_runs_spares_a_call_its_pauses(clock, open_dense):
+    acc = open_dense("float32", [1], "shared")
+    began = time.monotonic()
+    with clock.running(), pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=100.0)
+    assert time.monotonic() - began < 50
+
+
+def test_a_script_reads_the_clock_in_one_line():
+    from support.moved_clock import READS_CLOCK
+
+    for name in ("apply", "hold_lease", "take", "sweep"):
+        assert load(name).text.count(READS_CLOCK) == 1, name
+        assert load(name).sharded.text.count(READS_CLOCK) == 1, name
+
+
+def test_a_transport_reads_a_clock_that_is_ahead(clock, client):
+    transport = connect(client)
+    before = int(transport.call("TIME")[0])
+    clock.advance(HOUR)
+    assert HOUR <= int(transport.call("TIME")[0]) - before < HOUR + 60

@@ -1,0 +1,441 @@
+"""The clock of redisacc, moved: for tests that would otherwise wait until a lease, a pause or an expiry is over.
+
+`redisacc/_clock.py` stays as it is for users. Here its functions are replaced, and so are the few places in which a
+call waits with a timeout, and those in which scripts and TIME say what time it is on the server: the scripts of a
+process get the offset as a literal, because they may read no undeclared key.
+
+A clock is a folder, which processes share. The file `moves` in it holds the offset in seconds and the number of moves;
+each process that follows the clock maps it into its memory. It has a file there as well, named after its process id,
+with the number of the last move after which it has done all that was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import math
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+import redisacc
+from redisacc._clock import Clock, clock
+from redisacc._redis import forks, pubsub, waits
+from redisacc._redis.script_loader import load, names
+from redisacc._redis.sockets.fast_socket import ClientConnection, SocketConnection
+
+# A process with this variable in its environment follows the clock in that folder.
+FOLLOWED = "REDISACC_TEST_CLOCK"
+
+# The clock moves by this much at once, in seconds: what is renewed every second or less often is renewed in time.
+STEP = 1.0
+# A wait notices a move this much later, in real seconds.
+SLICE = 0.005
+# How long a move waits for threads, tasks and processes to do what is due, in real seconds.
+PATIENCE = 60.0
+
+PACKAGE = str(Path(redisacc.__file__).parent) + os.sep
+TESTS = str(Path(__file__).parent.parent) + os.sep
+
+# The line of lua/include/now_ms.lua that reads the server's clock.
+READS_CLOCK = "clock_ms = tonumber(time[1]) * 1000"
+
+# These threads come back to wait, wherever they are now.
+RENEWING = ("redisacc-leases", "redisacc-upload")
+# What listens for messages waits for the server, not for a time.
+LISTENING = "redisacc-events"
+
+Caller = threading.Thread | asyncio.Task[Any]
+
+
+class MovedClock:
+    """A clock that this process follows.
+
+    Args:
+        folder: the folder.
+        moves: whether this process moves it. Other processes say when they have done what is due.
+
+    Attributes:
+        clients: a client of each server on which keys expire earlier if the clock is moved.
+    """
+
+    def __init__(self, folder: Path, *, moves: bool) -> None:
+        self.folder = folder
+        self.clients: list[Any] = []
+        self._moves = moves
+        self._state = _shared(folder / "moves", 2)
+        self._undo: list[Callable[[], object]] = []
+        self._start()
+        self._replace_all()
+        # A process that was forked from one that follows it follows it, too.
+        global _followed  # noqa: PLW0603
+        _followed = self
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        # Caller -> when its wait ends.
+        self._waits: dict[Caller, float] = {}
+        # Those that have waited -> the number of moves when they began to wait last.
+        self._known: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        # Held by the thread that moves the clock.
+        self._moving = threading.Lock()
+        if not self._moves:
+            state, done = self._state, _shared(self.folder / str(os.getpid()), 1)
+            done[0] = state[1]
+
+            def run() -> None:
+                while True:
+                    number = state[1]
+                    if number != done[0] and not self._unsettled():
+                        done[0] = number
+                    time.sleep(SLICE)
+
+            threading.Thread(target=run, name="moved-clock", daemon=True).start()
+
+    def start_in_fork(self) -> None:
+        """Lets a process that was just forked follow it."""
+        self._moves = False
+        self._start()
+
+    # For tests
+
+    @property
+    def env(self) -> dict[str, str]:
+        """An environment in which processes follow this clock."""
+        site = str(Path(__file__).with_name("following"))
+        path = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+        return {**os.environ, FOLLOWED: str(self.folder), "PYTHONPATH": path}
+
+    def now(self) -> float:
+        """Returns the time of the clock, in seconds."""
+        return clock.now()
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock, and waits until all processes that follow it have done what is due.
+
+        Leases of processes, threads and tasks that live do not run out: it moves in steps, and each step waits until
+        they have renewed what they hold.
+        """
+        with self._moving:
+            self._settle()
+            while seconds > 1e-9:
+                step = min(seconds, self._until_due())
+                # First the keys: what is written between the two lives too long, by a step, and never too short.
+                for client in self.clients:
+                    _shorten_lives(client, step)
+                self._state[0] += step
+                self._state[1] += 1
+                seconds -= step
+                self._settle()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Moves the clock as long as the block runs, whenever the block's thread and all others wait for a time."""
+        ended = threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                while not ended.is_set():
+                    if self._waits:
+                        self.advance(STEP)
+                    time.sleep(SLICE / 5)
+            except BaseException as error:
+                failed.append(error)
+
+        self._known.setdefault(threading.current_thread(), self._state[1])
+        mover = threading.Thread(target=run, name="moved-clock")
+        mover.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            mover.join()
+        if failed:
+            raise failed[0]
+
+    def restore(self) -> None:
+        """Lets this process have the real time again."""
+        global _followed  # noqa: PLW0603
+        _followed = None
+        while self._undo:
+            self._undo.pop()()
+
+    # What is due
+
+    def _until_due(self) -> float:
+        """For how many seconds at least nobody has anything to do; at least a step."""
+        if self._followers():
+            return STEP
+        with self._lock:
+            return max(min(self._waits.values(), default=math.inf) - clock.now(), STEP)
+
+    def _settle(self) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while late := self._unsettled() or self._late_followers():
+            assert time.monotonic() < give_up, f"the clock was moved, and after {PATIENCE:.0f} s these are busy: {late}"
+            time.sleep(SLICE / 5)
+
+    def _unsettled(self) -> list[str]:
+        """The callers of this process that have to do what is due, or are doing it."""
+        with self._lock:
+            waiting, number = dict(self._waits), self._state[1]
+            # Those that have begun to wait since the last move have done what was due.
+            known = [caller for caller, begun in self._known.items() if begun < number]
+            renewing = [thread for thread in self._renewing() if self._known.get(thread, -1) < number]
+        now, frames = clock.now(), sys._current_frames()
+        busy = [caller for caller, end in waiting.items() if end <= now and not _has_ended(caller)]
+        busy += [thread for thread in renewing if thread not in waiting]
+        here = threading.current_thread()
+        for caller in known:
+            if caller is here or caller in waiting or _has_ended(caller) or _name(caller) == LISTENING:
+                continue
+            if _calls_package(caller) if isinstance(caller, asyncio.Task) else _is_in_package(frames.get(caller.ident)):
+                busy.append(caller)
+        return [_name(caller) for caller in busy]
+
+    def _renewing(self) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name in RENEWING]
+
+    def _followers(self) -> list[Path]:
+        """The files of the processes that follow the clock and run."""
+        return [file for file in self.folder.iterdir() if file.name.isdigit() and _runs(int(file.name))]
+
+    def _late_followers(self) -> list[str]:
+        number = self._state[1]
+        return [f"process {file.name}" for file in self._followers() if _shared(file, 1)[0] < number]
+
+    def begin(self, caller: Caller, end: float) -> None:
+        """Notes that a thread or a task waits until a time."""
+        with self._lock:
+            self._waits[caller] = end
+            self._known[caller] = self._state[1]
+
+    def end(self, caller: Caller) -> None:
+        """Notes that it no longer waits."""
+        with self._lock:
+            self._waits.pop(caller, None)
+
+    def wait(self, seconds: float, wait: Callable[[float], object]) -> bool:
+        """Waits as ``wait`` does, which returns whether that was successful, but for ``seconds`` of this clock."""
+        caller, end = threading.current_thread(), clock.now() + seconds
+        self.begin(caller, end)
+        try:
+            while True:
+                left = end - clock.now()
+                if wait(min(max(left, 0.0), SLICE)):
+                    return True
+                if left <= 0:
+                    return False
+        finally:
+            self.end(caller)
+
+    # What is replaced
+
+    def _replace(self, thing: Any, name: str, value: Any) -> None:
+        self._undo.append(functools.partial(setattr, thing, name, getattr(thing, name)))
+        setattr(thing, name, value)
+
+    def _replace_all(self) -> None:
+        state, moved = self._state, self
+
+        def sleep(seconds: float) -> None:
+            if seconds < 0:
+                time.sleep(seconds)
+            self.wait(seconds, time.sleep)
+
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                if timeout is None:
+                    return super().wait()
+                return moved.wait(timeout, super().wait)
+
+        def event() -> threading.Event:
+            made = Event()
+            forks._locks.add(made)
+            return made
+
+        def wait_for_alarm(alarm: Any, timeout: float) -> None:
+            self.wait(max(timeout, 0.0), lambda seconds: alarm._lock.acquire(timeout=seconds))
+
+        self._replace(clock, "now", lambda: time.monotonic() + state[0])
+        self._replace(clock, "time", lambda: time.time() + state[0])
+        self._replace(clock, "sleep", sleep)
+        self._replace(forks, "event", event)
+        self._replace(waits.ThreadAlarm, "wait", wait_for_alarm)
+        # Listeners outlive a test, and for them time would go back.
+        self._replace(pubsub, "clock", Clock())
+        for connection in (SocketConnection, ClientConnection):
+            self._replace(connection, "exchange", self._exchanging(connection.exchange))
+        try:
+            loop_waits = importlib.import_module("redisacc.asyncio._waits").LoopWaits
+        except ImportError:
+            return
+        init = loop_waits.__init__
+
+        def init_moved(made: Any) -> None:
+            init(made)
+            made.call_later = functools.partial(_Timer, self, made.loop)
+
+        self._replace(loop_waits, "__init__", init_moved)
+
+    def _exchanging(self, exchange: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Returns a connection's method ``exchange`` for a server whose clock has moved as well."""
+
+        def exchange_moved(connection: Any, commands: Sequence[Any], deadline: float) -> list[Any]:
+            ahead_ms = round(self._state[0] * 1000)
+            if not ahead_ms:
+                return exchange(connection, commands, deadline)
+            replies = exchange(connection, [_moved(command, ahead_ms) for command in commands], deadline)
+            for number, command in enumerate(commands):
+                if command[0] == "TIME" and isinstance(replies[number], list):
+                    seconds, micros = map(int, replies[number])
+                    total = seconds * 10**6 + micros + ahead_ms * 1000
+                    replies[number] = [b"%d" % (total // 10**6), b"%d" % (total % 10**6)]
+            return replies
+
+        return exchange_moved
+
+
+_followed: MovedClock | None = None
+
+
+def follow(folder: str) -> None:
+    """Lets this process follow a clock until it ends."""
+    MovedClock(Path(folder), moves=False)
+
+
+def _after_fork_in_child() -> None:
+    if _followed is not None:
+        _followed.start_in_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _Timer:
+    """A timer of an event loop that follows a clock."""
+
+    def __init__(
+        self,
+        moved: MovedClock,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        callback: Callable[..., object],
+        *args: object,
+    ) -> None:
+        self._moved, self._loop, self._call = moved, loop, functools.partial(callback, *args)
+        self._end = clock.now() + seconds
+        task = asyncio.current_task(loop)
+        assert task is not None
+        self._task = task
+        moved.begin(task, self._end)
+        self._look()
+
+    def _look(self) -> None:
+        left = self._end - clock.now()
+        self._handle = (
+            self._loop.call_later(min(left, SLICE), self._look) if left > 0 else self._loop.call_soon(self._call)
+        )
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+        self._moved.end(self._task)
+
+
+def _shared(file: Path, numbers: int) -> memoryview:
+    """Returns the numbers in a file, which processes share. The file is made if it is missing."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.truncate(descriptor, 8 * numbers)
+        return memoryview(mmap.mmap(descriptor, 8 * numbers)).cast("d")
+    finally:
+        os.close(descriptor)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process exists and is neither stopped nor waiting to be collected."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # This system has no such file.
+        return not Path("/proc/self/stat").exists()
+
+
+def _name(caller: Caller) -> str:
+    return caller.get_name() if isinstance(caller, asyncio.Task) else caller.name
+
+
+def _has_ended(caller: Caller) -> bool:
+    if isinstance(caller, asyncio.Task):
+        return caller.done() or caller.get_loop().is_closed()
+    return not caller.is_alive()
+
+
+def _is_in_package(frame: Any) -> bool:
+    """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGE):
+            return True
+        if file.startswith(TESTS) and file != __file__:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _calls_package(task: asyncio.Task[Any]) -> bool:
+    """Whether a task awaits code of the package."""
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        code = getattr(awaited, "cr_code", None)
+        if code is not None and code.co_filename.startswith(PACKAGE):
+            return True
+        awaited = getattr(awaited, "cr_await", None)
+    return False
+
+
+@functools.cache
+def _texts() -> dict[str, str]:
+    """Returns hash -> text of all scripts."""
+    scripts = [script for name in names() for script in (load(name), load(name).sharded)]
+    assert any(READS_CLOCK in script.text for script in scripts), "lua/include/now_ms.lua has changed"
+    return {script.sha: script.text for script in scripts}
+
+
+def _moved(command: Any, ahead_ms: int) -> Any:
+    """Returns a command with the text of its script in place of the hash, if it is a script that reads the clock."""
+    text = command[1] if command[0] == "EVAL" else _texts().get(command[1], "") if command[0] == "EVALSHA" else ""
+    if READS_CLOCK not in text:
+        return command
+    return ("EVAL", text.replace(READS_CLOCK, f"clock_ms = {ahead_ms} + tonumber(time[1]) * 1000"), *command[2:])
+
+
+def _shorten_lives(client: Any, seconds: float) -> None:
+    """Lets all keys of a server that expire do so earlier."""
+    if isinstance(client, redis.RedisCluster):
+        for node in client.get_primaries():
+            _shorten_lives(client.get_redis_connection(node), seconds)
+        return
+    keys = list(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.pttl(key)
+        left = pipe.execute()
+        for key, ms in zip(keys, left, strict=True):
+            if ms > 0:
+                pipe.pexpire(key, max(ms - round(seconds * 1000), 0))
+        pipe.execute()
