@@ -208,8 +208,7 @@ def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, monkeypatch, partitions):
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 700)
+def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, partitions):
     master, replica = pair
     options = {"reduction_type": "SUM", "min_replicas": 1, "partitions": partitions, "in_place_limit": 0}
     acc = open_accumulator("tree", {"a": ("float32", (200_000,))}, "w", redis=master.url, **options)
@@ -231,13 +230,13 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, monke
     copy = replica.client()
     assert copy.hget("redisacc:{w}", "num_accumulated") == b"1"
     assert parts(copy) == parts(master.client()) != set()
-    with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
         upload(before_commit=replica.stall)
     assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
     replica.go_on()
     if partitions:
         # In a cluster, the replica that confirms the commit is another one than those of the parts.
-        with pytest.raises(redisacc.NotReplicatedError):
+        with short_wait(acc), pytest.raises(redisacc.NotReplicatedError):
             upload(replica.stall, replica.go_on)
     else:
         assert upload(replica.stall, replica.go_on)
