@@ -124,13 +124,14 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
 
 
 @pytest.mark.servers(*REAL)
-def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, waiting):
+def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, waiting, clock):
     acc = open_dense("float32", [1])
-    head = background(acc.take_grad, 5, timeout=3)
+    head = background(acc.take_grad, 5, timeout=100.0)
     waiting(acc, 1)
     second = background(acc.take_grad, 1)
     waiting(acc, 2)
     acc.apply_grad(one(4))
+    clock.advance(100.0)
     with pytest.raises(redisacc.TakeTimeoutError) as failure:
         head.result()
     assert failure.value.num_accumulated == 1

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,12 @@ class ChildProcesses:
     Args:
         url: the address that they connect to.
         folder: where they write their values.
+        env: their environment.
     """
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, env: Mapping[str, str]) -> None:
         self._folder = folder
-        self._fork_server = WarmPython([str(PROGRAM), url], stdin=PIPE, stderr=sys.stderr, text=True)
+        self._fork_server = WarmPython([str(PROGRAM), url], stdin=PIPE, stderr=sys.stderr, text=True, env=env)
         self._started: list[ChildProcess] = []
 
     def start(self, operation: str, limit: int, size: int, kind: str = "dense") -> ChildProcess:

@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 
 import redisacc
-from redisacc._protocol.applying import compaction
-from redisacc._protocol.leases import crew
-from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.sums import reduction
 from redisacc.optim import AdamW
 
 NAME = "child"
@@ -156,11 +152,6 @@ def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
 def main() -> None:
     # The parent never waits for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Tests wait for these leases to run out.
-    take_wait.TAKER_LEASE_MS = 1000
-    compaction.COMPACTING_MS = 500
-    reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
-    crew.LEASE = 1.5
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()

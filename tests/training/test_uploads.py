@@ -16,6 +16,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.applying import upload as upload_module
 from redisacc._protocol.parts.sweep import sweep
 from redisacc._protocol.scripts.attempts import listed_attempts
+from redisacc._protocol.sums.expected_gradients import STALLED
 from redisacc._redis.connect import connect
 from redisacc.optim import AdamW
 
@@ -190,10 +191,10 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
 @pytest.mark.parametrize("is_suspended", [False, True])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_reducers_update_with_the_bits_of_an_undisturbed_training(
-    training, background, reducing, monkeypatch, partitions, is_suspended
+    training, background, reducing, monkeypatch, partitions, is_suspended, clock
 ):
     """Each worker streams, pauses for longer than other uploads may, or than parts last, and uses another order."""
-    pause = Suspension(monkeypatch, training.client).suspend if is_suspended else lambda: time.sleep(0.7)
+    pause = Suspension(monkeypatch, training.client).suspend if is_suspended else lambda: clock.advance(STALLED)
     optimizer, crew, until = AdamW(0.01), 3, 3
     chief = training.chief(zeros(), workers=crew, optimizer=optimizer, reduction_type="MEAN", partitions=partitions)
     reducing(wanted=crew)
@@ -210,8 +211,8 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(
             for place, path in enumerate(np.random.default_rng(number + step).permutation(list(SHAPES))):
                 upload.put(str(path), gradient[str(path)])
                 if place == 1 and number == step % crew:
-                    # Some parts are on their way by then.
-                    time.sleep(0.1)
+                    # What was put is written.
+                    clock.advance(0.0)
                     pause()
             assert upload.commit()
 

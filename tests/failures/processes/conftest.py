@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from support.child_processes import ChildProcesses
+from support.moved_clock import MovedClock
 from support.proxy import Proxy, proxy_before_server
 from support.servers import ServerUnderTest
 
@@ -20,8 +21,11 @@ def proxy(real_server: ServerUnderTest) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def child_processes(proxy: Proxy, real_client: redis.Redis, tmp_path: Path) -> Iterator[ChildProcesses]:
+def child_processes(
+    proxy: Proxy, real_client: redis.Redis, tmp_path: Path, clock: MovedClock
+) -> Iterator[ChildProcesses]:
     """Starts processes that do one operation each, through the proxy. They end before the server is looked at."""
-    processes = ChildProcesses(proxy.url, tmp_path)
-    yield processes
+    processes = ChildProcesses(proxy.url, tmp_path, clock.env)
+    with clock.running():
+        yield processes
     processes.end()

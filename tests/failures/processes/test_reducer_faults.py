@@ -178,10 +178,10 @@ def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, roun
 
 
 @pytest.mark.slow
-def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used):
+def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used, clock):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
     try:
-        processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path)
+        processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path, clock.env)
         child = processes.start("reduce", 0, SIZE)
         for _ in range(3):
             rounds.play()
@@ -208,9 +208,9 @@ def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds
     real_client.delete("redisacc:{other}")
 
 
-def test_a_full_server(daemon, background, until, tmp_path, used):
+def test_a_full_server(daemon, background, until, tmp_path, used, clock):
     server = daemon("--maxmemory-policy", "noeviction").start()
-    processes = ChildProcesses(server.url, tmp_path)
+    processes = ChildProcesses(server.url, tmp_path, clock.env)
     child = processes.start("reduce", 0, SIZE)
     with server.client() as client:
         rounds = Rounds(opened(client), background, until)
