@@ -72,8 +72,9 @@ LIMITS: ContextVar[Limits] = ContextVar("redisacc limits", default=_UNLIMITED)
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Limits how long each call in the block tries to reach the server."""
-    token = LIMITS.set(Limits(call=seconds))
+    """Limits how long each call in the block tries to reach the server, if that is not limited more already."""
+    limits = LIMITS.get()
+    token = LIMITS.set(Limits(min(seconds, limits.call), limits.outage))
     try:
         yield
     finally:

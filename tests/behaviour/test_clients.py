@@ -25,6 +25,7 @@ from support.selection import ONE_NODE, REAL, thorough
 
 import redisacc
 from redisacc import embedded
+from redisacc._protocol.sums.round_so_far import RoundSoFar
 from redisacc._redis.connect import connect
 from redisacc._redis.node import _getter
 
@@ -511,3 +512,25 @@ def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, back
     with pytest.raises(redisacc.TakeTimeoutError):
         take.result()
     assert time.monotonic() - start < 7
+
+
+@pytest.mark.servers("valkey")
+def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(real_server, background, monkeypatch, force_parts):
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 0.5)
+    looked = []
+    look_ahead = RoundSoFar.look_ahead
+
+    def look_ahead_without_server(*args):
+        if not looked:
+            server.stop()
+        looked.append(True)
+        return look_ahead(*args)
+
+    with embedded.Server() as server:
+        options = {"redis": server.url, "in_place_limit": 0}
+        acc = redisacc.ConditionalAccumulator("float32", [1], "w", **options)
+        acc.apply_grad([1])
+        monkeypatch.setattr(RoundSoFar, "look_ahead", look_ahead_without_server)
+        with pytest.raises(redisacc.TakeTimeoutError):
+            background(acc.take_grad, 2, timeout=1.0).result()
+        assert looked

@@ -25,7 +25,7 @@ from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Transport, limited
 from redisacc.errors import NotPermittedError, RedisAccError, StaleSequenceError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
@@ -290,7 +290,8 @@ class TakeWait(Wait[Taken]):
         if not self._heard and not self._broke_off:
             return False
         try:
-            self._broke_off = self._reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
+            with limited(self.call_timeout):
+                self._broke_off = self._reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
         except (RedisAccError, PartMissingError) as error:
             # Looking ahead only saves time. If something is wrong, it shows when the round is read.
             logger.debug("%s: could not look ahead: %s", self.label, error)
@@ -320,7 +321,7 @@ class TakeWait(Wait[Taken]):
             granted = self._leave(timeout)
             if granted is None:
                 return None
-            return granted, self._without_leases(self.transport.pipeline(self._read_commands))
+            return granted, self._without_leases(self.transport.pipeline(self._read_commands, timeout=timeout))
         except RedisAccError:
             raise
         except BaseException:
@@ -376,7 +377,8 @@ class TakeWait(Wait[Taken]):
         found = None
         if ask and self.outage is None:
             try:
-                found = read_contributors(self.transport, self._keys)
+                with limited(self.call_timeout):
+                    found = read_contributors(self.transport, self._keys)
             except RedisAccError as failure:
                 logger.debug("%s: %s", self.label, failure)
         return TakeProgress(self.label, self._required, self.num_required, self._min_weight, self._seen, found)

@@ -120,6 +120,11 @@ class Wait(ABC, Generic[Found]):
         return {"accumulator": self.name}
 
     @property
+    def call_timeout(self) -> float:
+        """How long a call tries to reach the server, in seconds, so that the wait ends soon after its deadline."""
+        return min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT))
+
+    @property
     def poll_interval(self) -> float:
         """How long to wait for a message before the next poll, in seconds."""
         return POLL_INTERVAL
@@ -214,7 +219,7 @@ class Wait(ABC, Generic[Found]):
     def _poll(self) -> Found | None:
         """Polls once. Logs a warning and returns None if the server cannot be reached."""
         try:
-            found = self.poll(min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT)))
+            found = self.poll(self.call_timeout)
         except ServerUnavailableError as error:
             begins = self.outage is None and not self.answered
             if begins and self.deadline == math.inf and not self.begins_without_server:
