@@ -8,12 +8,13 @@
 -- ARGV who       text     name of the holder, for people
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 -- ARGV dead      text     identity of a process that is known to be dead, whose lease counts as run out; "" for none
--- ARGV renews    flag     whether the holder only extends a lease that it took before, or succeeds another one
+-- ARGV renews    flag     whether the holder takes it only in an accumulator: it succeeds another one, or had it before
+-- ARGV extends   flag     whether it only extends a lease that is there
 --
 -- Replies:
 -- {'held'}                     the caller holds the lease
 -- {'taken', left_ms, process, who}   somebody else holds it, for that much longer unless it is extended
--- {'missing'}                  there is neither such an accumulator nor a lease to extend; nothing changed
+-- {'missing'}                  there is no lease to extend, or no accumulator either; nothing changed
 -- {'corrupt', where, text}     the entry holds what redisacc never writes; nothing changed
 
 -- #include "now_ms"
@@ -34,7 +35,7 @@ if entry then
   if holder ~= args.holder and process ~= args.dead and lease_end > now then
     return {'taken', count_text(lease_end - now), string.sub(process, 1, 200), string.sub(who, 1, 200)}
   end
-elseif args.renews and redis.call('EXISTS', keys.record) == 0 then
+elseif args.extends or (args.renews and redis.call('EXISTS', keys.record) == 0) then
   -- The accumulator was deleted, or the server has lost it.
   -- A worker that waits for its chief takes a lease before there is one.
   return {'missing'}

@@ -36,27 +36,19 @@ def open_existing(
     transport = connect(redis)
     record = Record(keys, transport.call(*Record.command(keys)))
     spec = record.spec(transport.call(*Record.tree_command(keys)) if record.kind == "tree" else b"")
-    if isinstance(spec, TreeSpec):
-        return TreeAccumulator(
-            spec.tree,
-            keys.name,
-            reduction_type=spec.reduction_type,
-            sparse_mean=spec.sparse_mean,
-            missing=spec.missing,
-            redis=redis,
-            worker=worker,
-            wire=wire,
-            finite=finite,
-        )
-    assert isinstance(spec, ArraySpec)
-    schema = (spec.dtype.name, spec.shape, keys.name)
     options: dict[str, Any] = {
         "reduction_type": spec.reduction_type,
         "redis": redis,
         "worker": worker,
         "wire": wire,
         "finite": finite,
+        # If the server loses it now, it must not come back with other settings.
+        "create": False,
     }
+    if isinstance(spec, TreeSpec):
+        return TreeAccumulator(spec.tree, keys.name, sparse_mean=spec.sparse_mean, missing=spec.missing, **options)
+    assert isinstance(spec, ArraySpec)
+    schema = (spec.dtype.name, spec.shape, keys.name)
     if spec.kind == "sparse":
         return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
     return ConditionalAccumulator(*schema, **options)

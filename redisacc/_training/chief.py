@@ -25,11 +25,13 @@ from redisacc._format.history_entries import PastStep, history_text
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
+from redisacc._protocol.leases.crew import Lease
 from redisacc._protocol.parameters.conclusion import conclude
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
+from redisacc._protocol.scripts.parameters import gone
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
@@ -247,6 +249,8 @@ class Chief(Participant):
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
+        # Whether another process is known to have led before, and whether a worker had what is published.
+        self._follows = self._is_rescued = False
         # Whether there may be a round that was taken and not acknowledged: by a predecessor, or by this process.
         self._may_be_left = True
         self._has_to_agree = False
@@ -256,8 +260,26 @@ class Chief(Participant):
         self._is_finished = False
         self._run_id = here.run_id
         with self._closed_on_failure():
-            self._follows = self._take_lease(validation.flag(standby, "standby"))
-            self._keep("chief")
+            self._lead(
+                validation.flag(standby, "standby"),
+                partial(
+                    self._begin,
+                    parameters,
+                    state,
+                    quorum,
+                    optimizer,
+                    sparse=sparse,
+                    missing=missing,
+                    sparse_mean=sparse_mean,
+                    reduction_type=reduction_type,
+                    redis=redis,
+                    partitions=partitions,
+                    order=order,
+                    in_place_limit=in_place_limit,
+                    buffer_limit=buffer_limit,
+                    min_replicas=min_replicas,
+                ),
+            )
             if here.workers is not None and (quorum.workers or 0) > here.workers:
                 self._warn(
                     "a step needs %d gradients, and %s says that there are only %d workers. Leave workers= out, and a "
@@ -266,22 +288,28 @@ class Chief(Participant):
                     WORKERS,
                     here.workers,
                 )
-            self._begin(
-                parameters,
-                state,
-                quorum,
-                optimizer,
-                sparse=sparse,
-                missing=missing,
-                sparse_mean=sparse_mean,
-                reduction_type=reduction_type,
-                redis=redis,
-                partitions=partitions,
-                order=order,
-                in_place_limit=in_place_limit,
-                buffer_limit=buffer_limit,
-                min_replicas=min_replicas,
-            )
+
+    def _lead(self, standby: bool, begin: Callable[[], None]) -> None:
+        """Takes the lease and begins; does so again if the server loses the training or the lease meanwhile."""
+        lease: Lease | None = None
+        while True:
+            self._follows = self._take_lease(standby) or self._follows
+            if lease is None or lease.lost:
+                self._keep("chief")
+                lease = self._lease
+            try:
+                self._patience.call(begin, "to begin the training", in_steps=True)
+                return
+            except LeaseLostError as error:
+                if not standby:
+                    raise
+                self._warn("%s; standing by", error)
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                if self._patience.call(self._was_deleted, "to look for the training"):
+                    raise
+                self._warn("the server has lost this training while the chief began it; beginning again: %s", error)
+                # What it has lost may be in the memory of workers.
+                self._follows = True
 
     def _begin(
         self,
@@ -293,7 +321,12 @@ class Chief(Participant):
         order: Order | None,
         **options: Any,
     ) -> None:
-        """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
+        """Opens the accumulator, and continues with the parameters that were published last, or publishes these.
+
+        May be repeated, from the beginning, wherever it fails.
+        """
+        # An outage may have lasted for longer than the lease.
+        self._check_lease()
         if self._follows and not self._was_deleted():
             # While this process stood by, the server may have lost the training that it saw when it came.
             self._parameters._forget()
@@ -307,13 +340,13 @@ class Chief(Participant):
         self._asked_for, self._gradient_options = quorum, {**options, "order": order}
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._open_gradients(parameters)
-        is_rescued = self._bring_back(published, claimed)
+        self._is_rescued = self._bring_back(published, claimed) or self._is_rescued
         try:
             begins = self._continue(parameters, state, optimizer)
         except DataLossError as error:
-            is_rescued = self._fall_back(error, parameters)
+            self._is_rescued = self._fall_back(error, parameters)
             begins = self._continue(parameters, state, optimizer)
-        if is_rescued and optimizer is None:
+        if self._is_rescued and optimizer is None:
             # Workers have none.
             self.state = as_arrays(state, "state")
         self._quorum.store()
@@ -335,9 +368,7 @@ class Chief(Participant):
         if optimizer is None:
             return self._begin_rounds(parameters, state)
         self._updating = Updating(self._parameters, self._accumulator, optimizer)
-        self.step, begins = self._patience.call(
-            lambda: self._begin_updates(parameters, state), "to read the parameters"
-        )
+        self.step, begins = self._begin_updates(parameters, state)
         return begins
 
     def _begin_rounds(self, parameters: Any, state: Any) -> bool:
@@ -411,7 +442,7 @@ class Chief(Participant):
 
         Blocks until they have been fetched. The arrays are read-only.
         """
-        found = self._patience.call(self._parameters.latest, "to read the parameters")
+        found = self._surviving(self._parameters.latest, "to read the parameters")
         if found is None:
             raise self._lost(self.step)
         return found
@@ -422,7 +453,7 @@ class Chief(Participant):
         With an ``optimizer``, that is a dict from the name of each of its slots, such as "exp_avg", to a tree like the
         parameters, and "updates", the number of updates that it has seen. Blocks until it has been fetched.
         """
-        found = self._patience.call(self._parameters.latest_state, "to read the state")
+        found = self._surviving(self._parameters.latest_state, "to read the state")
         if found is None:
             raise self._lost(self.step)
         return found[0], unpack_state(found[1])[1]
@@ -461,10 +492,14 @@ class Chief(Participant):
         # Workers that find the parameters apply gradients at once.
         self._set_step(claimed.step)
         wait_for_handover(self._transport, self._crew, self.shared_name, claimed, self._check_lease)
+        step = self._parameters.step()
+        if step is None:
+            # They are lost again, and whoever finds nothing would begin at step 0.
+            raise gone(self.shared_name)
         self._warn(
             "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
             "state of the chief, such as the optimiser's, is lost, and begins as it was given",
-            self._parameters.step(),
+            step,
         )
         return True
 
@@ -632,7 +667,11 @@ class Chief(Participant):
             raise self._lost(found.granted.global_step)
         if found.granted.global_step < self.step:
             # It was used in a loop over rounds() of a chief that died before it acknowledged it.
-            self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
+            try:
+                self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
+            except AccumulatorNotFoundError as error:
+                # Whether the server has lost more shows before the next round.
+                self._warn("%s", error)
             return
         is_last = self.step + 1 == self._last
         try:
@@ -641,12 +680,12 @@ class Chief(Participant):
             )
         except NotReplicatedError:
             # It is published, and another loop continues with the next step.
-            updating.refresh()
+            self._patience.call(updating.refresh, "to read the parameters")
             self.step = updating.step
             raise
         except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
             step = self.step
-            self._patience.call(partial(self._restore, error), "to restore the training")
+            self._restore(error)
             if self.step == step:
                 # The round is lost, and its workers apply their gradients again.
                 return
@@ -654,7 +693,7 @@ class Chief(Participant):
             self.step, is_published = step, True
         except DataLossError as error:
             self._warn("%s. Beginning step %d again: its workers apply their gradients again", error, self.step)
-            self._patience.call(self._begin_step_anew, "to begin the step again")
+            self._surviving(self._begin_step_anew, "to begin the step again")
             return
         except RoundRecoveredError as error:
             raise LeaseLostError(
@@ -751,9 +790,7 @@ class Chief(Participant):
     def _take_lease(self, standby: bool) -> bool:
         """Takes the lease of the chief. Returns whether another process had it."""
         if not standby:
-            return self._crew.wait_for("chief")
-        # Raises if there is no server at the very beginning. Later, it is waited for.
-        self._crew.members()
+            return self._patience.call(lambda: self._crew.wait_for("chief"), "to become the chief")
         return self._patience.call(lambda: self._crew.stand_by("chief", self._is_given_up), "to stand by as the chief")
 
     def _is_given_up(self) -> bool:
@@ -815,23 +852,35 @@ class Chief(Participant):
         """Returns the result of ``attempt``. If the server has lost the training, restores it and tries again."""
         while True:
             try:
-                return self._patience.call(attempt, what)
+                return self._patience.call(attempt, what, in_steps=True)
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 # Bound to a name of its own, because Python unbinds the first.
                 found_gone = error
-            self._patience.call(partial(self._restore, found_gone), "to restore the training")
+            self._restore(found_gone)
 
     def _restore(self, found_gone: RedisAccError) -> None:
-        """Restores a training that the server has lost from what this process has.
+        """Restores a training that the server has lost, as often as it loses it while that goes on.
 
         Raises:
             RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted; or the error
                 that says that another one was published meanwhile.
         """
-        keys = ParameterKeys(self.shared_name)
-        if not is_lost(self._transport, keys, self._parameters._reader.incarnation):
-            self._parameters.step()
+        keys, incarnation = ParameterKeys(self.shared_name), self._parameters._reader.incarnation
+        looking, restoring = "to look for the training", "to restore the training"
+        if not self._patience.call(lambda: is_lost(self._transport, keys, incarnation), looking):
+            self._patience.call(self._parameters.step, looking)
             raise found_gone
+        while True:
+            try:
+                self._patience.call(self._restore_once, restoring, in_steps=True)
+                return
+            except (AccumulatorNotFoundError, ParametersNotFoundError):
+                # What this process has put there a moment ago is gone. It may be only a part of it.
+                if self._patience.call(lambda: is_over(self._transport, keys, incarnation), looking):
+                    raise
+
+    def _restore_once(self) -> None:
+        """Restores the training from what this process has. May be repeated, from the beginning, wherever it fails."""
         # The lease is lost as well, and another chief may have taken it since.
         self._lease.take_again()
         self._check_lease()

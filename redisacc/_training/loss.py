@@ -23,6 +23,7 @@ from redisacc._handles.environment import is_first_start
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases import crew as leases
 from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of
 from redisacc._protocol.parameters.claims import read_claims
 from redisacc._protocol.parameters.deletion import listed_objects
@@ -66,6 +67,7 @@ def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool =
         follows: whether another chief is known to have been there.
     """
     keys = ParameterKeys(name)
+    scripts = ParameterScripts(transport, keys)
     if not transport.call("EXISTS", keys.claims):
         if (is_first_start() and not follows) or deleted_incarnations(transport, keys):
             return None
@@ -78,18 +80,29 @@ def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool =
             claims_after(),
             extra={"accumulator": name},
         )
-    # Also if there is a claim: another worker may have a later step.
-    transport.waits.sleep(claims_after())
-    return _newest(transport, crew, keys)
+    # Asking nobody makes sure that there is a hash of claims.
+    while scripts.claim(place="", incarnation="", step=0, asks=True) != "there":
+        # Also if there is a claim: another worker may have a later step.
+        transport.waits.sleep(claims_after())
+        found = _newest(transport, crew, keys)
+        if found is not None:
+            return found
+        # If the server has lost the claims meanwhile, workers claim again.
+        if transport.call("UNLINK", keys.claims):
+            break
+    return None
 
 
 def _newest(transport: Transport, crew: Crew, keys: ParameterKeys) -> Claim | None:
     """Returns the newest claim of a worker that lives, as far as is known."""
     deleted = deleted_incarnations(transport, keys)
-    living = crew.workers()
+    holders = {member.place: member.process for member in crew.members() if member.left > 0}
     for one in read_claims(transport, keys):
-        # A worker takes its lease again when there is an accumulator again, and claims no more while it computes.
-        if one.incarnation not in deleted and (one.age < 2 * claims_after() or one.place in living):
+        if one.incarnation in deleted or fate_of(one.process) == "dead":
+            continue
+        # A worker takes its lease again when there is an accumulator again, and claims no more while it computes. If
+        # another process has its place, it lives only for as long as it claims.
+        if one.age < 2 * claims_after() or holders.get(one.place) == one.process:
             return one
     return None
 
@@ -128,7 +141,11 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
                 extra={"accumulator": name},
             )
         transport.waits.sleep(LOOK_EVERY)
-        found = _newest(transport, crew, keys)
+        # If the server has lost the claims as well, those that live claim again.
+        found = _newest(transport, crew, keys) or newest_claim(transport, crew, name, follows=True)
+    if transport.call("HEXISTS", keys.record, "version"):
+        # The worker has gone after it had published them.
+        return
     raise DataLossError(
         f"{shown(name)}: the server has lost this training, and {wanted.place} had step {wanted.step} of its "
         "parameters, but has not published them: it has died, or its user may not publish. Start the chief again with "
@@ -235,4 +252,4 @@ class Claimant:
                 return "there"
             return "deleted" if incarnation and incarnation.encode() in (deleted or b"").split() else "lost"
         scripts = ParameterScripts(transport, self._keys)
-        return scripts.claim(place=self._place, incarnation=incarnation, step=latest[0])
+        return scripts.claim(place=self._place, incarnation=incarnation, step=latest[0], process=own_identity())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import weakref
@@ -56,7 +55,7 @@ class Participant(Closing):
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._redis = redis
         self._transport = connect(redis)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name, self._transport.waits)
+        self._patience = Patience(seconds, self.shared_name, self._transport.waits)
         who = host_and_process(os.getpid())
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(
@@ -84,7 +83,9 @@ class Participant(Closing):
     def _keep(self, place: str) -> None:
         """Extends the lease of a place, which was taken a moment ago, until this is closed."""
         self._place = place
-        self._lease = Lease(self._crew, place)
+        parameters = self._parameters
+        # It must not keep this object alive, which gives it back at its end.
+        self._lease = Lease(self._crew, place, lambda: parameters._reader.incarnation)
         self._opened.callback(self._lease.give_back)
 
     def _check_lease(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,35 +28,36 @@ class Patience:
     An outage of a few seconds is not logged. One that lasts is logged when that is clear, and when it ends.
 
     Args:
-        seconds: how long, 0 or more; infinity: forever. A server that answers always gets the time for its answer.
+        seconds: how long, 0 or more; None: forever. A server that answers always gets the time for its answer.
         name: the name of the training, for log records.
         waits: how it pauses.
     """
 
-    def __init__(self, seconds: float, name: str, waits: Waits) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float | None, name: str, waits: Waits) -> None:
+        self._seconds = seconds = math.inf if seconds is None else seconds
         self._name = name
         self._waits = waits
         self._limits = Limits(call=min(max(seconds, LAST_POLL_TIMEOUT), POLL_TIMEOUT), outage=seconds)
 
-    def call(self, attempt: Callable[[], Value], what: str) -> Value:
+    def call(self, attempt: Callable[[], Value], what: str, *, in_steps: bool = False) -> Value:
         """Returns the result of ``attempt``, which is repeated while the server does not answer.
 
         Args:
-            attempt: may be repeated without harm. If it raises OutcomeUnknownError, that error's ``retry`` takes its
-                place.
+            attempt: may be repeated without harm.
             what: the purpose of the attempt, for log records, as in "to publish step 7".
+            in_steps: whether the attempt consists of several requests, so that it begins again at the first one. If
+                not, and it raises OutcomeUnknownError, that error's ``retry`` takes its place.
 
         Raises:
             ServerUnavailableError: the server did not answer in time. The message says why.
         """
         token = LIMITS.set(self._limits)
         try:
-            return self._repeated(attempt, what)
+            return self._repeated(attempt, what, in_steps)
         finally:
             LIMITS.reset(token)
 
-    def _repeated(self, attempt: Callable[[], Value], what: str) -> Value:
+    def _repeated(self, attempt: Callable[[], Value], what: str, in_steps: bool) -> Value:
         failures = 0
         # When the first attempt began that failed. A wait that was well for hours and then fails has been patient
         # itself: see ``Limits``.
@@ -71,7 +73,7 @@ class Patience:
                 pause = _BACKOFF.compute(failures)
                 if running_time() + pause - began >= self._seconds:
                     raise
-                if isinstance(error, OutcomeUnknownError):
+                if isinstance(error, OutcomeUnknownError) and not in_steps:
                     attempt = error.retry
                 if failures == 1:
                     logger.warning(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, SupportsFloat
 
 from redisacc._data import validation
@@ -26,6 +27,7 @@ from redisacc._text import shown
 from redisacc._training.chief import Chief
 from redisacc._training.exact_parameters import unpack_state
 from redisacc._training.local_steps import OUTER, InnerModel, LocalModel, LocalSteps
+from redisacc._training.patience import Patience
 from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
@@ -135,6 +137,7 @@ class Training(Closing):
             if function is not None and not callable(function):
                 raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
         _check_options(options)
+        seconds = validation.timeout(patience, "patience")
         self._local = _local_steps(optimizer, sync_every, outer, parameters, options, finite=finite)
         here = place()
         needed = here.workers if workers is None else workers
@@ -159,18 +162,21 @@ class Training(Closing):
             on_failure.callback(self._opened.close)
             self._published = self._opened.enter_context(Parameters(shared_name, redis=redis))
             self.shared_name = self._published.shared_name
+            transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
-                self._worker = _Follower(
-                    shared_name, number=number, redis=redis, wire=wire, finite=finite, patience=patience, training=self
+                follow = partial(_Follower, shared_name, number=number, redis=redis, wire=wire, finite=finite)
+                self._worker = Patience(seconds, name, transport.waits).call(
+                    lambda: follow(patience=patience, training=self), "to begin to work", in_steps=True
                 )
                 self._opened.enter_context(self._worker)
+            self._patience = Patience(seconds, name, transport.blocking.waits)
             on_failure.pop_all()
         self._options = {
             "workers": workers,
             "optimizer": optimizer if self._local is None else outer or OUTER,
             "state": state,
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
-            "redis": self._published._transport.blocking,
+            "redis": transport.blocking,
             "wire": None if wire == "int8" else wire,
             "patience": patience,
             "partitions": "auto",
@@ -265,7 +271,7 @@ class Training(Closing):
         try:
             while not self._stops.is_set():
                 try:
-                    with _Leader(self.shared_name, self._parameters, training=self, **self._options) as chief:
+                    with self._patience.call(self._leader, "to stand by", in_steps=True) as chief:
                         self._leads = True
                         self._update_each(chief)
                         return
@@ -282,6 +288,12 @@ class Training(Closing):
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the program is
             self._failure = error
+
+    def _leader(self) -> Chief:
+        """Returns the chief of this process. Blocks until it leads."""
+        if self._stops.is_set():
+            raise CancelledError(f"this process no longer stands by to lead {shown(self.shared_name)}")
+        return _Leader(self.shared_name, self._parameters, training=self, **self._options)
 
     def _update_each(self, chief: Chief) -> None:
         if self._update is None:

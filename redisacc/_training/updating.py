@@ -95,7 +95,7 @@ class Updating:
         """
         schema, _ = schema_of(parameters, "parameters")
         handle = self._parameters
-        self._record = begin_updates(
+        record = begin_updates(
             handle._transport,
             handle._reader,
             self._keys,
@@ -107,7 +107,7 @@ class Updating:
             tables=self._rounds.tables,
             whole=lambda: self._whole(schema, *whole()),
         )
-        self._known = KnownVersion.of(self._record)
+        self._learn(record)
 
     def _whole(self, schema: Schema, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
@@ -225,7 +225,7 @@ class Updating:
         assert known is not None
         leaves = self._committer.gather(known, self._record, check)
         weights = leaves.pop(known.model.base)
-        self._record = publish_whole(
+        record = publish_whole(
             self._parameters._transport,
             self._parameters._reader,
             known.model,
@@ -233,4 +233,11 @@ class Updating:
             whole=Whole(weights, leaves, known.updates),
             publisher=self._publisher,
         )
-        self._known = KnownVersion.of(self._record)
+        self._learn(record)
+
+    def _learn(self, record: UpdateRecord) -> None:
+        """Notes the version that was published whole: if another one was known, with the same values."""
+        known = KnownVersion.of(record)
+        if self._known is not None:
+            self._committer.rename(self._known, known)
+        self._record, self._known = record, known

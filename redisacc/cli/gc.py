@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from rich.progress import track
+from rich.progress import Progress
 
 from redisacc._admin.garbage import WORDS, Leftover, find_garbage, remove_garbage
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
@@ -40,8 +40,11 @@ def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: 
     removed = 0
     if found and removing:
         confirm("Remove all of this garbage?", yes=yes)
-        progress = track(found, "removing", console=console(stderr=True), transient=True, disable=as_json)
-        removed = sum(remove_garbage(transport, leftover) for leftover in progress)
+        with Progress(console=console(stderr=True), transient=True, disable=as_json) as progress:
+            task = progress.add_task("removing", total=len(found))
+            for leftover in found:
+                removed += remove_garbage(transport, leftover)
+                progress.advance(task)
     if as_json:
         echo_json({"leftovers": [_facts(leftover) for leftover in found], "removed": removed})
     elif found and removing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 
 import msgpack
 import numpy as np
@@ -61,6 +62,22 @@ def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli
     again = open_dense("float32", [3], "my w")
     assert again.num_accumulated() == 0
     again.delete()
+
+
+@pytest.mark.forges
+def test_a_removal_that_fails_ends_the_progress_bar(cli, client, until, monkeypatch):
+    def fails(*_):
+        raise redisacc.ServerUnavailableError("silent")
+
+    monkeypatch.setattr("redisacc.cli.gc.remove_garbage", fails)
+    client.sadd("redisacc:names", "nowhere")
+    before = threading.enumerate()
+    result = cli("gc", "--yes")
+    assert result.exit_code == 6
+    # The error is still there, and with it what its frames hold.
+    assert result.exc_info is not None
+    until(lambda: [thread for thread in threading.enumerate() if thread not in before] == [])
+    client.srem("redisacc:names", "nowhere")
 
 
 @pytest.mark.forges

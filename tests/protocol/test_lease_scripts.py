@@ -6,7 +6,7 @@ import pytest
 import redis
 
 import redisacc
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.scripts.crews import CrewScripts, HeldByOther
 from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._protocol.scripts.reducers import ReducerScripts
@@ -41,8 +41,22 @@ def test_a_lease_is_taken_extended_and_given_back(scripts: CrewScripts, client: 
     assert hold(scripts, ms=6000) is None
     assert int(client.hget(CREW, "chief").split()[1]) >= int(first.split()[1]) + 1000
     assert client.pttl(CREW) > 1000
-    assert scripts.release_lease(place="chief", holder="a")
+    assert scripts.release_lease(place="chief", holder="a", process="pa")
     assert not client.exists(CREW)
+
+
+def test_a_lease_goes_with_the_claim_of_its_process(scripts: CrewScripts, client: redis.Redis) -> None:
+    claims = ParameterKeys("w").claims
+    for process, left in (("pb", [b"worker 0"]), ("pa", [])):
+        hold(scripts, "a", "worker 0")
+        ParameterScripts(connect(client), ParameterKeys("w")).claim(
+            place="worker 0", incarnation="ab", step=3, process=process
+        )
+        assert scripts.release_lease(place="worker 0", holder="a", process="pa")
+        assert client.hkeys(claims) == left
+        # If the server has lost the lease, there may be a claim only.
+        assert not scripts.release_lease(place="worker 0", holder="a", process=process)
+        assert not client.exists(claims)
 
 
 def test_a_lease_that_somebody_holds_is_not_given(scripts: CrewScripts, client: redis.Redis) -> None:
@@ -52,11 +66,11 @@ def test_a_lease_that_somebody_holds_is_not_given(scripts: CrewScripts, client: 
     assert other is not None
     assert 0 < other.left <= 5
     assert (other.process, other.who) == ("pa", "host a")
-    assert not scripts.release_lease(place="chief", holder="b")
+    assert not scripts.release_lease(place="chief", holder="b", process="pb")
     assert client.hgetall(CREW) == before
     # Every place has a lease of its own.
     assert hold(scripts, "b", "worker 0") is None
-    assert not scripts.release_lease(place="worker 1", holder="b")
+    assert not scripts.release_lease(place="worker 1", holder="b", process="pb")
 
 
 def test_a_lease_that_has_run_out_is_given_to_the_next(scripts: CrewScripts, client: redis.Redis) -> None:
@@ -103,7 +117,7 @@ def test_an_entry_that_nobody_wrote(scripts: CrewScripts, client: redis.Redis, e
     with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{w\}:crew: "):
         hold(scripts)
     assert client.hgetall(CREW) == {b"chief": entry.encode()}
-    assert not scripts.release_lease(place="chief", holder="a")
+    assert not scripts.release_lease(place="chief", holder="a", process="pa")
 
 
 def test_a_long_name_is_cut(scripts: CrewScripts, client: redis.Redis) -> None:

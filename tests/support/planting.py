@@ -192,7 +192,7 @@ class Planted:
         latest = {"history_latest": f"2 {now} 3 loss=0.25", "history_stride": "1", "history_thinned": "1"}
         client.hset(self.parameter_keys.record, mapping=latest)
         client.set(self.parameter_keys.deleted, "0" * 32, px=600_000)
-        client.hset(self.parameter_keys.claims, "worker 0", f"7 {'0' * 32} {now}")
+        client.hset(self.parameter_keys.claims, "worker 0", f"7 {'0' * 32} {now} elsewhere.1.1")
         client.pexpire(self.parameter_keys.claims, 600_000)
         self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}

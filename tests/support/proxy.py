@@ -22,8 +22,8 @@ import redis
 Direction = Literal["request", "reply"]
 # cut: close both sides. reset: the same with a TCP reset. late (requests only): close the client's side, keep what it
 # sent, and hand it to the server later, as a network may. stall: pass nothing on until resume(); hold: the same, but
-# only on this connection, and only this way.
-Action = Literal["cut", "reset", "late", "stall", "hold"]
+# only on this connection, and only this way. pass: nothing breaks; only the proxy's ``when_it_happens`` is called.
+Action = Literal["cut", "reset", "late", "stall", "hold", "pass"]
 
 # How long a held request waits for the rest of its pipeline, in seconds.
 TOGETHER = 0.05
@@ -325,6 +325,9 @@ class Proxy:
         if armed:
             self._fault = None
             self.when_it_happens()
+        if fault.action == "pass":
+            self._happened.set()
+            return True
         if fault.action in ("stall", "hold"):
             gate = self._flowing if fault.action == "stall" else self._released
             gate.clear()

@@ -309,6 +309,30 @@ def test_leases_are_not_extended_after_the_training_was_deleted(training):
     assert remaining(training.client) == []
 
 
+def test_a_worker_of_a_deleted_training_has_no_number_in_the_next_one(training):
+    chief, worker = training.chief(), training.worker()
+    next(worker.steps())
+    chief.delete()
+    chief.close()
+    again = training.chief()
+    # As its thread does every 2.5 seconds until the process closes it.
+    worker._lease.renew()
+    assert list(training.leases) == ["chief"]
+    assert training.worker().number == 0
+    worker._lease.renew()
+    assert not worker._lease.lost
+    assert again.step == 0
+
+
+def test_a_lease_that_the_server_has_lost_is_taken_again_in_the_training_that_is_restored(training):
+    chief, worker = training.chief(), training.worker()
+    next(worker.steps())
+    training.client.hdel("redisacc:{train}:crew", "chief", "worker 0")
+    for one in (chief, worker):
+        one._lease.renew()
+    assert sorted(training.leases) == ["chief", "worker 0"]
+
+
 def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server_has_lost_it(training, monkeypatch):
     worker = training.worker()
     training.client.flushall()

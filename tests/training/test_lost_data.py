@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.selection import ONE_NODE
 
 import redisacc
 from redisacc import embedded
+from redisacc._protocol.leases.process_identity import own_identity
 
 # Older data are restored by a transaction that begins with FLUSHALL.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
@@ -407,11 +409,12 @@ def test_no_worker_hands_over_what_it_has(training, background, until):
     claims = "redisacc:{train}:parameters:claims"
     until(lambda: training.client.hlen(claims) == 2)
     opening = background(training.chief, {"w": np.full(2, 50)})
-    until(lambda: training.client.hexists(claims, "asked"))
+    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
     # As if both had been killed a while ago.
     ahead.close()
     behind.close()
-    training.client.hset(claims, mapping={f"worker {number}": f"{number} {'0' * 32} 0" for number in range(2)})
+    stale = {f"worker {number}": f"{number} {'0' * 32} 0 elsewhere.1.1" for number in range(2)}
+    training.client.hset(claims, mapping=stale)
     with pytest.raises(
         redisacc.DataLossError,
         match=r"worker 0 had step 3 .* Start the chief again with a checkpoint; or, to begin again at step 0, stop the "
@@ -434,6 +437,48 @@ def test_the_newest_worker_dies_before_it_hands_over(training, background, until
     assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
     chief.close()
     behind.close()
+    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
+        waiting.result()
+
+
+@pytest.mark.loses_data
+def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training, background, until):
+    """Nobody waits for the dead one to hand over what it had."""
+    ahead, _first, _behind, second = emptied_without_a_chief(training, background)
+    claims = "redisacc:{train}:parameters:claims"
+    until(lambda: training.client.hlen(claims) == 2)
+    step, incarnation, claimed_ms, process = training.client.hget(claims, "worker 0").split()
+    assert (step, process.decode()) == (b"3", own_identity())
+    ahead.close()
+    assert training.client.hkeys(claims) == [b"worker 1"]
+    # As if it had been killed instead, and had then been started again.
+    with subprocess.Popen(["true"]) as dead:
+        identity = process.decode().split(".")
+        identity[1] = str(dead.pid)
+    entry = b" ".join((step, incarnation, claimed_ms, ".".join(identity).encode()))
+    training.client.hset(claims, "worker 0", entry)
+    assert training.worker().number == 0
+    waiting = background(next, second)
+    chief = training.chief({"w": np.full(2, 50)})
+    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
+    training.close()
+    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
+        waiting.result()
+
+
+@pytest.mark.loses_data
+def test_a_claim_of_a_process_of_another_machine_ends_when_it_claims_no_more(training, background, until, caplog):
+    ahead, _first, _behind, second = emptied_without_a_chief(training, background)
+    claims = "redisacc:{train}:parameters:claims"
+    until(lambda: training.client.hlen(claims) == 2)
+    step, incarnation, claimed_ms, _ = training.client.hget(claims, "worker 0").decode().split()
+    ahead.close()
+    training.client.hset(claims, "worker 0", f"{step} {incarnation} {claimed_ms} {'0' * 16}.1.1")
+    assert training.worker().number == 0
+    waiting = background(next, second)
+    chief = training.chief({"w": np.full(2, 50)})
+    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
+    training.close()
     with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
         waiting.result()
 

@@ -82,7 +82,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "give_up": lambda s: s.give_up(incarnation="x", version="v"),
     "claim": lambda s: s.claim(place="worker 0", incarnation="x", step=1),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
-    "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
+    "release_lease": lambda s: s.release_lease(place="worker 0", holder="h", process="p"),
     "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, sums="", lease_ms=1),
     "release_reducer": lambda s: s.release_reducer(holder="h"),
     "publish": lambda s: s.publish(

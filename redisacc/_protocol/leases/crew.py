@@ -9,9 +9,10 @@ from collections.abc import Callable
 from redisacc._clock import clock
 from redisacc._format.crew_entries import Member, parse_crew
 from redisacc._format.entries import clock_ms
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
+from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts.crews import CrewScripts, HeldByOther
 from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
@@ -73,21 +74,30 @@ class Crew:
             if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
         }
 
-    def hold(self, place: str, *, dead: str = "", renews: bool = False, timeout: float = TIMEOUT) -> HeldByOther | None:
+    def hold(
+        self,
+        place: str,
+        *,
+        dead: str = "",
+        renews: bool = False,
+        extends: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> HeldByOther | None:
         """Takes or extends a lease.
 
         Args:
             place: "chief", or "worker" and a number.
             dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
-            renews: whether this process only extends a lease that it took before, or succeeds the one that had it.
+            renews: whether this process takes it only in an accumulator: it succeeds another one, or had it before.
+            extends: whether it only extends a lease that is there.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if this process holds it now; else who does.
 
         Raises:
-            AccumulatorNotFoundError: it ``renews``, and there is no such lease, because the accumulator was deleted, or
-                lost by the server.
+            AccumulatorNotFoundError: there is no such lease, because the accumulator was deleted, or lost by the
+                server; and it ``extends``, or ``renews`` and there is no accumulator.
         """
         return self._scripts.hold_lease(
             place=place,
@@ -97,6 +107,7 @@ class Crew:
             lease_ms=round(LEASE * 1000),
             dead=dead,
             renews=renews,
+            extends=extends,
             timeout=timeout,
         )
 
@@ -207,7 +218,11 @@ class Crew:
 
     def release(self, place: str, *, timeout: float) -> None:
         """Gives a lease back, so that no process has to wait for it to expire."""
-        self._scripts.release_lease(place=place, holder=self._holder, timeout=timeout)
+        self._scripts.release_lease(place=place, holder=self._holder, process=own_identity(), timeout=timeout)
+
+    def is_deleted(self, incarnation: str) -> bool:
+        """Returns whether the training was deleted whose parameters have this incarnation."""
+        return incarnation in deleted_incarnations(self.transport, ParameterKeys(self._name))
 
 
 class Lease:
@@ -216,14 +231,16 @@ class Lease:
     Args:
         crew: the crew. The lease was taken a moment ago.
         place: "chief", or "worker" and a number.
+        incarnation: returns the incarnation of the parameters that this process has seen; "" if it has seen none.
     """
 
-    def __init__(self, crew: Crew, place: str) -> None:
+    def __init__(self, crew: Crew, place: str, incarnation: Callable[[], str]) -> None:
         # A task could not extend the lease while another one keeps the event loop for itself, which a step of a
         # training may do for long.
         self._crew = crew.blocking()
         self._waits = crew.transport.waits
         self._place = place
+        self._incarnation = incarnation
         self._pid = os.getpid()
         self._lost_to: str | None = None
         # Called in the thread of the renewals if the accumulator is gone, and the lease with it.
@@ -295,13 +312,13 @@ class Lease:
             if held:
                 self._extending.release()
 
-    def _hold_again(self, timeout: float, *, renews: bool = False) -> None:
-        """Extends the lease, or takes it again unless it ``renews`` only; or notes who holds it."""
+    def _hold_again(self, timeout: float, *, renews: bool = False, extends: bool = False) -> None:
+        """Extends the lease or, as far as ``Crew.hold`` is to, takes it again; or notes who holds it."""
         with self._extending:
             if self._over.is_set():
                 return
             asked_at = clock.now()
-            taken = self._crew.hold(self._place, renews=renews, timeout=timeout)
+            taken = self._crew.hold(self._place, renews=renews, extends=extends, timeout=timeout)
             if taken is None:
                 self._sure_until = asked_at + LEASE
             else:
@@ -310,10 +327,16 @@ class Lease:
     def renew(self) -> None:
         """Tries to extend the lease, and raises nothing.
 
-        If it was deleted with the accumulator, it is not taken again: no process might be left to give it back.
+        If the server has lost it, it is taken again in the training that is restored. If it was deleted with its
+        training, it is over: another training of this name may have begun, to which this process does not belong.
         """
         try:
-            self._hold_again(self.interval, renews=True)
+            try:
+                self._hold_again(self.interval, extends=True)
+            except AccumulatorNotFoundError:
+                if self._crew.is_deleted(self._incarnation()):
+                    self._over.set()
+                self._hold_again(self.interval, renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)
             if isinstance(error, AccumulatorNotFoundError) and self.on_missing is not None:

@@ -46,7 +46,9 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
                 "is dead, wait for that time and forget it then"
             )
         # If somebody takes the lease meanwhile, the holder is another one, and nothing happens.
-        found |= CrewScripts(transport, keys).release_lease(place=member.place, holder=member.holder)
+        found |= CrewScripts(transport, keys).release_lease(
+            place=member.place, holder=member.holder, process=member.process
+        )
     scripts = Scripts(transport, keys, incarnation=incarnation)
     for session in sessions_of(keys, scan(transport, keys.sessions), worker):
         found |= scripts.forget_worker(session=session, worker=worker)

@@ -24,6 +24,13 @@ def is_lost(transport: Transport, keys: ParameterKeys, incarnation: str) -> bool
         incarnation: the incarnation that was seen before; of a version that has only been begun, it may be there.
     """
     found, version = transport.call("HMGET", keys.record, "incarnation", "version")
-    if version is not None or found not in (None, incarnation.encode()):
-        return False
-    return incarnation not in deleted_incarnations(transport, keys)
+    return version is None and not _is_over(transport, keys, incarnation, found)
+
+
+def is_over(transport: Transport, keys: ParameterKeys, incarnation: str) -> bool:
+    """Returns whether these parameters were deleted, or others are in their place. If not, they are there, or lost."""
+    return _is_over(transport, keys, incarnation, transport.call("HGET", keys.record, "incarnation"))
+
+
+def _is_over(transport: Transport, keys: ParameterKeys, incarnation: str, found: bytes | None) -> bool:
+    return found not in (None, incarnation.encode()) or incarnation in deleted_incarnations(transport, keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.scripts.replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -52,6 +52,7 @@ class CrewScripts:
         lease_ms: int,
         dead: str = "",
         renews: bool = False,
+        extends: bool = False,
         timeout: float = TIMEOUT,
     ) -> HeldByOther | None:
         """Takes or extends a lease.
@@ -63,14 +64,16 @@ class CrewScripts:
             who: a name of the holder, for people.
             lease_ms: how long the lease lasts unless it is extended, in milliseconds.
             dead: the identity of a dead process, whose lease is taken as if it had expired; "": no process.
-            renews: whether the holder only extends a lease that it took before, or succeeds another one.
+            renews: whether the holder takes it only in an accumulator: it succeeds another one, or had it before.
+            extends: whether it only extends a lease that is there.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if the holder has the lease now; otherwise the other holder.
 
         Raises:
-            AccumulatorNotFoundError: it ``renews``, and there is neither such a lease nor an accumulator.
+            AccumulatorNotFoundError: there is no such lease, and it ``extends``; or it ``renews``, and there is no
+                accumulator either.
         """
         reply = self._transport.run(
             *load("hold_lease").bind(
@@ -83,6 +86,7 @@ class CrewScripts:
                     "lease_ms": lease_ms,
                     "dead": dead,
                     "renews": int(renews),
+                    "extends": int(extends),
                 },
             ),
             timeout=timeout,
@@ -96,19 +100,23 @@ class CrewScripts:
                 raise AccumulatorNotFoundError(f"{shown(self._keys.name)} was deleted, and its leases with it")
         raise corrupt(self._keys.crew, reply)
 
-    def release_lease(self, *, place: str, holder: str, timeout: float = TIMEOUT) -> bool:
-        """Gives a lease back.
+    def release_lease(self, *, place: str, holder: str, process: str, timeout: float = TIMEOUT) -> bool:
+        """Gives a lease back, with what its process has claimed to have of a training that the server has lost.
 
         Args:
             place: "chief", or "worker" and a number.
             holder: the random id of the holder.
+            process: the identity of its process.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             Whether the holder had it.
         """
         reply = self._transport.run(
-            *load("release_lease").bind(keys={"crew": self._keys.crew}, args={"place": place, "holder": holder}),
+            *load("release_lease").bind(
+                keys={"crew": self._keys.crew, "claims": ParameterKeys(self._keys.name).claims},
+                args={"place": place, "holder": holder, "process": process},
+            ),
             timeout=timeout,
         )
         match reply:

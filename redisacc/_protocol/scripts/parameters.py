@@ -262,7 +262,14 @@ class ParameterScripts:
         raise corrupt(self._keys.record, reply)
 
     def claim(
-        self, *, place: str, incarnation: str, step: int, asks: bool = False, timeout: float = TIMEOUT
+        self,
+        *,
+        place: str,
+        incarnation: str,
+        step: int,
+        process: str = "",
+        asks: bool = False,
+        timeout: float = TIMEOUT,
     ) -> Claimed | Literal["there", "deleted"]:
         """Notes that a worker has the parameters of a training that the server has lost, or that a chief asks for them.
 
@@ -270,6 +277,7 @@ class ParameterScripts:
             place: "worker" and its number.
             incarnation: the incarnation that the worker has seen.
             step: the step of the parameters that it has.
+            process: the identity of its process, without spaces; of no use if a chief asks.
             asks: whether a chief asks this worker.
             timeout: how long to try to reach the server, in seconds.
 
@@ -281,7 +289,13 @@ class ParameterScripts:
         reply = self._transport.run(
             *load("claim").bind(
                 keys={"record": keys.record, "claims": keys.claims, "deleted": keys.deleted},
-                args={"place": place, "incarnation": incarnation, "step": step, "asks": int(asks)},
+                args={
+                    "place": place,
+                    "incarnation": incarnation,
+                    "step": step,
+                    "process": process,
+                    "asks": int(asks),
+                },
             ),
             timeout=timeout,
         )

@@ -237,6 +237,12 @@ class Committer:
         """Takes over what another one knows of the version."""
         self._values, self._tables = other._values, other._tables
 
+    def rename(self, before: KnownVersion, after: KnownVersion) -> None:
+        """Notes that a version has been published again, so that what is in memory of it stays known."""
+        self._tables.rename(before.id, after.id)
+        if before.model.parts == after.model.parts:
+            self._values.rename(before.id, after.id)
+
     def gather(
         self, of: KnownVersion, record: UpdateRecord | None, check: Callable[[], object]
     ) -> dict[str, list[Array]]:

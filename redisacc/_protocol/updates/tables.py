@@ -125,6 +125,11 @@ class Tables:
                     put_rows(array, changed.indices, new)
         self.version, self._next = version, ("", {})
 
+    def rename(self, before: str, after: str) -> None:
+        """Notes that a version has been published again, under another id."""
+        if self.version == before:
+            self.version, self._next = after, ("", {})
+
     def whole(self, version: str) -> Arrays | None:
         """Returns the tables of a version, or None if they are not known."""
         return self._arrays if version == self.version else None

@@ -39,6 +39,11 @@ class VersionValues:
             self._next = {}
             self.version = version
 
+    def rename(self, before: str, after: str) -> None:
+        """Notes that a version has been published again, under another id."""
+        if self.version == before:
+            self.version, self._next = after, {}
+
     def computed(self, number: int, version: str) -> PartValues | None:
         """Returns a part of a later version, if it was computed here last."""
         found = self._next.get(number)

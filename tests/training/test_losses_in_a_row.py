@@ -1,0 +1,137 @@
+"""A server that loses its data again while a chief restores them: the chief restores them as often as needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.proxy import Fault, proxy_before_server
+from support.selection import thorough
+
+import redisacc
+from redisacc.optim import SGD
+
+pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch):
+    """Messages are lost as well, so whoever waits finds out when it polls."""
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+
+
+class Losses:
+    """Empties the server that a chief reaches through a proxy, and empties it again while the chief restores it."""
+
+    def __init__(self, proxy, client):
+        self._proxy = proxy
+        self._client = client
+        self.number = 0
+
+    def begin(self, after, times=1):
+        """Empties the server now, and that many times again, each time after so many further requests of the chief."""
+        self._left, self._after = times, after
+        self._empty()
+
+    def _empty(self):
+        if self._left:
+            self._left -= 1
+            self._proxy.when_it_happens = self._empty
+            self._proxy.arm(Fault("request", self._after, 0, "pass"))
+        self.number += 1
+        self._client.flushall()
+
+
+@pytest.fixture
+def proxy(real_server):
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def losses(proxy, real_client):
+    return Losses(proxy, real_client)
+
+
+BEGIN = {"w": np.zeros(4, np.float32), "table": np.zeros((9, 2), np.float32)}
+OPTIONS = {"optimizer": SGD(0.5, momentum=0.5), "reduction_type": "MEAN", "sparse": ["table"]}
+
+
+def gradient(number, step, parameters):
+    rows = np.array([step % 9])
+    return {"w": np.full(4, step + 1, np.float32), "table": redisacc.IndexedSlices(np.ones((1, 2), np.float32), rows)}
+
+
+# A chief that restores a training makes fewer requests than this.
+EXCHANGES = 50
+
+
+@pytest.fixture
+def exchanges(everything):
+    """After how many requests of the chief the server loses its data again, in each step of a training."""
+    return range(EXCHANGES) if everything else range(0, EXCHANGES, 3)
+
+
+def updates(training, where, until, seen=lambda step: None):
+    """Trains, and returns the step, the parameters and the state, as bytes."""
+    training.work(gradient=gradient)
+    chief = training.chief(BEGIN, redis=where, **OPTIONS)
+    for step in chief.updates(until=until):
+        seen(step)
+    step, tree = chief.latest()
+    _, state = chief.latest_state()
+    arrays = {**tree, **{f"momentum/{path}": leaf for path, leaf in state["momentum_buffer"].items()}}
+    return step, int(state["updates"]), {path: leaf.tobytes() for path, leaf in arrays.items()}
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_updates_are_lost_again_at_each_exchange(training, losses, proxy, client, exchanges, times):
+    until = len(exchanges) + 1
+    expected = updates(training, client, until)
+    training.close()
+    client.flushall()
+    after = dict(enumerate(exchanges, 1))
+    assert (
+        updates(training, proxy.url, until, lambda step: step in after and losses.begin(after[step], times)) == expected
+    )
+    assert losses.number > (1 + times) * len(exchanges) / 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_rounds_are_lost_again_at_each_exchange(training, losses, proxy, exchanges, times):
+    training.work()
+    chief = training.chief(redis=proxy.url, state={"m": np.array(0)})
+    until, after = len(exchanges) + 1, dict(enumerate(exchanges, 1))
+    for _ in chief.rounds(until=until):
+        chief.publish({"w": chief.parameters["w"] + 1}, state={"m": np.array(chief.step)})
+        if chief.step in after:
+            losses.begin(after[chief.step], times)
+    assert chief.parameters["w"].tolist() == [until] * 2
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        assert parameters.latest_state()[1]["m"].item() == until - 1
+        assert parameters.finished()
+    assert losses.number > (1 + times) * len(exchanges) / 2
+
+
+def one_step(chief):
+    rounds = chief.rounds()
+    taken = next(rounds)
+    chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+    rounds.close()
+
+
+# Each place takes some seconds, because a chief waits until all workers have claimed what they have.
+@pytest.mark.parametrize("after", thorough(range(0, 60, 2), usual=[6, 14, 22, 30]))
+def test_what_a_worker_hands_over_is_lost_again(training, losses, proxy, until, after):
+    """A chief that begins asks a worker for what the server has lost, and loses that while it continues with it."""
+    seen = []
+    one = training.work(gradient=lambda _, step, parameters: seen.append(step) or {"w": [1, 1]})
+    chief = training.chief()
+    one_step(chief)
+    until(lambda: 1 in seen)
+    chief.close()
+    losses.begin(after)
+    chief = training.chief({"w": np.full(2, 50)}, redis=proxy.url)
+    assert (chief.step, chief.parameters["w"].tolist()) == (1, [1, 1])
+    training.lead(chief, 3)
+    assert chief.parameters["w"].tolist() == [3, 3]
+    assert one.result(60)[1][-1] == 2

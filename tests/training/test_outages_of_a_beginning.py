@@ -1,0 +1,201 @@
+"""A server that does not answer while a process takes over, begins a training or restores one: the process waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from support.proxy import Fault, proxy_before_server
+from support.selection import thorough
+
+import redisacc
+import redisacc.asyncio
+from redisacc._training import chief
+from redisacc.optim import SGD
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+LEADER = "redisacc-chief"
+
+
+class Outages:
+    """Cuts a process off from its server, which it reaches through a proxy, until it says that it waits.
+
+    If it has a thread that leads, that thread has to say so.
+    """
+
+    def __init__(self, proxy, caplog):
+        self._proxy = proxy
+        self._caplog = caplog
+        self._is_over = threading.Event()
+        self.number = 0
+
+    def begin_after(self, requests, direction="request"):
+        """Begins an outage when the process has made that many more requests."""
+        self._proxy.when_it_happens = self._begin
+        self._proxy.arm(Fault(direction, requests, 0, "cut"))
+
+    def _begin(self):
+        self._proxy.refuses = True
+        self.number += 1
+        self._caplog.clear()
+        threading.Thread(target=self._end_when_it_is_noticed, daemon=True).start()
+        self._proxy.cut_all()
+
+    def _end_when_it_is_noticed(self):
+        while not (self._is_noticed() or self._is_over.wait(0.01)):
+            pass
+        self._proxy.refuses = False
+
+    def _is_noticed(self):
+        leads = any(thread.name == LEADER for thread in threading.enumerate())
+        said = [record for record in self._caplog.records if "trying until it is back" in record.getMessage()]
+        return any(record.threadName == LEADER or not leads for record in said)
+
+    def close(self):
+        self._is_over.set()
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch):
+    """How long each call tries to reach the server before an outage is logged."""
+    monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+
+
+@pytest.fixture
+def proxy(real_server):
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def outages(proxy, caplog):
+    made = Outages(proxy, caplog)
+    yield made
+    made.close()
+
+
+# A process that opens its handles and begins a training makes fewer requests than this.
+EXCHANGES = 70
+# The first ones open the first handle. If there is no server then, its address is wrong.
+FIRST = 8
+
+anywhere = pytest.mark.parametrize(
+    ("after", "direction"),
+    thorough(
+        [(after, direction) for after in range(FIRST, EXCHANGES) for direction in ("request", "reply")],
+        usual=[(FIRST, "request"), (22, "reply"), (30, "request"), (41, "reply"), (52, "request")],
+    ),
+)
+
+
+def train(url):
+    with redisacc.Training("train", np.zeros(2), optimizer=SGD(0.5), workers=1, redis=url) as one:
+        for _, w in one.steps(until=20):
+            one.apply(w - 3)
+        step, found = one.latest()
+    return step, found.round(3).tolist()
+
+
+async def train_on_a_loop(url):
+    async with redisacc.asyncio.Training("train", np.zeros(2), optimizer=SGD(0.5), workers=1, redis=url) as one:
+        async for _, w in one.steps(until=20):
+            await one.apply(w - 3)
+        step, found = await one.latest()
+    return step, found.round(3).tolist()
+
+
+@anywhere
+def test_while_a_training_begins(proxy, outages, training, background, after, direction):
+    outages.begin_after(after, direction)
+    assert background(train, proxy.url).result(60) == (20, [3.0, 3.0])
+    assert outages.number == 1
+    training.chief(np.zeros(2), optimizer=SGD(0.5), reduction_type="MEAN").delete()
+
+
+def test_while_a_training_begins_on_an_event_loop(proxy, outages, training, background):
+    outages.begin_after(30)
+    assert background(lambda: asyncio.run(train_on_a_loop(proxy.url))).result(60) == (20, [3.0, 3.0])
+    assert outages.number == 1
+    training.chief(np.zeros(2), optimizer=SGD(0.5), reduction_type="MEAN").delete()
+
+
+def test_an_address_that_is_wrong_from_the_beginning():
+    """It is an error, and not an outage to wait for."""
+    with pytest.raises(redisacc.ServerUnavailableError, match=r"no Redis server answers at 127\.0\.0\.1:1"):
+        train("redis://127.0.0.1:1")
+
+
+@anywhere
+def test_while_a_chief_takes_over(proxy, outages, training, background, until, caplog, after, direction):
+    caplog.set_level("INFO")
+    first = training.chief()
+    one = training.work()
+    rounds = first.rounds()
+    next(rounds)
+    first.publish({"w": np.ones(2, np.int64)})
+    rounds.close()
+    successor = background(lambda: training.chief(standby=True, redis=proxy.url))
+    until(lambda: "is the chief; standing by to follow it" in caplog.text)
+    outages.begin_after(after - FIRST, direction)
+    first.close()
+    second = successor.result(60)
+    assert (second.step, second.parameters["w"].tolist()) == (1, [1, 1])
+    training.lead(second, 30)
+    assert one.result(60)[1] == list(range(30))
+    assert outages.number == 1
+
+
+@anywhere
+@pytest.mark.loses_data
+@pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["update", "optimizer"])
+def test_while_a_chief_restores_what_is_lost(proxy, outages, training, real_client, after, direction, optimizer):
+    begin = {"w": np.zeros(2, np.float32)}
+    training.work(gradient=lambda *_: {"w": np.ones(2, np.float32)})
+    found = training.chief(begin, redis=proxy.url, optimizer=optimizer)
+
+    def lose(step):
+        if step == 3:
+            outages.begin_after(after - FIRST, direction)
+            real_client.flushall()
+
+    if optimizer is None:
+        for taken in found.rounds(until=20):
+            found.publish({"w": found.parameters["w"] - np.float32(0.5) * taken.gradient["w"]})
+            lose(found.step)
+    else:
+        for step in found.updates(until=20):
+            lose(step)
+    step, tree = found.latest()
+    assert (step, tree["w"].tolist()) == (20, [-10, -10])
+    assert outages.number == 1
+
+
+def test_another_process_leads_after_an_outage_while_a_chief_begins(training, monkeypatch, caplog):
+    """The outage lasts for longer than the lease. The process stands by again, and follows that one."""
+    look, leases = chief.has_no_gradients, []
+    keep = chief.Chief._keep
+
+    def kept(found, place):
+        keep(found, place)
+        leases.append(found._lease)
+
+    def unreachable(*args):
+        monkeypatch.setattr(chief, "has_no_gradients", look)
+        training.give_lease("chief", "host:1", 1_500)
+        leases[0]._sure_until = 0.0
+        raise redisacc.ServerUnavailableError("silent")
+
+    monkeypatch.setattr(chief, "has_no_gradients", unreachable)
+    monkeypatch.setattr(chief.Chief, "_keep", kept)
+    found = training.chief(standby=True)
+    assert len(leases) == 2
+    assert leases[0].lost
+    assert "host:1 is the chief now. This process can no longer be the chief; standing by" in caplog.text
+    training.work()
+    training.lead(found, 2)
+    assert found.parameters["w"].tolist() == [2, 1]
