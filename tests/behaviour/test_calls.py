@@ -48,7 +48,7 @@ def measured(apply: Callable[[int], Any], take: Callable[[], Any]) -> tuple[int,
     for step in range(5):
         apply(step)
         take()
-    counts = [(functions_entered(functools.partial(apply, step)), functions_entered(take)) for step in range(5, 10)]
+    counts = [(functions_entered(functools.partial(apply, step)), functions_entered(take)) for step in range(5, 30)]
     return min(applied for applied, _ in counts), min(taken for _, taken in counts)
 
 

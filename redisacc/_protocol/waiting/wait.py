@@ -219,7 +219,8 @@ class Wait(ABC, Generic[Found]):
     def _poll(self) -> Found | None:
         """Polls once. Logs a warning and returns None if the server cannot be reached."""
         try:
-            found = self.poll(self.call_timeout)
+            # As call_timeout, without a call.
+            found = self.poll(min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT)))
         except ServerUnavailableError as error:
             begins = self.outage is None and not self.answered
             if begins and self.deadline == math.inf and not self.begins_without_server:
