@@ -150,6 +150,7 @@ def test_while_a_chief_takes_over(proxy, outages, training, background, until, c
     assert outages.number == 1
 
 
+@pytest.mark.slow(keep="optimizer")
 @anywhere
 @pytest.mark.loses_data
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["update", "optimizer"])
