@@ -1,7 +1,7 @@
 -- Gives up a version that has lost a part, so that the training is like one that the server has lost.
 --
 -- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
--- KEYS claims       redisacc:{NAME}:parameters:claims    "worker NUMBER" -> "STEP INCARNATION MS PROCESS"; "asked" -> ""
+-- KEYS claims       redisacc:{NAME}:parameters:claims    "worker NUMBER" -> "STEP INCARNATION MS PROCESS", or "asked"
 -- ARGV incarnation  text    the incarnation that the client has seen
 -- ARGV version      text    id of the version
 --
