@@ -61,7 +61,7 @@ test: $(VENV)/.test ## 2 min | test every behaviour, with every fault that can b
 test-slow: $(VENV)/.test ## 5 min | run the tests with many processes, that take seconds, or that need further servers
 	$(BIN)/python -m pytest --slow -n 2 --dist worksteal $(T)
 
-# Options, for example: make first-runs R="4 check"
+# Options, for example: make first-runs R="5 check none"
 R ?=
 first-runs: ## 1 h | run `make test` in 20 fresh clones, half of them while all processors are busy, and print a table
 	$(PYTHON) .ci/first_runs.py $(R)

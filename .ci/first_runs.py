@@ -1,8 +1,8 @@
 """Runs `make test` in fresh clones of the last commit, as somebody does who tries it for the first time.
 
-    python3 .ci/first_runs.py [RUNS] [TARGET]
+    python3 .ci/first_runs.py [RUNS] [TARGET] [half|all|none]
 
-Every other run has to share the processors with as many processes that do nothing but burn them. A run is green if make
+Every other run, all or none have to share the processors with as many processes that do nothing but burn them. A run is green if make
 ends with 0 and nothing stands after the last line of pytest. Prints a line for each run, and keeps the output of those
 that are not green in build/first_runs/.
 """
@@ -71,10 +71,14 @@ def main() -> int:
     """Makes all runs, and returns 1 if one of them was not green."""
     runs, target = int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2] if len(sys.argv) > 2 else "test"
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    busy = sys.argv[3] if len(sys.argv) > 3 else "half"
     processors = os.cpu_count() or 1
     print(f"make {target} in fresh clones of {commit}, {processors} processors\n")
     print("| run | burners | seconds, with set-up | seconds of pytest | result |\n| --- | --- | --- | --- | --- |")
-    green = sum([run(number, target, processors if number % 2 == 0 else 0) for number in range(1, runs + 1)])
+    green = 0
+    for number in range(1, runs + 1):
+        is_busy = busy == "all" or (busy == "half" and number % 2 == 0)
+        green += run(number, target, processors if is_busy else 0)
     print(f"\n{green} of {runs} are green")
     return green < runs
 
