@@ -2,9 +2,9 @@
 
     python3 .ci/first_runs.py [RUNS] [TARGET] [half|all|none]
 
-Every other run, all or none have to share the processors with as many processes that do nothing but burn them. A run is green if make
-ends with 0 and nothing stands after the last line of pytest. Prints a line for each run, and keeps the output of those
-that are not green in build/first_runs/.
+Half of the runs (every other one), all or none share the processors with as many processes that do nothing but burn
+them. A run is green if make ends with 0 and nothing stands after the last line of pytest. Prints a line for each run,
+and keeps the output of those that are not green in build/first_runs/.
 """
 
 from __future__ import annotations
