@@ -49,6 +49,7 @@ from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.moved_clock import MovedClock
 from support.servers import FAKE, Servers, ServerUnderTest, executable
+from support.until import until
 from support.warm_python import close_forker
 
 import redisacc
@@ -353,22 +354,27 @@ def _threads_checked() -> Iterator[None]:
     """No thread outlives its test, except, for a while, listeners."""
     before = set(threading.enumerate())
     yield
-    deadline = time.monotonic() + 5
-    while True:
-        alive = threading.enumerate()
-        ours = [thread for thread in alive if thread.name.startswith("redisacc-")]
-        left = [thread for thread in alive if thread not in before and thread not in ours]
-        left += [thread for thread in ours if thread.name == "redisacc-leases"]
-        if not left:
-            break
-        assert time.monotonic() < deadline, f"threads left behind: {left}"
-        gc.collect()
-        time.sleep(0.01)
+
+    def left() -> list[threading.Thread]:
+        found = [thread for thread in threading.enumerate() if thread not in before]
+        return [thread for thread in found if not thread.name.startswith("redisacc-")] + _named("redisacc-leases")
+
+    def ended() -> bool:
+        if left():
+            gc.collect()
+            return False
+        return True
+
+    until(ended, 5, details=lambda: f"threads left behind: {left()}")
     now = time.monotonic()
-    for thread in ours:
+    for thread in _named("redisacc-"):
         if thread.name == "redisacc-events" and now - _listeners_seen.setdefault(thread, now) > LISTENER_AGE:
             thread.join(LISTENER_AGE)
             assert not thread.is_alive(), f"a listener that never ends: {thread}"
+
+
+def _named(beginning: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(beginning)]
 
 
 @pytest.fixture
@@ -418,16 +424,6 @@ class Background:
         return self._value
 
 
-def _until(condition: Callable[[], Any], timeout: float = 20) -> Any:
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
-
-
 @pytest.fixture(autouse=True)
 def _servers_have_lost_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of tests are flushed often. A chief that begins on one need not ask whether workers are left."""
@@ -435,10 +431,10 @@ def _servers_have_lost_nothing(request: pytest.FixtureRequest, monkeypatch: pyte
         monkeypatch.setattr("redisacc._training.loss.may_have_lost_data", lambda *_: False)
 
 
-@pytest.fixture
-def until() -> Callable[..., Any]:
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
     """Waits for a condition to come true and returns its first true value."""
-    return _until
+    return until
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@
 | `local_worker` | the program of a worker that makes steps alone and is killed in one of them |
 | `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
+| `until` | waits for a condition, and says which one if it never comes true |
 | `timeouts` | shorter timeouts, for tests in which a server is silent |
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | a process that seems not to run for minutes, at a given exchange of a call |

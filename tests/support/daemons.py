@@ -6,13 +6,14 @@ import contextlib
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from support.until import until
 
 
 def free_port() -> int:
@@ -60,23 +61,23 @@ class Daemon:
         """Starts it, with more options, and waits until it answers; with `loaded`, until it has its data."""
         with open(self.folder / "daemon.log", "ab") as log:
             self._process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
+        process = self._process
         with contextlib.closing(self._new_client(password=password)) as client:
-            while True:
+
+            def answers() -> bool:
                 try:
                     client.ping()
                 except redis.AuthenticationError:
-                    return self
+                    return True
                 except redis.exceptions.BusyLoadingError:
-                    if not loaded:
-                        return self
+                    return not loaded
                 except (redis.ConnectionError, OSError):
-                    pass
-                else:
-                    return self
-                assert self._process.poll() is None, f"it ended: {self.log()}"
-                assert time.monotonic() < deadline, f"it doesn't answer: {self.log()}"
-                time.sleep(0.01)
+                    assert process.poll() is None, f"it ended: {self.log()}"
+                    return False
+                return True
+
+            until(answers, details=self.log)
+        return self
 
     def log(self) -> str:
         return (self.folder / "daemon.log").read_text(errors="replace")
@@ -135,11 +136,8 @@ class PowerFailure:
 
     def _written(self) -> None:
         # A server whose disk is slow holds back what it would write, for up to two seconds.
-        deadline = time.monotonic() + 20
         with self._server.client() as client:
-            while client.info("persistence")["aof_buffer_length"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: not client.info("persistence")["aof_buffer_length"])
 
     def strike(self, extra: int = 0) -> None:
         self._written()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 
 import redis
 
 from redisacc.embedded.cluster_node import ClusterNode
+from support.until import until
 
 
 class Move:
@@ -80,12 +81,10 @@ def hold_back_no_more(replica: ClusterNode) -> None:
 
 def wait_for_promotion(node: ClusterNode, timeout: float = 40.0) -> None:
     """Waits until a replica has become a master."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if "role:master" in node.ask("INFO", "replication"):
-                return
-        except redis.RedisError:
-            pass
-        assert time.monotonic() < deadline, "no replica was promoted"
-        time.sleep(0.05)
+
+    def promoted() -> bool:
+        with contextlib.suppress(redis.RedisError):
+            return "role:master" in node.ask("INFO", "replication")
+        return False
+
+    until(promoted, timeout)

@@ -1,0 +1,43 @@
+"""The way in which a test waits for what another thread or process does."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+# How often the condition is checked: after this many real seconds, even while the clock of redisacc is moved.
+PAUSE = 0.005
+
+
+def until(
+    condition: Callable[[], Value], timeout: float = 30.0, *, details: Callable[[], object] | None = None
+) -> Value:
+    """Waits for a condition to come true, and returns its first true value.
+
+    Args:
+        condition: what is waited for. It may fail an assertion if it can no longer come true.
+        timeout: how long to wait, in seconds.
+        details: returns what the error shows besides the last value, such as a log.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            also = "" if details is None else f"\n{details()}"
+            raise AssertionError(f"false for {timeout:g} s, last {value!r}: {_described(condition)}{also}")
+        time.sleep(PAUSE)
+    return value
+
+
+def _described(condition: Callable[[], object]) -> str:
+    function = inspect.unwrap(condition)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(condition)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return f"{line} ({Path(code.co_filename).name}:{code.co_firstlineno})"
