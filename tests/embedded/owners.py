@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from support import servers
+from support.until import until
 from support.warm_python import WarmPython
 
 from redisacc.embedded import Server
@@ -46,25 +46,22 @@ def alive(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
-    """Whether the condition came true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def written(url: str) -> bool:
-    """Whether the append-only file, if there is one, got all changes in time. On a busy disk, it gets them late."""
+    """Waits until the append-only file, if there is one, has got all changes. On a busy disk, it gets them late."""
     with contextlib.closing(redis.Redis.from_url(url)) as client:
-        return wait_until(lambda: not client.info("persistence").get("aof_buffer_length"))
+        return until(lambda: not client.info("persistence").get("aof_buffer_length"))
+
+
+def timer_has_run(url: str) -> None:
+    """Waits until a server's timer has run, which would end one that got a signal, before it removes what expired."""
+    with contextlib.closing(redis.Redis.from_url(url)) as client:
+        client.set("expires", "", px=1)
+        until(lambda: client.dbsize() == 0)
 
 
 def gone(pid: int, seconds: float = 10) -> bool:
-    """Whether the process ended in time."""
-    return wait_until(lambda: not alive(pid), seconds)
+    """Waits for the end of a process."""
+    return until(lambda: not alive(pid), seconds)
 
 
 def group(leader: int) -> list[int]:

@@ -21,12 +21,12 @@ from redisacc.cli import main
 from redisacc.embedded import Cluster, Server
 
 OWNER = """
-import os, sys, time
+import os, signal, sys
 from redisacc.embedded import Cluster
 cluster = Cluster(2, executable=sys.argv[1])
 cluster.start()
 print(*(node.pid for node in cluster.nodes), *(node.dir for node in cluster.nodes), flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from owners import REAL, ask, gone, run, wait_until, written
+from owners import REAL, ask, gone, run, written
 from support.selection import thorough
+from support.until import until
 
 from redisacc.embedded import Server
 from redisacc.embedded.data_directory import DataDirectory
@@ -36,7 +37,7 @@ def crash(server: Server) -> None:
     """Kills the server itself, as a lack of memory would, once its append-only file holds all changes."""
     assert written(server.url)
     os.kill(server.pid, signal.SIGKILL)
-    assert wait_until(lambda: not server.running)
+    until(lambda: not server.running)
 
 
 def settings(server: Server, *names: str) -> dict[str, str]:
@@ -204,7 +205,7 @@ def test_server_goes_on_when_a_snapshot_fails(
         block_snapshots(tmp_path)
         with contextlib.closing(server.client()) as client:
             client.bgsave()
-            assert wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+            until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
         put(server, "a")
         assert keys(server) == {"a"}
     assert "did not end as it should, and changes since it last wrote" in caplog.text
@@ -259,9 +260,9 @@ guarded_process.GRACE = 2
 Server("data", executable=sys.argv[1]).start()
 """
     with run("-c", script, str(slow), cwd=tmp_path) as owner:
-        assert wait_until((tmp_path / "data" / "running").exists)
+        until((tmp_path / "data" / "running").exists)
         owner.kill()
-        assert wait_until((tmp_path / "data" / "dump.rdb").exists)
+        until((tmp_path / "data" / "dump.rdb").exists)
     assert (tmp_path / "data" / "dump.rdb").read_text() == "more\n" * 6
 
 
@@ -325,7 +326,7 @@ def test_killed_while_a_snapshot_is_saved(executable: str, tmp_path: Path) -> No
             # In microseconds for each key, so that it takes 100 seconds.
             client.config_set("rdb-key-save-delay", 100_000)
             client.bgsave()
-            assert wait_until(lambda: list(tmp_path.glob("temp-*.rdb")))
+            until(lambda: list(tmp_path.glob("temp-*.rdb")))
         crash(server)
         # The process that was saving neither keeps the directory locked nor finishes its snapshot.
         server.start()

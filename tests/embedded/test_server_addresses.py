@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from owners import REAL, ask, wait_until
+from owners import REAL, ask
+from support.until import until
 
 from redisacc.embedded import Server
 from redisacc.embedded.addresses import free_port
@@ -139,7 +140,7 @@ def test_socket_left_behind_by_a_crash(executable: str, folder: Path) -> None:
     server = Server(socket=folder / "s", executable=executable)
     with server:
         os.kill(server.pid, signal.SIGKILL)
-        assert wait_until(lambda: not server.running)
+        until(lambda: not server.running)
         assert (folder / "s").exists()
         server.start()
         assert ask(server, "PING")

@@ -9,7 +9,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from owners import REAL, ask, executable_of, gone, program, run, wait_until, written
+from owners import REAL, ask, executable_of, gone, program, run, written
+from support.until import until
 
 from redisacc.embedded import Server
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
@@ -31,7 +32,7 @@ def test_data_outlive_stop_and_crash(executable: str, tmp_path: Path) -> None:
         ask(server, "SET", "a", "2")
         assert written(server.url)
         os.kill(server.pid, signal.SIGKILL)
-        assert wait_until(lambda: not server.running)
+        until(lambda: not server.running)
         server.start()
         assert ask(server, "GET", "a") == "2"
     with Server(directory, executable=executable) as other:
@@ -58,7 +59,7 @@ def test_temporary_directory_goes_with_the_server(executable: str) -> None:
         assert server.dir != first
         assert ask(server, "GET", "a") is None
         os.kill(server.pid, signal.SIGKILL)
-        assert wait_until(lambda: not server.running)
+        until(lambda: not server.running)
     assert not server.dir.exists()
 
 
@@ -95,7 +96,7 @@ def test_directory_stays_locked_as_long_as_the_server_lives(any_executable: str,
     deaf = program(tmp_path / "deaf", text)
     script = "import sys; from redisacc.embedded import Server; Server('data', executable=sys.argv[1]).start()"
     with run("-c", script, str(deaf), cwd=tmp_path) as owner:
-        assert wait_until((tmp_path / "pid").exists)
+        until((tmp_path / "pid").exists)
         pid = int((tmp_path / "pid").read_text())
         owner.kill()
         owner.result()

@@ -81,7 +81,7 @@ def test_end_of_a_forked_child_leaves_the_server_alone(any_executable: str, tmp_
 
 
 FORK_WHILE_STARTING = """
-import os, queue, subprocess, sys, threading, time
+import os, queue, signal, subprocess, sys, threading
 from redisacc.embedded import Server
 
 execute_child = subprocess.Popen._execute_child
@@ -100,7 +100,7 @@ def fork():
         forked = moments.get()
         pid = os.fork()
         if pid == 0:
-            time.sleep(60)
+            signal.pause()
             os._exit(0)
         children.append(pid)
         forked.set()

@@ -6,11 +6,11 @@ import gc
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from owners import OWNER, REAL, alive, ask, gone, program, run, wait_until
+from owners import OWNER, REAL, alive, ask, gone, program, run, timer_has_run
+from support.until import until
 
 from redisacc.embedded import Server
 
@@ -26,7 +26,7 @@ def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path
         assert directory.exists()
         owner.kill(how)
         assert gone(pid, 5)
-        assert wait_until(lambda: not directory.exists())
+        until(lambda: not directory.exists())
 
 
 @pytest.mark.slow(keep="-0")
@@ -37,7 +37,7 @@ def test_owner_that_ends_takes_the_server_with_it(any_executable: str, tmp_path:
         owner.say(how)
         assert owner.result()[0] == status
         assert gone(pid, 5)
-        assert wait_until(lambda: not directory.exists())
+        until(lambda: not directory.exists())
 
 
 def test_owner_that_becomes_another_program_takes_the_server_with_it(any_executable: str, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable:
         owner.kill()
         try:
             assert gone(pid, 5)
-            assert wait_until(lambda: not directory.exists())
+            until(lambda: not directory.exists())
             assert alive(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_a_server_without_its_guard_ends(any_executable: str) -> None:
     pid, directory = server.pid, server.dir
     assert server._child is not None
     os.kill(server._child.process.guard_pid, signal.SIGKILL)
-    assert wait_until(lambda: not server.running)
+    until(lambda: not server.running)
     server.stop()
     assert gone(pid)
     assert not directory.exists()
@@ -101,7 +101,9 @@ def test_server_outlives_the_thread_that_started_it(any_executable: str) -> None
     thread = threading.Thread(target=server.start)
     thread.start()
     thread.join()
-    time.sleep(0.3)
+    # The kernel has sent what it sends when a thread ends.
+    until(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())
+    timer_has_run(server.url)
     assert server.running
     assert ask(server, "PING")
     server.stop()
@@ -124,6 +126,7 @@ from redisacc.embedded import Server
 with Server(executable=sys.argv[1]) as server:
     try:
         print(server.pid)
+        print(server.url)
         sys.stdin.readline()
     except KeyboardInterrupt:
         print("interrupted")
@@ -131,10 +134,10 @@ with Server(executable=sys.argv[1]) as server:
     print(server.client().ping())
 """
     with run("-c", script, any_executable, cwd=tmp_path) as owner:
-        pid = int(owner.line())
+        pid, url = int(owner.line()), owner.line()
         os.killpg(owner.pid, signal.SIGINT)  # as the terminal does
         assert owner.line() == "interrupted"
-        time.sleep(0.3)
+        timer_has_run(url)
         assert alive(pid)
         owner.say()
         assert owner.line() == "True"
@@ -166,7 +169,7 @@ except KeyboardInterrupt:
 """
     (tmp_path / "scratch").mkdir()
     with run("-c", script, str(mute), cwd=tmp_path) as owner:
-        assert wait_until((tmp_path / "pid").exists)
+        until((tmp_path / "pid").exists)
         owner.kill(signal.SIGINT)
         assert owner.line() == "interrupted"
         assert not alive(int((tmp_path / "pid").read_text()))
