@@ -10,23 +10,16 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from support.until import until
 from support.warm_python import WarmPython
 
 # A variable that every process of one test inherits, wherever it moves to.
 _MARK = "REDISACC_TEST_MARK"
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it didn't happen"
-        time.sleep(0.01)
 
 
 class Run:
@@ -66,7 +59,7 @@ class Run:
 
     def seen(self, pattern: str, count: int = 1) -> list[str]:
         """Waits until the output has so many matches of a pattern, and returns them."""
-        wait_for(lambda: len(re.findall(pattern, self.out)) >= count or self.process.poll() is not None)
+        until(lambda: len(re.findall(pattern, self.out)) >= count or self.process.poll() is not None)
         found = re.findall(pattern, self.out)
         assert len(found) >= count, (pattern, self.out, self.err)
         return found

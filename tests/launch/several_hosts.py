@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import Run, Starter, wait_for
+from runs import Run, Starter
+from support.until import until
 
 from redisacc._protocol.updates import gathering
 
@@ -69,7 +70,7 @@ class Hosts:
 
 def says(run: Run, text: str, count: int = 1) -> None:
     """Waits until a run has said something on standard error."""
-    wait_for(lambda: run.err.count(text) >= count or run.process.poll() is not None)
+    until(lambda: run.err.count(text) >= count or run.process.poll() is not None)
     assert run.err.count(text) >= count, (text, run.out, run.err)
 
 
@@ -95,7 +96,7 @@ def kill(run: Run) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     run.process.wait(10)
-    wait_for(lambda: not run.left())
+    until(lambda: not run.left())
 
 
 def all_trained(runs: dict[str, Run], until: int) -> None:

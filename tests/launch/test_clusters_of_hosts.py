@@ -8,13 +8,17 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+import redis
 import trustme
-from several_hosts import PORT, all_trained, kill, number_of, says, servers_of
+from several_hosts import PORT, SECRET, all_trained, kill, number_of, says, servers_of
 from several_hosts import training as training_of_size
+from support.until import until
+
+import redisacc
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,6 +38,11 @@ def started(host, names, *options, until=80, **more):
     for run in runs.values():
         run.seen("step 20")
     return runs
+
+
+def node(host, name):
+    """Returns a client of a host's node."""
+    return redis.Redis(host=host.address(name), port=PORT + 1, password=SECRET)
 
 
 @pytest.mark.parametrize("victim", ["a", "c"], ids=["meeting_host", "another"])
@@ -92,7 +101,9 @@ def test_processes_of_a_host_that_returns_start_when_all_nodes_accept_it(host):
     runs = started(host, "abc", until=150)
     kill(runs["c"])
     says(runs["a"], "host c is gone")
-    time.sleep(5)
+    for name in "ab":
+        with node(host, name) as client:
+            until(lambda client=client: "cluster_state:fail" in str(client.execute_command("CLUSTER", "INFO")))
     runs["c"] = host("c", 3, script=training(150))
     all_trained(runs, 150)
     assert "Traceback" not in runs["c"].err
@@ -115,8 +126,13 @@ def test_all_hosts_die_and_directories_bring_the_training_back(host, tmp_path):
         if number == 0:
             for run in runs.values():
                 run.seen("step 20")
-            # Changes are on the disk within about two seconds.
-            time.sleep(1)
+            with redisacc.Parameters(
+                "hosts", redis=f"redis+cluster://:{quote(SECRET)}@{host.address('a')}:{PORT + 1}"
+            ) as found:
+                until(lambda found=found: found.step() > 20)
+            for name in "ab":
+                with node(host, name) as client:
+                    until(lambda client=client: not client.info("persistence")["aof_buffer_length"])
             for run in runs.values():
                 kill(run)
     all_trained(runs, 150)

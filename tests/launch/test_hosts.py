@@ -53,7 +53,7 @@ def test_a_host_that_dies_takes_its_place_again(host, victim):
 
 # Who may come. These hosts have no nodes, because there is a server.
 
-WAIT = "import time; print('ready'); time.sleep(1000)"
+WAIT = "import signal; print('ready'); signal.pause()"
 
 
 @pytest.fixture
@@ -102,9 +102,7 @@ def test_a_host_joins_with_more_workers_and_leaves(waiting):
 
 
 def test_a_process_that_is_given_up_ends_the_run_on_all_hosts(host, real_server):
-    script = (
-        "import os, sys, time; time.sleep(0.1 if os.environ['REDISACC_WORKER_NUMBER'] == '1' else 1000); sys.exit(3)"
-    )
+    script = "import os, signal, sys; os.environ['REDISACC_WORKER_NUMBER'] == '1' or signal.pause(); sys.exit(3)"
     runs = {name: host(name, 2, "--redis", real_server.url, "--restarts", 0, script=script) for name in "ab"}
     assert sorted(run.code() for run in runs.values()) == [1, 3]
     for run in runs.values():

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import wait_for
 from support.selection import thorough
+from support.until import until
 
 from redisacc._handles.environment import place
 
@@ -110,9 +110,9 @@ ENDS = [
     (("--chief",), "sys.exit(0)", 0),
     (("--chief",), "sys.exit(3 if chief else 0)", 3),
     (("--chief",), "os.kill(os.getpid(), signal.SIGKILL) if chief else None", 137),
-    (("--chief",), "sys.exit(0 if chief else 4) if not chief else time.sleep(60)", 4),
+    (("--chief",), "sys.exit(0 if chief else 4) if not chief else signal.pause()", 4),
     ((), "sys.exit(0)", 0),
-    ((), "sys.exit(5) if number == 1 else time.sleep(60)", 5),
+    ((), "sys.exit(5) if number == 1 else signal.pause()", 5),
     ((), "time.sleep(0.5 * number)", 0),
 ]
 
@@ -130,7 +130,7 @@ def test_exit_code(start, options, script, code):
 def test_a_worker_that_has_finished_is_not_started_again(start):
     run = start("--chief", "--workers", 1, script=UNTIL_FINISHED.replace("while", "while chief and"))
     run.seen("pid", 2)
-    wait_for(lambda: len(run.left()) == 2)  # the chief and the guard
+    until(lambda: len(run.left()) == 2)  # the chief and the guard
     (start.folder / "finish").touch()
     assert run.code() == 0
     assert run.out.count("worker 0 |") == 1
@@ -138,12 +138,16 @@ def test_a_worker_that_has_finished_is_not_started_again(start):
 
 def test_workers_may_end_by_themselves_after_the_chief(start):
     script = HEAD + (
-        "if chief: sys.exit()\n"
+        "if chief: pathlib.Path('chief').write_text(str(os.getpid())); sys.exit()\n"
         "while not pathlib.Path('finish').exists(): time.sleep(0.01)\n"
-        "time.sleep(0.2); print('done'); sys.exit(7)"
+        "print('done'); sys.exit(7)"
     )
     run = start("--chief", "--workers", 2, script=script)
-    wait_for(lambda: len(run.left()) == 3)
+    told = start.folder / "chief"
+    chief = until(lambda: told.exists() and told.read_text())
+    # The run knows that it has ended, and the workers and the guard are there.
+    until(lambda: not Path(f"/proc/{chief}").exists())
+    until(lambda: len(run.left()) == 3)
     (start.folder / "finish").touch()
     # A worker that fails now has no say any more.
     assert run.code() == 0
@@ -187,7 +191,7 @@ def test_killed_process_is_started_again(start, who):
     ("options", "code"), [((), 2), ((), 78), (("--give-up-on", 9, "--give-up-on", 7), 7), (("--restarts", 0), 127)]
 )
 def test_an_error_that_would_come_again_ends_the_run(start, options, code):
-    script = HEAD + f"if number != 0: time.sleep(60)\nprint('started'); sys.exit({code})"
+    script = HEAD + f"if number != 0: signal.pause()\nprint('started'); sys.exit({code})"
     run = start("--chief", "--workers", 2, *options, script=script)
     assert run.code() == code
     assert run.out == "worker 0 | started\n"
@@ -198,14 +202,14 @@ def test_an_error_that_would_come_again_ends_the_run(start, options, code):
 
 
 def test_other_exit_codes_may_end_the_run_instead(start):
-    script = HEAD + "if number != 0: time.sleep(60)\nsys.exit(2)"
+    script = HEAD + "if number != 0: signal.pause()\nsys.exit(2)"
     run = start("--chief", "--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
     assert run.code() == 2
     assert "exit code 2, its 2nd death within 60 min; the run ends with exit code 2" in run.err
 
 
 def test_crash_loop_is_given_up(start):
-    script = HEAD + "print('started')\nif number != 0: time.sleep(60)\nprint('bang', file=sys.stderr); sys.exit(9)"
+    script = HEAD + "print('started')\nif number != 0: signal.pause()\nprint('bang', file=sys.stderr); sys.exit(9)"
     run = start("--chief", "--workers", 2, "--restarts", 2, "--restart-window", 90, script=script)
     assert run.code() == 9
     assert run.out.count("worker 0 | started") == 3
@@ -237,7 +241,7 @@ def test_children_of_a_dead_process_end_before_its_successor_begins(start):
 
 @pytest.mark.thorough
 def test_child_gets_sigterm_first_and_is_killed_if_it_ignores_it(start):
-    child = "import signal, time; signal.signal(15, lambda *_: print('no')); print('deaf')\nwhile 1: time.sleep(1000)"
+    child = "import signal; signal.signal(15, lambda *_: print('no')); print('deaf')\nwhile 1: signal.pause()"
     script = HEAD + (
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); os.dup2(child.stdout.fileno(), 0)\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from runs import wait_for
+from support.until import until
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -66,7 +66,7 @@ def test_durable_needs_a_directory(start):
 
 def test_port(start, unused_port):
     run = start(
-        "--chief", "--workers", 0, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)"
+        "--chief", "--workers", 0, "--server-port", unused_port, script="print('ready'); import signal; signal.pause()"
     )
     run.seen("ready")
     with redis.Redis(port=unused_port) as client:
@@ -87,7 +87,7 @@ def unused_port() -> int:
 
 def test_server_that_ends_ends_the_run(start, unused_port):
     run = start(
-        "--chief", "--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)"
+        "--chief", "--workers", 1, "--server-port", unused_port, script="print('ready'); import signal; signal.pause()"
     )
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
@@ -107,7 +107,7 @@ KILLED = (
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_too_often_ends_the_run(start, unused_port):
-    script = "print('ready'); import time; time.sleep(1000)"
+    script = "print('ready'); import signal; signal.pause()"
     run = start("--chief", "--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
@@ -174,14 +174,14 @@ def test_a_server_that_is_killed_while_it_starts_again_is_tried_again(start, unu
     run.seen("step 20")
     broken.touch()
     kill_server(unused_port)
-    wait_for(lambda: len(re.findall(FAILED, run.err)) >= 2 or run.process.poll() is not None)
+    until(lambda: len(re.findall(FAILED, run.err)) >= 2 or run.process.poll() is not None)
     broken.unlink()
     assert run.code() == 0, run.err
     assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
 
 
 def test_a_server_that_can_never_start_again_ends_the_run(start, unused_port, broken):
-    script = "print('ready'); import time; time.sleep(1000)"
+    script = "print('ready'); import signal; signal.pause()"
     run = start("--workers", 1, "--server-port", unused_port, "--restarts", 2, script=script)
     run.seen("ready")
     broken.touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import wait_for
 from support.selection import thorough
 from support.terminal import written_to_terminal
+from support.until import until
 
 from redisacc._launch.guard import Guard
 
@@ -23,10 +24,10 @@ pytestmark = [
 
 # Each process has a child that would outlive it.
 SLEEPS = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 subprocess.Popen(["sleep", "1000"])
 print("ready", os.getpid())
-time.sleep(1000)
+signal.pause()
 """
 DEAF = SLEEPS.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint", 1)
 
@@ -46,7 +47,7 @@ def test_second_ctrl_c_kills(start):
     run = start("--chief", "--workers", 2, "--grace", 1000, script=DEAF)
     run.seen("ready", 3)
     run.signal(signal.SIGINT)
-    wait_for(lambda: "stopping" in run.err)
+    until(lambda: "stopping" in run.err)
     # Not impatience: a terminal that closes may send it more than once.
     run.signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -64,7 +65,7 @@ def test_the_deaf_are_killed(start):
 
 def test_ctrl_c_while_a_process_waits_for_its_restart(start):
     run = start("--chief", "--workers", 1, "--restarts", 100, script="print('ready'); raise SystemExit(1)")
-    wait_for(lambda: "in 2 s" in run.err)
+    until(lambda: "in 2 s" in run.err)
     run.signal(signal.SIGINT)
     assert run.code() == 130
 
@@ -74,7 +75,7 @@ def test_nothing_is_started_again_while_the_run_ends(start):
     script = DEAF.replace("print", "print('began')\nif os.environ['REDISACC_ROLE'] != 'chief': os._exit(1)\nprint")
     run = start("--chief", "--workers", 1, "--restarts", 100, "--grace", 4, script=script)
     run.seen("ready")
-    wait_for(lambda: "in 1 s" in run.err)
+    until(lambda: "in 1 s" in run.err)
     run.signal(signal.SIGINT)
     began = run.out.count("began")
     assert run.code() == 130
@@ -100,13 +101,13 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
     # On a terminal, Ctrl-C goes to its whole foreground process group; the processes are in none of it.
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal, time\n"
+        "import os, signal\n"
         "def stop(number, frame):\n"
         "    print('\\x1b[32mgot', signal.Signals(number).name, '\\x1b[2J')\n"
         "    raise SystemExit\n"
         "signal.signal(signal.SIGINT, stop)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
-        "print(os.environ['REDISACC_ROLE'], 'ready'); time.sleep(1000)\n"
+        "print(os.environ['REDISACC_ROLE'], 'ready'); signal.pause()\n"
     )
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -139,16 +140,16 @@ def test_killed_runner_leaves_no_process(start, options):
     run.seen("ready", 3)
     assert len(run.left()) == 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its guard
     run.signal(signal.SIGKILL)
-    wait_for(lambda: not run.left())
+    until(lambda: not run.left())
 
 
 @pytest.mark.thorough
 def test_runner_that_is_killed_while_it_starts_leaves_no_process(start):
     for moment in range(8):
-        run = start("--chief", "--workers", 20, script="import time; time.sleep(1000)")
-        wait_for(lambda run=run, moment=moment: len(run.left()) > 2 * moment)
+        run = start("--chief", "--workers", 20, script="import signal; signal.pause()")
+        until(lambda run=run, moment=moment: len(run.left()) > 2 * moment)
         run.signal(signal.SIGKILL)
-        wait_for(lambda run=run: not run.left())
+        until(lambda run=run: not run.left())
 
 
 @pytest.mark.slow
@@ -163,9 +164,9 @@ def test_killed_guard_is_replaced(start):
     def guards() -> list[int]:
         return [pid for pid in run.left() if b"guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    wait_for(lambda: guards() not in ([], [first]))
+    until(lambda: guards() not in ([], [first]))
     run.signal(signal.SIGKILL)
-    wait_for(lambda: not run.left())
+    until(lambda: not run.left())
 
 
 def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):
@@ -180,7 +181,7 @@ def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):
 
 def test_guard_kills_those_who_ignore_its_sigterm():
     watch = Guard(1)
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
     command = [sys.executable, "-c", deaf]
     with (
         subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as first,
@@ -214,6 +215,15 @@ def test_run_ends_when_nobody_reads_its_output(start):
     assert run.code() == 128 + signal.SIGPIPE
 
 
+def is_full(pid: int) -> bool:
+    """Whether the pipe takes no more that a process writes its output to."""
+    end = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return not select.select([], [end], [], 0)[1]
+    finally:
+        os.close(end)
+
+
 def test_run_can_be_stopped_while_its_reader_is_stuck(start):
     script = """
 import os
@@ -224,15 +234,13 @@ with open(os.environ["REDISACC_ROLE"], "wb") as file:
         file.flush()
 """
     run = start("--chief", "--workers", 1, "--grace", "0.5", script=script, read=False)
-    sizes: list[list[int]] = []
 
-    def waiting() -> bool:
-        """Whether both have begun to write, and then have to wait."""
-        time.sleep(0.2)
-        sizes.append([(start.folder / name).stat().st_size for name in ("chief", "worker")])
-        return 0 not in sizes[-1] and len(sizes) > 5 and sizes[-5] == sizes[-1]
+    def stuck() -> bool:
+        """Whether both processes and the run itself have to wait until somebody reads what they write."""
+        writing = [pid for pid in run.left() if b"script.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return len(writing) == 2 and all(is_full(pid) for pid in (run.process.pid, *writing))
 
-    wait_for(lambda: len(list(start.folder.iterdir())) == 3)
-    wait_for(waiting)
+    until(lambda: len(list(start.folder.iterdir())) == 3)
+    until(stuck)
     run.signal(signal.SIGTERM)
     assert run.code() == 143
