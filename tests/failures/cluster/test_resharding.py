@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
 from support.resharding import Move, migrate_at_once
 from support.selection import thorough
+from support.until import until
 
 import redisacc
 from redisacc._format.keys import Keys
@@ -64,10 +64,7 @@ class Load:
         for _ in range(moves):
             before = self.rounds
             move()
-            deadline = time.monotonic() + 20
-            while self.rounds == before and time.monotonic() < deadline:
-                time.sleep(0.001)
-            assert self.rounds > before, "no round is completed any more"
+            until(lambda before=before: self.rounds > before, details=lambda: "no round is completed any more")
         self._stop.set()
         for call in workers:
             call.result(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from support.proxy import ClusterProxy, Fault, Proxy, all_faults
 from support.selection import clients as chosen_clients
 from support.selection import thorough
 from support.servers import CLUSTER
+from support.until import until
 
 import redisacc
 
@@ -541,8 +541,7 @@ class Stream(Apply):
             upload.put(leaf, gradient[path])
             due = {part for part, leaves in enumerate(upload.layout.leaves_of) if min(leaves) >= leaf}
             # Requests are the same in each run, unless a fault ends the upload.
-            while not upload._ended.is_set() and not due <= {*upload._written}:
-                time.sleep(0.001)
+            until(lambda due=due: upload._ended.is_set() or due <= {*upload._written})
         return scene.through._commit(upload, gradient, 1.0, None, "")
 
 

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +22,7 @@ from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy
 from support.selection import thorough
+from support.until import until
 
 import redisacc
 from redisacc._format import parameter_record
@@ -286,10 +286,7 @@ class Stream(ApplyInParts):
 
     def check(self, scene, value, *, is_over):
         # What is in the background has heard that it is over, and removes its parts.
-        give_up = time.monotonic() + 20
-        while not self.upload._ended.is_set():
-            assert time.monotonic() < give_up
-            time.sleep(0.001)
+        until(self.upload._ended.is_set)
         super().check(scene, value, is_over=is_over)
 
     def rounds(self):

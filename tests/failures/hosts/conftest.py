@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.servers import executable
+from support.until import until
 
 ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "benchmarks").is_dir():
@@ -88,9 +89,12 @@ class Site:
             self._server = subprocess.Popen(
                 [*hosts.command("server"), *command, "--dir", str(folder)], stdout=log, stderr=log
             )
-        while b"Ready to accept connections" not in self._log.read_bytes():
+
+        def ready() -> bool:
             assert self._server.poll() is None, self._log.read_text()
-            time.sleep(0.02)
+            return b"Ready to accept connections" in self._log.read_bytes()
+
+        until(ready, details=self._log.read_text)
 
     def start(self, host: str, role: str, until: int, *more: str) -> Member:
         """Starts a process of the training on a host. No other host can see whether it lives."""

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.until import until
 
 pytestmark = pytest.mark.thorough
 
@@ -62,11 +62,13 @@ class Hosts:
         return (self._folder / f"{name}.log").read_text()
 
     def wait_for(self, name, text):
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.said(name):
-            assert self._runs[name].poll() is None, self.said(name)
-            assert time.monotonic() < deadline, (name, text, self.said(name))
-            time.sleep(0.05)
+        def has_said():
+            ended = self._runs[name].poll() is not None
+            found = text in self.said(name)
+            assert found or not ended, self.said(name)
+            return found
+
+        until(has_said, PATIENCE, details=lambda: (name, text, self.said(name)))
 
     def kill(self, name):
         """Kills everything on a host at once, as if its power failed."""

@@ -8,6 +8,7 @@ import time
 import pytest
 from member import BEGIN, CREW, OPTIMIZER
 from support.local_updates import LocalTraining, gradient_of
+from support.until import until
 
 from redisacc._protocol.leases.crew import LEASE, STANDBY_ASKS_EVERY
 
@@ -81,8 +82,7 @@ def test_a_host_that_lost_its_power_stands_by_when_it_is_back(site, workers):
     second.wait_for("holds", LATER)
     site.connect("first")
     third = site.start("first", "updates", UNTIL)
-    while not third.told("is the chief; standing by to follow it"):
-        time.sleep(0.05)
+    until(lambda: third.told("is the chief; standing by to follow it"))
     # Now the other host dies.
     site.cut_off("second")
     second.process.kill()
@@ -99,10 +99,7 @@ def test_a_training_whose_leading_host_is_cut_off_continues_when_another_host_le
     (other,) = every.keys() - {leads}
     site.cut_off(leads)
     every[other].continues()
-    began = time.monotonic()
-    while not every[other].told("continuing at step"):
-        time.sleep(0.05)
-        assert time.monotonic() - began < LEASE + STANDBY_ASKS_EVERY + MARGIN
+    until(lambda: every[other].told("continuing at step"), LEASE + STANDBY_ASKS_EVERY + MARGIN)
     site.connect(leads)
     every[leads].continues()
     for one in every.values():

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import support
 from support.leaks import remaining
+from support.until import until
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
@@ -39,11 +39,14 @@ class Crew:
 
     def result(self, role, number):
         out = self._directory / f"{role}{number}"
-        deadline = time.monotonic() + 60
-        while not out.exists():
-            assert self._alive(self._pids[role, number]) or out.exists(), f"{role}{number} failed"
-            assert time.monotonic() < deadline, f"{role}{number} does not end"
-            time.sleep(0.01)
+
+        def is_there():
+            runs = self._alive(self._pids[role, number])
+            there = out.exists()
+            assert there or runs, f"{role}{number} failed"
+            return there
+
+        until(is_there, 60, details=lambda: f"{role}{number} does not end")
         return json.loads(out.read_text())
 
     @staticmethod

@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.selection import thorough
 from support.suspension import WAYS, Suspension, age
+from support.until import until
 
 import redisacc
 import redisacc.asyncio
@@ -132,8 +132,7 @@ def upload(acc, value, between=lambda: None):
     begun.put(1, gradient["b"])
     due = {part for part, leaves in enumerate(begun.layout.leaves_of) if min(leaves) >= 1}
     assert due
-    while not begun._ended.is_set() and not due <= {*begun._written}:
-        time.sleep(0.001)
+    until(lambda: begun._ended.is_set() or due <= {*begun._written})
     between()
     begun.put(0, gradient["a"])
     return acc._commit(begun, gradient, 1.0, None, "")
