@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 
 import msgpack
 import numpy as np
@@ -14,8 +14,10 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.rounds.take_wait import TakeWait
 from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.part_sums import PartSums
+from redisacc._redis.pubsub import pubsub_of
 
 # A taker that waits is woken for each gradient from 512 KiB on.
 COPIES = 100_000
@@ -214,12 +216,18 @@ def test_announcements_that_are_forged_do_no_harm(client, open_dense, background
     np.testing.assert_array_equal(take.result(), values(1) + values(2))
 
 
-def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, open_sparse, background, waiting):
+def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(
+    client, open_sparse, background, waiting, until, monkeypatch
+):
     """The taker meets it while it looks ahead."""
+    looks, work = [], TakeWait.work
+    monkeypatch.setattr(TakeWait, "work", lambda wait: looks.append(work(wait)) or looks[-1])
     acc = open_sparse("float32", [None, 3], "w", reduction_type="SUM", in_place_limit=0)
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     acc.apply_grad([1], [[1.0, 2.0, 3.0]])
+    heard, listening = [], contextlib.ExitStack()
+    listening.enter_context(pubsub_of(acc._transport, "redisacc:{w}:wake").listen("redisacc:{w}:wake", heard.append))
     rows = 2**44
     described = {"version": 2, "sections": [["float32", [rows, 3]]], "gradients": 1, "parts": [rows * 20]}
     client.hset("redisacc:{w}:buffered", "a-1", b"7 " + msgpack.packb(described))
@@ -227,7 +235,11 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, open_spa
     header = msgpack.packb(described).hex()
     for number in range(2000):
         client.publish("redisacc:{w}:wake", f"gradient=b-{number} place={number} shape=[3] header={header}")
-    time.sleep(0.3)
+    # The taker has looked ahead since it heard the last one.
+    until(lambda: len(heard) > 2000)
+    looked = len(looks)
+    until(lambda: len(looks) > looked + 1)
+    listening.close()
     assert take.running
     client.hdel("redisacc:{w}:buffered", "a-1")
     acc.apply_grad([1], [[1.0, 2.0, 3.0]])

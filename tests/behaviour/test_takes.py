@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
+import redis
 from support.selection import ONE_NODE, REAL
 
 import redisacc
@@ -282,7 +282,10 @@ def test_a_wait_outlives_the_socket_timeout_of_the_client(real_server, open_dens
     acc = open_dense("float32", [1], redis=real_server.client(socket_timeout=0.1))
     take = background(acc.take_grad, 1)
     waiting(acc, 1)
-    time.sleep(0.5)
+    # A reply that is waited for twice as long, by a client that has the same timeout.
+    for _ in range(2):
+        with pytest.raises(redis.TimeoutError):
+            real_server.client(socket_timeout=0.1).blpop("nothing")
     assert take.running
     acc.apply_grad(one(3))
     assert take.result().tolist() == [3.0]

@@ -99,8 +99,8 @@ def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch,
 def dead() -> str:
     """The identity of a process that ran on this machine and was killed."""
     with subprocess.Popen(
-        [sys.executable, "-c", "import time; from redisacc._protocol.leases.process_identity import own_identity; "
-         "print(own_identity(), flush=True); time.sleep(600)"], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", "import signal; from redisacc._protocol.leases.process_identity import own_identity; "
+         "print(own_identity(), flush=True); signal.pause()"], stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         identity = process.stdout.readline().strip()
         process.kill()
