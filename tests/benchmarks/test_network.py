@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.selection import thorough
+from support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks").is_dir():
@@ -271,8 +271,7 @@ def test_leftovers_are_recognised_by_name(leftovers: None) -> None:
             subprocess.run(["ip", "netns", "add", name], check=True)
         with subprocess.Popen(["ip", "netns", "exec", of_dead, "sleep", "60"]) as inside:
             # The process is in the namespace as soon as `ip` has replaced itself.
-            while "sleep" not in Path(f"/proc/{inside.pid}/comm").read_text():
-                time.sleep(0.01)
+            until(lambda: "sleep" in Path(f"/proc/{inside.pid}/comm").read_text())
             assert {of_dead, of_predecessor} <= set(hosts.remove_leftovers())
             assert inside.wait(10) == -signal.SIGKILL
         assert {of_living, foreign} == set(names) & set(namespaces())
@@ -287,19 +286,20 @@ def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, leftovers: 
     options = ["--quick", "--rate", "0.05", "--workers", "2", "--only", "dense-4MB", "--peer", "bare"]
     command = [sys.executable, "-m", "benchmarks.network", *options, "--out", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
-        server = None
-        deadline = time.monotonic() + 100
-        while server is None:
-            assert time.monotonic() < deadline
+
+        def servers() -> list[int]:
             assert running.poll() is None
-            time.sleep(0.1)
-            own = own_namespaces(running.pid)
-            for name in own:
+            found = []
+            for name in own_namespaces(running.pid):
                 if name.endswith("-server"):
                     for pid in subprocess.check_output(["ip", "netns", "pids", name], text=True).split():
                         with contextlib.suppress(OSError):
                             if "valkey" in Path(f"/proc/{pid}/comm").read_text():
-                                server = int(pid)
+                                found.append(int(pid))
+            return found
+
+        server = until(servers, 100)[-1]
+        own = own_namespaces(running.pid)
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
     if number is signal.SIGKILL:
@@ -318,7 +318,7 @@ def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, leftovers: 
 def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -> None:
     here = network(TINY)
     told = tmp_path / "told"
-    beside = ("-c", f"import sys, time; open({str(told)!r}, 'w').write('{{url}}'); time.sleep(100)")
+    beside = ("-c", f"import signal; open({str(told)!r}, 'w').write('{{url}}'); signal.pause()")
     peers = [
         Redisacc("redisacc", beside=beside)(here, "redisacc"),
         bare(here, "bare"),

@@ -22,6 +22,7 @@ import redis
 from arraycode import decode, encode, is_array
 from departures import DEPARTURES
 from record import load
+from support.until import until
 
 import redisacc
 from redisacc import raw_ops
@@ -276,11 +277,7 @@ class CaseRun:
         taker = _Taker(lambda: _attempt(lambda: _coded(handle.take(op["num_required"], timeout))))
         self._takers[op["taker"]] = taker
         taker.start()
-        deadline = time.monotonic() + WAIT_AT_MOST
-        while handle.waiting() == waiting and taker.is_alive():
-            if time.monotonic() > deadline:
-                return {"error": "never queued"}
-            time.sleep(0.002)
+        until(lambda: handle.waiting() != waiting or not taker.is_alive(), WAIT_AT_MOST)
         return {"ok": None}
 
 

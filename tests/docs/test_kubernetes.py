@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from pages import DOCS, blocks_of
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
+from support.until import until
 from support.warm_python import WarmPython
 
 from redisacc.embedded import Server, find_server
@@ -115,8 +115,7 @@ def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path: Path) -> No
         try:
             with redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400)) as client:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
-                while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
-                    time.sleep(0.02)
+                until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
                 # Clients are told the name.
                 ((_, _, (host, *_)),) = client.execute_command("CLUSTER", "SLOTS")
                 assert host == f"valkey-cluster-0.{service['metadata']['name']}".encode()

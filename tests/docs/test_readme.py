@@ -9,12 +9,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.until import until
 
 from redisacc.embedded import Server
 
@@ -70,11 +70,13 @@ def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tup
 
 
 def _wait_for(text: str, run: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + 60
-    while text not in out.read_text():
-        assert run.poll() is None, out.read_text()
-        assert time.monotonic() < deadline, out.read_text()
-        time.sleep(0.02)
+    def said() -> bool:
+        ended = run.poll() is not None
+        found = text in out.read_text()
+        assert found or not ended, out.read_text()
+        return found
+
+    until(said, 60, details=out.read_text)
 
 
 def _without_numbers(text: str) -> list[str]:
@@ -143,10 +145,7 @@ def test_quick_start_survives_what_the_readme_does_to_it(
     os.kill(int(server_pid), signal.SIGKILL)
     run.wait()
     assert undisturbed.wait(120) == 0, expected.read_text()
-    deadline = time.monotonic() + 60
-    while left := _processes_in(tmp_path):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    until(lambda: not _processes_in(tmp_path), 60, details=lambda: _processes_in(tmp_path))
     first = out.read_text()
     run, out = run_as_typed()
     assert run.wait(120) == 0, out.read_text()

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from support.until import until
 
 import redisacc
 
@@ -74,17 +75,18 @@ def output_of(process: subprocess.Popen[str], timeout: float = 100) -> str:
 def until_step(step: int, name: str, url: str, process: subprocess.Popen[str]) -> None:
     """Waits until the parameters of a step are published while a program runs."""
     with redisacc.Parameters(name, redis=url) as parameters:
-        until(lambda: (published := parameters.step()) is not None and published >= step, process)
+        until_true(lambda: (published := parameters.step()) is not None and published >= step, process)
 
 
-def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 150) -> Any:
+def until_true(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 150) -> Any:
     """Waits until a condition is true while a program runs; returns its value."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"the condition was false for {timeout} s"
-        time.sleep(0.005)
-    return value
+
+    def found() -> Any:
+        value = condition()
+        assert value or process.poll() is None, process.communicate()[0]
+        return value
+
+    return until(found, timeout)
 
 
 def kill_one_of(run: subprocess.Popen[str], role: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from networks import Large, loss_of
 from support.suspension import Suspension
+from support.until import until
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -267,8 +268,7 @@ def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(
         return {key for key in real_client.scan_iter() if b":staged:" in key}
 
     def pause(*_):
-        while not (sent := staged()):
-            time.sleep(0.001)
+        sent = until(staged)
         suspension.suspend()
         lost.append(len(sent - staged()))
 
