@@ -215,13 +215,14 @@ def test_run_ends_when_nobody_reads_its_output(start):
     assert run.code() == 128 + signal.SIGPIPE
 
 
-def is_full(pid: int) -> bool:
-    """Whether the pipe takes no more that a process writes its output to."""
+def waits_for_reader(pid: int) -> bool:
+    """Whether a process sleeps, and the pipe takes no more that it writes its output to."""
     end = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
     try:
-        return not select.select([], [end], [], 0)[1]
+        full = not select.select([], [end], [], 0)[1]
     finally:
         os.close(end)
+    return full and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def test_run_can_be_stopped_while_its_reader_is_stuck(start):
@@ -238,7 +239,7 @@ with open(os.environ["REDISACC_ROLE"], "wb") as file:
     def stuck() -> bool:
         """Whether both processes and the run itself have to wait until somebody reads what they write."""
         writing = [pid for pid in run.left() if b"script.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return len(writing) == 2 and all(is_full(pid) for pid in (run.process.pid, *writing))
+        return len(writing) == 2 and all(waits_for_reader(pid) for pid in (*writing, run.process.pid))
 
     until(lambda: len(list(start.folder.iterdir())) == 3)
     until(stuck)
