@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._clock import clock
 from redisacc._data import validation
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.results import Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.settings import Settings, SettingsChange
@@ -79,7 +79,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
-        wire: how the elements of this handle's gradients of float32 travel if they are buffered: "float32" (or None),
+        encoding: how the float32 elements of this handle's gradients travel if they are buffered: "float32" (or None),
             as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale each, a
             quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
             one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
@@ -87,7 +87,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
             anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
             only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype; with ``wire="bfloat16"``, elements of 3.3961775e38 or more are
+            are checked in the accumulator's dtype; with ``encoding="bfloat16"``, elements of 3.3961775e38 or more are
             refused as well, because they would round to infinity. Costs about as much time as copying the gradient in
             memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
@@ -160,7 +160,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._requests = parts.requests
         self._applier = parts.applier
         self._taker = parts.taker
-        self._wire: Wire = options.wire or "float32"
+        self._encoding: Encoding = options.encoding or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{options.name} ({self._keys.name})"
         self._finalizer: Callable[[], object] | None = None

@@ -126,7 +126,7 @@ class Chief(Participant):
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        wire: how parameters of float32 travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
+        encoding: how float32 parameters travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
             restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
             travel is up to each ``Worker``.
@@ -200,7 +200,7 @@ class Chief(Participant):
         missing: Literal["zero", "skip"] = "zero",
         sparse_mean: Literal["index", "round"] = "round",
         redis: object = None,
-        wire: Literal["float32", "bfloat16"] | None = None,
+        encoding: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
         partitions: int | Literal["auto"] | None = None,
         order: Order | None = None,
@@ -233,11 +233,11 @@ class Chief(Participant):
             here,
             redis=redis,
             patience=patience,
-            wire=wire,
+            encoding=encoding,
             partitions=partitions,
             min_replicas=min_replicas,
         )
-        self._rounds_parameters = wire == "bfloat16"
+        self._rounds_parameters = encoding == "bfloat16"
         self._updating: Updating | None = None
         self._checkpointer = None
         if checkpoint is not None:
@@ -1068,7 +1068,7 @@ class Chief(Participant):
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
             state: a tree that the chief needs after a restart, such as the optimiser's state. None: nothing. With
-                ``wire="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
+                ``encoding="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
             finished: whether to end the training with this step, in a loop without ``until``. The loop over
                 ``rounds()`` ends, and so do the workers' loops, without another gradient.

@@ -556,10 +556,10 @@ def lead(chief, until):
         chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]}, state={"m": np.array(taken.global_step)})
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_a_chief_continues_from_a_checkpoint(training, tmp_path, caplog, wire):
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+def test_a_chief_continues_from_a_checkpoint(training, tmp_path, caplog, encoding):
     first = {"w": np.full(2, 1 / 3, np.float32)}
-    options = {"checkpoint": tmp_path, "every": 2, "wire": wire}
+    options = {"checkpoint": tmp_path, "every": 2, "encoding": encoding}
     chief = training.chief(first, **options)
     one = training.work(gradient=lambda *_: {"w": np.full(2, 1 / 3, np.float32)})
     lead(chief, 5)

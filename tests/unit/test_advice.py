@@ -257,7 +257,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "unit/test_environment.py": ("give it, or the environment variable",),
     "unit/test_data.py": ("If there are spare workers, pass the number of all as workers",),
     "unit/test_lua.py": ("Install it again",),
-    "unit/test_optim_kernel.py": ("Give it float32 weights, and wire='bfloat16' if gradients have to be small",),
+    "unit/test_optim_kernel.py": ("Give it float32 weights, and encoding='bfloat16' if gradients have to be small",),
     "unit/test_optim_options.py": ("pass it to apply(), as metrics=",),
     "unit/test_slot_map.py": ("set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type to ip",),
     "unit/test_tree_structure.py": ("Rename it",),
