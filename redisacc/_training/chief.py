@@ -149,10 +149,11 @@ class Chief(Participant):
             the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
             continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
             a warning says so. Each training needs a folder of its own. None: no checkpoints.
-        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
-            published meanwhile, the checkpoint may be of a later step.
-        keep: how many of the latest checkpoints are kept, 1 or more.
-        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
+        checkpoint_every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later
+            steps are published meanwhile, the checkpoint may be of a later step.
+        checkpoint_keep: how many of the latest checkpoints are kept, 1 or more.
+        checkpoint_keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None:
+            none.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
@@ -208,9 +209,9 @@ class Chief(Participant):
         buffer_limit: int | None = None,
         min_replicas: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
-        every: int | datetime.timedelta = 100,
-        keep: int = 3,
-        keep_every: int | None = None,
+        checkpoint_every: int | datetime.timedelta = 100,
+        checkpoint_keep: int = 3,
+        checkpoint_keep_every: int | None = None,
         standby: bool = False,
     ) -> None:
         here = place()
@@ -243,7 +244,12 @@ class Chief(Participant):
         if checkpoint is not None:
             with self._closed_on_failure():
                 self._checkpointer = Checkpointer(
-                    self._transport, self.shared_name, checkpoint, every=every, keep=keep, keep_every=keep_every
+                    self._transport,
+                    self.shared_name,
+                    checkpoint,
+                    every=checkpoint_every,
+                    keep=checkpoint_keep,
+                    keep_every=checkpoint_keep_every,
                 )
                 self._opened.callback(self._checkpointer.close)
         # The round that the body of the loop has, and the block that acknowledges it.

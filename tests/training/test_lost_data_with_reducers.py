@@ -208,7 +208,7 @@ def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, cli
     pytest.importorskip("safetensors")
     monkeypatch.setattr(reduction, "KEPT", 0.0)
     monkeypatch.setattr(gathering, "GATHERING", 0.2)
-    chief = disturbed.begin(checkpoint=tmp_path, every=1)
+    chief = disturbed.begin(checkpoint=tmp_path, checkpoint_every=1)
 
     def lose():
         chief._checkpointer.close()
