@@ -14,7 +14,7 @@
     ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
     ├── ParametersTimeoutError (TimeoutError)    no new version was published before the timeout
     ├── PeekTimeoutError (TimeoutError)          what was read changed during every attempt to read it
-    ├── ParametersFinishedError                  the last version has been published
+    ├── FinishedError                            the last version has been published
     ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
     ├── EventLoopError (RuntimeError)            a handle of redisacc.asyncio was used outside of its event loop
@@ -48,6 +48,7 @@ __all__ = [
     "CorruptDataError",
     "DataLossError",
     "EventLoopError",
+    "FinishedError",
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
@@ -55,7 +56,6 @@ __all__ = [
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
-    "ParametersFinishedError",
     "ParametersNotFoundError",
     "ParametersTimeoutError",
     "PeekTimeoutError",
@@ -233,7 +233,7 @@ class ParametersTimeoutError(RedisAccError, TimeoutError):
         self.step = step
 
 
-class ParametersFinishedError(RedisAccError):
+class FinishedError(RedisAccError):
     """The publisher of parameters has said that no further version will follow.
 
     Attributes:

@@ -279,7 +279,7 @@ class Parameters(Closing):
         self._publisher.check_agrees(tree, state)
 
     def finish(self, finished: bool = True) -> None:
-        """Declares that the latest version is the last one. A wait for a later one raises ParametersFinishedError.
+        """Declares that the latest version is the last one. A wait for a later one raises FinishedError.
 
         It remains so when further versions are published, until ``finish(False)``.
 
@@ -357,7 +357,7 @@ class Parameters(Closing):
             after: integer scalar: the step that is known already. None: any version will do.
             timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
             skip_last: what to do with a version that its publisher has declared the last one. False: return it, and
-                raise ParametersFinishedError in a wait for a later one. True: raise ParametersFinishedError instead of
+                raise FinishedError in a wait for a later one. True: raise FinishedError instead of
                 returning it, without fetching its values. A reader that computes the next step from each version has no
                 use for the last one.
             cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
@@ -369,7 +369,7 @@ class Parameters(Closing):
 
         Raises:
             ParametersTimeoutError: no such version was published in time.
-            ParametersFinishedError: no such version will be published, as its publisher has said; or, with
+            FinishedError: no such version will be published, as its publisher has said; or, with
                 ``skip_last``, the version that is there is the last one.
             CancelledError: the handle was closed, or ``cancel`` returned True.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.

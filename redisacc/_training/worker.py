@@ -32,8 +32,8 @@ from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
+    FinishedError,
     InvalidArgumentError,
-    ParametersFinishedError,
     ParametersNotFoundError,
     RedisAccError,
     StaleSequenceError,
@@ -221,7 +221,7 @@ class Worker(Participant):
             self._check_lease()
             try:
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
-            except ParametersFinishedError:
+            except FinishedError:
                 return
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 found_gone = error

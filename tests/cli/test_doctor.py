@@ -255,7 +255,7 @@ def test_partitions_that_one_master_has(open_dense, real_server, monkeypatch):
     finding = examine_partitions(connect(real_server.url))
     assert finding.status == "warn"
     assert finding.advice == (
-        "delete them when their training is over and create them again: partitions are chosen at creation"
+        "delete them when their training is finished and create them again: partitions are chosen at creation"
     )
     acc.delete()
 

@@ -70,7 +70,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         ", or start both with `redisacc server --reduce`: takers then",
         "allow the channels redisacc:*; without events, a waiting take polls once a second",
         "connect to the primary, or through Sentinel",
-        "delete them when their training is over and create them again: partitions are chosen at creation",
+        "delete them when their training is finished and create them again: partitions are chosen at creation",
         "give every master a replica, because a master without one takes",
         "give the reducer a processor core of its own, and let it connect over a Unix socket",
         "mend the server first",

@@ -16,7 +16,7 @@ WITH_ATTRIBUTES = {
     "NotFiniteError": {"path": "layers/0", "index": (3, 1)},
     "StepTimeoutError": {"wanted": 4, "global_step": 2},
     "ParametersTimeoutError": {"after": 3, "step": None},
-    "ParametersFinishedError": {"step": 3},
+    "FinishedError": {"step": 3},
     "StepConflictError": {"step": 3, "published": 4},
     "NotReplicatedError": {"replicas": 0, "min_replicas": 1},
     "RoundRecoveredError": {
