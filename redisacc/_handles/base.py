@@ -319,7 +319,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 label=label,
             )
             found = wait.run()
-            operation.note_step(found)
+            operation.note_step(found, "global_step")
         return found
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:

@@ -262,7 +262,7 @@ class Parameters(Closing):
         wanted = self._publisher.check(tree, number, changed, state, finished=finished, past=past)
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
-            operation.note_step(number)
+            operation.note_step(number, "step")
             self._publisher.publish(wanted, publisher, restores=restores)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
@@ -395,7 +395,7 @@ class Parameters(Closing):
                 describe=describe,
             )
             record, tree = wait.run()
-            operation.note_step(record.step)
+            operation.note_step(record.step, "step")
         self._publisher.note_caller_has(record.version)
         return record.step, tree
 

@@ -181,7 +181,7 @@ class Checkpointer:
             "%s: wrote the checkpoint %s",
             self._name,
             path,
-            extra={"accumulator": self._name, "global_step": found.step},
+            extra={"accumulator": self._name, "step": found.step},
         )
 
 

@@ -361,7 +361,7 @@ class Chief(Participant):
                 "%s: continuing at step %d",
                 self.shared_name,
                 self.step,
-                extra={"accumulator": self.shared_name, "global_step": self.step},
+                extra={"accumulator": self.shared_name, "step": self.step},
             )
 
     def _was_deleted(self) -> bool:
