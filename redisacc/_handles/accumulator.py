@@ -102,7 +102,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
                 The error names it.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
             OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
-                The error's ``retry()`` acknowledges it and returns the gradient.
+                The error's ``settle()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
                 ``info().unacknowledged`` lists it and ``recover()`` hands it out.
             DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.

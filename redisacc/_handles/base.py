@@ -332,7 +332,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             name: labels log records.
 
         Raises:
-            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: setting the step again
+            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: setting the step again
                 could undo a change that others have made since.
         """
         label = self._label(name)
@@ -383,8 +383,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``up_to`` and
                 ``grace`` need ``num_required``, and ``up_to`` needs ``grace``. Nothing was changed.
             NotPermittedError: this user is only allowed to be a worker.
-            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: changing the settings again
-                could undo a change that others have made since.
+            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: changing the settings
+                again could undo a change that others have made since.
         """
         label = self._label(name)
         change = SettingsChange.of(num_required, up_to, grace)
@@ -392,11 +392,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._applier.configure(change, worker=self._worker, label=label)
 
     def settle(self) -> Tally:
-        """Returns how many gradients this thread has applied through this handle, by outcome.
+        """Settles this thread's requests, and returns how many gradients it has applied here, by outcome.
 
         The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
         that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
-        gradient which has not been counted never will be. Otherwise, it sends nothing.
+        gradient which has not been counted never will be. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has a
+        ``settle()`` of its own, which sends the gradient again and returns the result of its apply.
 
         To learn whether a single gradient was counted, compare the numbers from before and after its apply.
 
@@ -412,8 +413,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             1
 
         Returns:
-            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when ``retry()`` has
-            succeeded, for the thread that called it.
+            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when the error's
+            ``settle()`` has succeeded, for the thread that called it.
 
         Raises:
             ServerUnavailableError: the server does not answer. Call this method again later, within an hour.
@@ -466,7 +467,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             RoundRecoveredError: at the end of the block, if another process has recovered the round meanwhile. The
                 error names the new owner. If the block raises, its own error is the one that is seen.
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
-                ended without an error; the error's ``retry()`` acknowledges.
+                ended without an error; the error's ``settle()`` acknowledges.
         """
         taken = self._take(TakeDemand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round

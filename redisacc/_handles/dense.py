@@ -148,7 +148,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``.
+                apply it again: call the error's ``settle()``.
         """
         values = self._values(grad)
         return self._apply(

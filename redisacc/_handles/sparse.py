@@ -168,7 +168,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``.
+                apply it again: call the error's ``settle()``.
         """
         if grad_shape is not None:
             check_whole(grad_shape, self._spec.shape, "grad_shape")

@@ -209,7 +209,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``. It sends large arrays from the memory where they are, so
+                apply it again: call the error's ``settle()``. It sends large arrays from the memory where they are, so
                 do not write to them before that.
         """
         return self._apply(

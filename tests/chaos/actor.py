@@ -188,7 +188,7 @@ def finished(operate: Callable[[], Any]) -> Any:
         try:
             return operate()
         except redisacc.OutcomeUnknownError as error:
-            operate = error.retry
+            operate = error.settle
 
 
 class Actor:

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent.parent
 VERBS = (
     "add|allow|apply|call|change|check|choose|close|connect|create|delete|do|enlarge|fill|finish|give|install|leave|let|"
     "look|make|mend|move|name|open|pass|promote|publish|put|raise|read|remove|rename|renew|"
-    "replace|restart|retry|run|see|set|start|stop|take|turn|upgrade|use|wait"
+    "replace|restart|run|see|set|settle|start|stop|take|turn|upgrade|use|wait"
 )
 ADVICE = re.compile(rf"(?:^|[.:;,]\s|\(|, or |, and )(?:{VERBS})\b", re.IGNORECASE)
 # What makes a message, besides classes of errors.
@@ -156,8 +156,8 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "see `redisacc doctor`",
     ),
     "failures/connections/test_unknown_outcome.py": (
-        "retry() of this error acknowledges it; until then",
-        "retry() of this error sends the same request again",
+        "settle() of this error acknowledges it; until then",
+        "settle() of this error sends the same request again",
     ),
     "cli/test_checkpoint_commands.py": (
         "stop it first",
