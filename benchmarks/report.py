@@ -184,7 +184,7 @@ def _bfloat16(rows: Results) -> str:
         return ""
     return "\n".join(
         [
-            'With `wire="bfloat16"`, gradients travel as half as many bytes, and TensorFlow\'s as they are:',
+            'With `encoding="bfloat16"`, gradients travel as half as many bytes, and TensorFlow\'s as they are:',
             "",
             table(
                 ["ms a round", "nothing on disk", "ratio", "bar", "as embedded", "ratio", "bar"],

@@ -120,8 +120,8 @@ def train(model, gradients_as, parameters_as, feeds_back, url):
     errors, size = [], 0
     mean_of = {"sparse_mean": "index", "sparse": model.sparse}
     with (
-        redisacc.TreeAccumulator.like(weights, redis=url, wire=gradients_as, in_place_limit=0, **mean_of) as acc,
-        redisacc.Parameters(model.name, redis=url, wire=parameters_as) as published,
+        redisacc.TreeAccumulator.like(weights, redis=url, encoding=gradients_as, in_place_limit=0, **mean_of) as acc,
+        redisacc.Parameters(model.name, redis=url, encoding=parameters_as) as published,
     ):
         for step in range(model.steps):
             published.publish(weights, step)
@@ -130,7 +130,7 @@ def train(model, gradients_as, parameters_as, feeds_back, url):
                 gradient = model.gradient(seen, step, worker)
                 if feeds_back:
                     gradient = {leaf: values + memory[worker][leaf] for leaf, values in gradient.items()}
-                sent = acc.as_sent(gradient)
+                sent = acc.as_encoded(gradient)
                 if feeds_back:
                     memory[worker] = {leaf: values - sent[leaf] for leaf, values in gradient.items()}
                 errors.append(relative_error(sent, gradient))

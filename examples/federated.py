@@ -46,7 +46,7 @@ def trained(weights, x, y):
 
 
 def take_part(client):
-    """Runs a client until the training is over."""
+    """Runs a client until the training is finished."""
     x, y = own_images(client)
     random = np.random.default_rng()
     while True:

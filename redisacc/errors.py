@@ -14,7 +14,7 @@
     ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
     ├── ParametersTimeoutError (TimeoutError)    no new version was published before the timeout
     ├── PeekTimeoutError (TimeoutError)          what was read changed during every attempt to read it
-    ├── ParametersFinishedError                  the last version has been published
+    ├── FinishedError                            the last version has been published
     ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
     ├── EventLoopError (RuntimeError)            a handle of redisacc.asyncio was used outside of its event loop
@@ -48,6 +48,7 @@ __all__ = [
     "CorruptDataError",
     "DataLossError",
     "EventLoopError",
+    "FinishedError",
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
@@ -55,7 +56,6 @@ __all__ = [
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
-    "ParametersFinishedError",
     "ParametersNotFoundError",
     "ParametersTimeoutError",
     "PeekTimeoutError",
@@ -233,7 +233,7 @@ class ParametersTimeoutError(RedisAccError, TimeoutError):
         self.step = step
 
 
-class ParametersFinishedError(RedisAccError):
+class FinishedError(RedisAccError):
     """The publisher of parameters has said that no further version will follow.
 
     Attributes:
@@ -410,7 +410,7 @@ class ServerUnavailableError(ServerError, ConnectionError):
 class OutcomeUnknownError(ServerUnavailableError):
     """The server stopped answering after a request may have reached it, so it is unknown whether it was executed.
 
-    Do not call the method again: that would be a new request, and a gradient could be counted twice. Call ``retry()``
+    Do not call the method again: that would be a new request, and a gradient could be counted twice. Call ``settle()``
     instead, and until then do not modify the arrays that were passed in.
 
     Example:
@@ -419,22 +419,24 @@ class OutcomeUnknownError(ServerUnavailableError):
         >>> try:
         ...     result = accumulator.apply_grad([1.0, 2.0])
         ... except redisacc.OutcomeUnknownError as error:
-        ...     result = error.retry()
+        ...     result = error.settle()
         >>> result.num_accumulated
         1
     """
 
-    def __init__(self, message: str, retry: Callable[[], Any]) -> None:
+    def __init__(self, message: str, settle: Callable[[], Any]) -> None:
         super().__init__(message)
-        self._retry: Callable[[], Any] | None = retry
+        self._settle: Callable[[], Any] | None = settle
 
     def _state(self) -> dict[str, Any]:
-        return {**self.__dict__, "_retry": None}
+        return {**self.__dict__, "_settle": None}
 
-    def retry(self) -> Any:
-        """Continues the same request. However often it is sent and however late it arrives, it is executed only once.
+    def settle(self) -> Any:
+        """Settles the request: sends it again, until it is certain that it was executed, or never will be.
 
-        Blocks like the method that raised this error.
+        However often it is sent and however late it arrives, it is executed only once. Blocks like the method that
+        raised this error. After an interrupt, which leaves no error to call, ``settle()`` of the accumulator does the
+        same without sending the gradient again.
 
         Returns:
             What that method would have returned: the result of ``apply_grad``, or the gradient of ``take_grad``.
@@ -444,11 +446,11 @@ class OutcomeUnknownError(ServerUnavailableError):
             RedisAccError: the request was not executed, and never will be.
             RuntimeError: this is a copy of the error that another process raised. Only that process can continue.
         """
-        if self._retry is None:
+        if self._settle is None:
             raise RuntimeError(
-                "this error was copied from another process, and only that process can retry its request"
+                "this error was copied from another process, and only that process can settle its request"
             )
-        return self._retry()
+        return self._settle()
 
 
 def _restored(kind: type[RedisAccError], args: tuple[Any, ...], state: dict[str, Any]) -> RedisAccError:

@@ -207,12 +207,12 @@ class Opener:
         client: Any,
         in_place_limit: int | None,
         *,
-        wire: str | None = None,
+        encoding: str | None = None,
         **options: Any,
     ) -> None:
         self._kind = kind
         # How gradients of float32 travel, unless the test says so.
-        self._wire = wire
+        self._encoding = encoding
         self._options = options
         self._client = client
         self._in_place_limit = in_place_limit
@@ -222,8 +222,8 @@ class Opener:
         options = {"redis": self._client, **self._options, **options}
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
-        if self._wire and schema[0] in ("float32", np.float32):
-            options.setdefault("wire", self._wire)
+        if self._encoding and schema[0] in ("float32", np.float32):
+            options.setdefault("encoding", self._encoding)
         accumulator = _opened(self._client, self._kind, *schema, **options)
         self._opened.append(accumulator)
         return accumulator
@@ -241,7 +241,7 @@ def _opened(client: Any, kind: Callable[..., Any], *args: Any, **options: Any) -
 def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Iterator[Opener]:
     options: dict[str, Any] = {"partitions": 3} if storage == "partitions" else {}
     if storage == "encoded":
-        options["wire"] = "bfloat16"
+        options["encoding"] = "bfloat16"
     opener = Opener(kind, client, None if storage is None else selection.STORAGES[storage], **options)
     yield opener
     opener.close()

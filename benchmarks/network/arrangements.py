@@ -26,7 +26,7 @@ class Arrangement:
 
     Attributes:
         name: name in the report.
-        wire: what gradients and parameters travel as.
+        encoding: how gradients and parameters are encoded.
         beside_workers: whether each worker's host has a node of the cluster.
         extra: how many hosts have only a server, or a node of the cluster.
         method: "updates", or "loop" for ``rounds()``. With a backward pass of ``backward`` seconds, a setting of the
@@ -34,7 +34,7 @@ class Arrangement:
     """
 
     name: str
-    wire: str = "float32"
+    encoding: str = "float32"
     beside_workers: bool = False
     extra: int = 0
     method: str = "updates"
@@ -44,15 +44,15 @@ class Arrangement:
         beside = network.workers_hosts()
         extra = [SERVER, *(f"{SERVER}{number}" for number in range(1, self.extra))][: self.extra]
         hosts = [*(beside if self.beside_workers else ()), *extra]
-        options: dict[str, Any] = {"wire": self.wire}
+        options: dict[str, Any] = {"encoding": self.encoding}
         if len(hosts) > 1:
             url, pids = network.cluster(hosts)
             options["partitions"] = len(hosts)
         else:
             url, pids = network.server(persistent=False, beside=REDUCER)
         where: dict[str, Any] = {"chief": beside[0]} if self.method != "loop" else {}
-        more = {"url": url, "method": self.method, "tolerance": _TOLERANCE[self.wire]}
-        more |= {"chief_options": options, "worker_options": {"wire": self.wire}}
+        more = {"url": url, "method": self.method, "tolerance": _TOLERANCE[self.encoding]}
+        more |= {"chief_options": options, "worker_options": {"encoding": self.encoding}}
         return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **where, **more)
 
 

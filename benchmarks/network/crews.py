@@ -287,14 +287,14 @@ PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "redisacc-reducer": Redisacc("redisacc, reducer", beside=REDUCER, dense=True),
     # Elements of rounds, steps and weights are below 16.
     "redisacc-bfloat16": Redisacc(
-        "redisacc, bfloat16", {"wire": "bfloat16"}, {"wire": "bfloat16"}, tolerance=16 / 2**9, dense=True
+        "redisacc, bfloat16", {"encoding": "bfloat16"}, {"encoding": "bfloat16"}, tolerance=16 / 2**9, dense=True
     ),
     "redisacc-bfloat16-reducer": Redisacc(
-        "redisacc, bfloat16, reducer", {"wire": "bfloat16"}, tolerance=16 / 2**9, beside=REDUCER, dense=True
+        "redisacc, bfloat16, reducer", {"encoding": "bfloat16"}, tolerance=16 / 2**9, beside=REDUCER, dense=True
     ),
-    "redisacc-int8": Redisacc("redisacc, int8", {"wire": "int8"}, tolerance=0.1, dense=True),
+    "redisacc-int8": Redisacc("redisacc, int8", {"encoding": "int8"}, tolerance=0.1, dense=True),
     "redisacc-int8-reducer": Redisacc(
-        "redisacc, int8, reducer", {"wire": "int8"}, tolerance=0.1, beside=REDUCER, dense=True
+        "redisacc, int8, reducer", {"encoding": "int8"}, tolerance=0.1, beside=REDUCER, dense=True
     ),
     "bare": bare,
     "bare-reducer": parts,

@@ -116,7 +116,7 @@ def _network(results: Results) -> str:
     )
 
 
-def _wire(key: str) -> str:
+def _encoding(key: str) -> str:
     """Returns what gradients of a peer travel as."""
     return next((encoding for encoding in ("bfloat16", "int8") if encoding in key), "float32")
 
@@ -125,7 +125,7 @@ def _bar(network: Results, name: str, key: str) -> float | None:
     """Returns the bar of a peer of a row; None if it has none."""
     if network["gigabits"] != 1 or not key.startswith("redisacc"):
         return None
-    return BARS.get((name, network["workers"], _wire(key)))
+    return BARS.get((name, network["workers"], _encoding(key)))
 
 
 def _concluded(results: Results) -> Results | None:
@@ -156,7 +156,7 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
         found = [
             f"{kind} gradients {between(values)}{name.removeprefix('redisacc').replace(',', ' with', 1)}"
             for key, name in ways.items()
-            if (_wire(key) != "float32") == encoded
+            if (_encoding(key) != "float32") == encoded
             for kind in ("sparse", "dense")
             if (values := [figure(row["ratios"][key]) for row in _of_kind(rows, kind, key)])
         ]
@@ -188,17 +188,17 @@ def _of_kind(rows: Results, kind: str, key: str) -> list[Results]:
     return [row for name, row in rows.items() if name.startswith(kind) and key in row["ratios"]]
 
 
-def _best(row: Results, wire: str) -> str | None:
+def _best(row: Results, encoding: str) -> str | None:
     """Returns which of redisacc's ways is fastest, with or without a reducer; None if none was measured."""
-    ways = [key for key in row["ratios"] if key.startswith("redisacc") and _wire(key) == wire]
+    ways = [key for key in row["ratios"] if key.startswith("redisacc") and _encoding(key) == encoding]
     return max(ways, key=lambda key: figure(row["ratios"][key]), default=None)
 
 
 def _reached(network: Results, name: str) -> list[bool]:
     """Returns for each bar of a row whether the fastest of redisacc's ways reaches it."""
     row, found = network["rows"][name], []
-    for wire in ("float32", "bfloat16", "int8"):
-        key = _best(row, wire)
+    for encoding in ("float32", "bfloat16", "int8"):
+        key = _best(row, encoding)
         if key is not None and (bar := _bar(network, name, key)) is not None:
             found.append(figure(row["ratios"][key]) >= bar)
     return found
@@ -249,7 +249,7 @@ def _rounds(networks: list[Results], rate: float, *, weights: bool) -> str:
 def _bar_text(network: Results, name: str, key: str) -> str:
     """Returns the bar of a peer, and that it is missed if none of redisacc's ways reaches it."""
     row, bar = network["rows"][name], _bar(network, name, key)
-    if bar is None or key != _best(row, _wire(key)):
+    if bar is None or key != _best(row, _encoding(key)):
         return ""
     return f"{bar:g}x" if figure(row["ratios"][key]) >= bar else f"**{bar:g}x, missed**"
 
@@ -314,7 +314,7 @@ def _ratios(axis: Any, network: Results) -> None:
         axis.bar([x for x, _, _ in known], values, width * 0.92, label=network["names"][key])
         for x, name, row in known:
             bar = _bar(network, name, key)
-            if bar is not None and key == _best(row, _wire(key)):
+            if bar is not None and key == _best(row, _encoding(key)):
                 axis.plot([x - width / 2, x + width / 2], [bar] * 2, color="black", lw=1.5)
     plots.label_ratios(axis, rows)
 

@@ -51,7 +51,9 @@ def choice(networks: list[Results]) -> list[str]:
             for model, section in network.get("updates", {}).items()
         ]
         names = {
-            key: peer.name for key, peer in PEERS.items() if isinstance(peer, Arrangement) and peer.wire == "float32"
+            key: peer.name
+            for key, peer in PEERS.items()
+            if isinstance(peer, Arrangement) and peer.encoding == "float32"
         }
         sections = [section for section in sections if sum(key in section[2] for key in names) > 1]
         ways = [key for key in names if sections and all(key in medians for *_, medians in sections)]
@@ -77,7 +79,7 @@ def choice(networks: list[Results]) -> list[str]:
 def _times(medians: dict[str, float], best: str) -> str:
     """Returns the times of an arrangement and of what it is compared with, in float32 and bfloat16."""
     texts = []
-    for wire, ending in (("float32", ""), ("bfloat16", "-bfloat16")):
+    for encoding, ending in (("float32", ""), ("bfloat16", "-bfloat16")):
         if best + ending not in medians:
             continue
         others = {"one" + ending: "one server"} | ({} if ending else OTHERS)
@@ -86,7 +88,9 @@ def _times(medians: dict[str, float], best: str) -> str:
             for key, name in others.items()
             if key in medians and key != best + ending
         ]
-        texts.append(f"{wire} {1e3 * medians[best + ending]:.0f}" + (f" ({', '.join(compared)})" if compared else ""))
+        texts.append(
+            f"{encoding} {1e3 * medians[best + ending]:.0f}" + (f" ({', '.join(compared)})" if compared else "")
+        )
     return ", ".join(texts)
 
 

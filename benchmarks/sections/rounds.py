@@ -82,7 +82,7 @@ def redisacc_crew(
     key = "redisacc-durable" if durable else "redisacc" if persistent else "redisacc-memory"
     if bfloat16:
         # Elements of rounds are below 16.
-        settings = {**settings, "options": {"wire": "bfloat16"}, "tolerance": 16 / 2**9}
+        settings = {**settings, "options": {"encoding": "bfloat16"}, "tolerance": 16 / 2**9}
         label, key = f"bfloat16, {label}", f"{key}-bfloat16"
     server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent, durable=durable))
     crew = crew_at(run, stack, settings, server, name=f"redisacc, {label}")

@@ -1,13 +1,13 @@
 """Encodings: gradients of float32 that travel with fewer bytes.
 
-``wire="bfloat16"`` rounds each element to the nearest bfloat16, ties to even: 2 bytes instead of 4, with 8 significant
-bits of 24. ``wire="int8"`` divides the elements, in row-major order, into blocks of BLOCK. A block is a float32
-*scale*, which is the largest magnitude in the block divided by 127, and one int8 for each element, which multiplies the
-scale. The last block of a section is filled up. A section of fewer elements than a block stays float32, because
-it could become larger. The error of an element is at most (1 + 2**-14) / 254 of the largest magnitude M in its block:
-half a step of M / 127, and the rounding of the scale, of its inverse, of the two products and of the result, which
-together are less than 764 * 2**-24 of that half step. If the scale would be subnormal, all elements of the block become
-zero.
+``encoding="bfloat16"`` rounds each element to the nearest bfloat16, ties to even: 2 bytes instead of 4, with 8
+significant bits of 24. ``encoding="int8"`` divides the elements, in row-major order, into blocks of BLOCK. A block is a
+float32 *scale*, which is the largest magnitude in the block divided by 127, and one int8 for each element, which
+multiplies the scale. The last block of a section is filled up. A section of fewer elements than a block stays float32,
+because it could become larger. The error of an element is at most (1 + 2**-14) / 254 of the largest magnitude M in its
+block: half a step of M / 127, and the rounding of the scale, of its inverse, of the two products and of the result,
+which together are less than 764 * 2**-24 of that half step. If the scale would be subnormal, all elements of the block
+become zero.
 
 A gradient is encoded once, before anything is sent, so that a request that is sent again has identical bytes. Readers
 widen it to float32 before they add it: a bfloat16 is a float32, and the product of an int8 and its scale is rounded
@@ -31,7 +31,7 @@ from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # How elements of float32 travel.
-Wire = Literal["float32", "bfloat16", "int8"]
+Encoding = Literal["float32", "bfloat16", "int8"]
 
 # The number of elements that share a scale: docs/explanations/measurements.md.
 BLOCK = 256
@@ -62,7 +62,7 @@ def _largest_scale() -> np.float32:
 _LARGEST_SCALE = _largest_scale()
 
 
-def checked_wire(value: object, dtypes: Sequence[DType]) -> Wire:
+def checked_encoding(value: object, dtypes: Sequence[DType]) -> Encoding:
     """Returns how elements of float32 travel.
 
     Args:
@@ -74,21 +74,21 @@ def checked_wire(value: object, dtypes: Sequence[DType]) -> Wire:
     """
     if value is None:
         return "float32"
-    known = get_args(Wire)
+    known = get_args(Encoding)
     names = {dtype.name for dtype in dtypes}
     if isinstance(value, str):
         if "float32" in names:
-            for wire in known:
-                if value == wire:
-                    return wire  # type: ignore[no-any-return]
+            for encoding in known:
+                if value == encoding:
+                    return encoding  # type: ignore[no-any-return]
         elif names == {value}:
             return "float32"
         elif value in known:
             raise InvalidArgumentError(
-                f"wire must be None, not {shown(value)}: only float32 is encoded, and the gradients of this "
+                f"encoding must be None, not {shown(value)}: only float32 is encoded, and the gradients of this "
                 f"accumulator are {', '.join(sorted(names))}"
             )
-    raise InvalidArgumentError(f"wire must be one of {', '.join(known)}, or None, not {shown(value)}")
+    raise InvalidArgumentError(f"encoding must be one of {', '.join(known)}, or None, not {shown(value)}")
 
 
 # Stored sections, which numpy's dtypes describe: a plain one of the elements, or BLOCKS.
@@ -159,26 +159,26 @@ class BlockSection(Section):
 NameOf = Callable[[int, int], str]
 
 
-def encoded_dtype(dtype: DType, size: int, wire: Wire) -> np.dtype[Any]:
+def encoded_dtype(dtype: DType, size: int, encoding: Encoding) -> np.dtype[Any]:
     """Returns what ``encode`` makes of a section of that many elements."""
-    if dtype.storage != _FLOAT32 or wire == "float32" or (wire == "int8" and size < BLOCK):
+    if dtype.storage != _FLOAT32 or encoding == "float32" or (encoding == "int8" and size < BLOCK):
         return dtype.storage
-    return _BFLOAT16 if wire == "bfloat16" else BLOCKS
+    return _BFLOAT16 if encoding == "bfloat16" else BLOCKS
 
 
-def encode(gradient: Gradient, wire: Wire, name_of: NameOf) -> Gradient:
+def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf) -> Gradient:
     """Returns a gradient with its sections of float32 encoded, in memory of its own. The others stay as they are.
 
     Raises:
         InvalidArgumentError: "int8", and an element is infinite or NaN.
     """
-    if wire == "float32":
+    if encoding == "float32":
         return gradient
     sections = []
     for number, section in enumerate(gradient.sections):
         encoded = section
         if section.dtype == _FLOAT32:
-            if wire == "bfloat16":
+            if encoding == "bfloat16":
                 with np.errstate(all="ignore"):
                     arrays = [array.astype(_BFLOAT16, order="C") for array in section.arrays]
                 encoded = Section(arrays, section.indices, section.counts)
@@ -190,21 +190,21 @@ def encode(gradient: Gradient, wire: Wire, name_of: NameOf) -> Gradient:
     return replace(gradient, sections=tuple(sections))
 
 
-def encode_run(section: Section, stored: np.dtype[Any], wire: Wire, name_of: NameOf) -> Section:
+def encode_run(section: Section, stored: np.dtype[Any], encoding: Encoding, name_of: NameOf) -> Section:
     """Returns some elements of a section of float32 as they are stored: what ``encode`` makes of them.
 
     Args:
         section: the elements. Unless they are the last ones, whole blocks.
         stored: what ``encoded_dtype`` says of the whole section.
-        wire: how they travel.
+        encoding: how they travel.
         name_of: as for ``encode``, given the place among these elements.
     """
     if stored == BLOCKS:
         return _in_blocks(section, 0, name_of)
-    if wire == "int8":
+    if encoding == "int8":
         _check_finite(section, 0, name_of)
         return section
-    return encode(Gradient((section,)), wire, name_of).sections[0]
+    return encode(Gradient((section,)), encoding, name_of).sections[0]
 
 
 def check_finite(gradient: Gradient, name_of: NameOf) -> None:
@@ -223,8 +223,8 @@ def _check_finite(section: Section, number: int, name_of: NameOf) -> None:
 def _not_finite(values: Array, number: int, name_of: NameOf) -> InvalidArgumentError:
     place = int(np.flatnonzero(~np.isfinite(values))[0])
     return InvalidArgumentError(
-        f"{name_of(number, place)} must be finite for wire='int8', but holds {values[place]}: nothing was sent. "
-        "wire='bfloat16' carries NaN and infinities"
+        f"{name_of(number, place)} must be finite for encoding='int8', but holds {values[place]}: nothing was sent. "
+        "encoding='bfloat16' carries NaN and infinities"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
@@ -22,7 +22,7 @@ _FLOAT32 = np.dtype(np.float32)
 _INFINITE_IN_BFLOAT16 = np.uint32(0x7F7F8000).view(np.float32)
 
 
-def check_finite(gradient: Gradient, spec: AccumulatorSpec, wire: Wire) -> None:
+def check_finite(gradient: Gradient, spec: AccumulatorSpec, encoding: Encoding) -> None:
     """Checks that all elements are finite, and remain so on their way.
 
     Elements may have become infinite when they were cast or added up. With "bfloat16", a float32 whose magnitude
@@ -32,7 +32,7 @@ def check_finite(gradient: Gradient, spec: AccumulatorSpec, wire: Wire) -> None:
     Args:
         gradient: a gradient that is not encoded.
         spec: what it is a gradient of.
-        wire: how it travels.
+        encoding: how it travels.
 
     Raises:
         NotFiniteError: an element is not finite, or would not be. The first one is named, in the order of the sections.
@@ -41,7 +41,7 @@ def check_finite(gradient: Gradient, spec: AccumulatorSpec, wire: Wire) -> None:
         if described.dtype.is_integer:
             continue
         start = 0
-        rounds = wire == "bfloat16" and section.dtype == _FLOAT32
+        rounds = encoding == "bfloat16" and section.dtype == _FLOAT32
         for array in section.arrays:
             place = _first_not_finite(array, rounds=rounds)
             if place is not None:
@@ -71,7 +71,7 @@ def _error(section: Section, number: int, place: int, value: Any, spec: Accumula
         first, shape = spec.extent_of(number, place)
         index = tuple(map(int, np.unravel_index(place - first, section.shape if shape is None else shape)))
     where = f"at {list(index)}" if index else "as its only element"
-    why = ", which wire='bfloat16' rounds to infinity" if np.isfinite(value) else ""
+    why = ", which encoding='bfloat16' rounds to infinity" if np.isfinite(value) else ""
     return NotFiniteError(
         f"{name} must be finite, because the accumulator was opened with finite=True, but has {value} {where}{why}: "
         "nothing was sent",

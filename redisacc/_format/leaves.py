@@ -194,12 +194,12 @@ class Schema:
         structure, texts = parse_structure(text)
         return cls(structure, [Leaf.parse(leaf) for leaf in texts])
 
-    def stored(self, wire: str) -> Schema:
+    def stored(self, encoding: str) -> Schema:
         """Returns the schema of the leaves in blobs. For "bfloat16", leaves of float32 become leaves of bfloat16."""
-        if wire == "float32":
+        if encoding == "float32":
             return self
         if self._encoded is None:
-            leaves = [replace(leaf, dtype=wire) if leaf.dtype == "float32" else leaf for leaf in self.leaves]
+            leaves = [replace(leaf, dtype=encoding) if leaf.dtype == "float32" else leaf for leaf in self.leaves]
             self._encoded = Schema(self.structure, leaves)
         return self._encoded
 

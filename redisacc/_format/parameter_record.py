@@ -54,7 +54,7 @@ MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
 LONGEST_OPTIMIZER = 2**20
 
 # How elements of float32 may be stored. A record without this field stores them as they are.
-WIRES = ("float32", "bfloat16")
+ENCODINGS = ("float32", "bfloat16")
 
 # The key, in a publisher's state, of parameters of float32 as they are, in the order of the leaves, if readers get
 # rounded ones. The publisher's own state has the key "state" beside it.
@@ -281,15 +281,15 @@ class ParameterRecord:
         version: a random id of the version.
         step: its step.
         finished: whether it is the last one, as far as its publisher has said.
-        wire: how its elements of float32 are stored, one of WIRES.
+        encoding: how its elements of float32 are stored, one of ENCODINGS.
     """
 
     FIELDS = (
-        *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire"),
+        *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "encoding"),
         *("partitions", "slots"),
     )
     # Fields that may be absent, and what that means.
-    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b"", "slots": b""}
+    _DEFAULTS: ClassVar = {"finished": b"0", "encoding": b"float32", "partitions": b"", "slots": b""}
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
@@ -300,17 +300,17 @@ class ParameterRecord:
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
         found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
-        finished, self.wire, partitions, self._slots = texts
+        finished, self.encoding, partitions, self._slots = texts
         self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
                 f"redisacc reads format {FORMAT!r}: delete them with the version that published them"
             )
-        if self.wire not in WIRES:
+        if self.encoding not in ENCODINGS:
             raise SchemaMismatchError(
-                f"parameters {shown(keys.name)} are stored with the encoding {shown(self.wire)}, but this version of "
-                f"redisacc reads {' and '.join(WIRES)}: read them with the version that published them"
+                f"parameters {shown(keys.name)} are stored with the encoding {shown(self.encoding)}, but this version "
+                f"of redisacc reads {' and '.join(ENCODINGS)}: read them with the version that published them"
             )
         self.keys = self._keys = with_partitions_text(keys, partitions)
         for name, text in (("incarnation", self.incarnation), ("version", self.version)):
@@ -402,7 +402,7 @@ class ParameterRecord:
                 part_bytes = self._part_bytes(size[0], schema) if size else 0
                 partitions = len(self.keys.partitions)
                 try:
-                    stored = schema.stored(self.wire)
+                    stored = schema.stored(self.encoding)
                     cut = flat_lengths(stored.flat(leaves), part_bytes, partitions) if part_bytes else ()
                     found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves, part_bytes, cut)
                     layout = found.layout(schema)

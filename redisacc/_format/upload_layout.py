@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.encodings import Wire, encode_run, encoded_dtype, stored_bytes
+from redisacc._data.encodings import Encoding, encode_run, encoded_dtype, stored_bytes
 from redisacc._data.gradient import Section
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.validation import Array
@@ -40,7 +40,7 @@ class UploadLayout:
 
     Args:
         spec: what the accumulator was created as.
-        wire: how elements of float32 travel.
+        encoding: how elements of float32 travel.
         partitions: among how many partitions the parts are spread; 1: all are in one slot.
 
     Attributes:
@@ -51,15 +51,17 @@ class UploadLayout:
         parts_of: for each of these leaves, the numbers of the parts that it is in.
     """
 
-    def __init__(self, spec: TreeSpec, wire: Wire, partitions: int) -> None:
+    def __init__(self, spec: TreeSpec, encoding: Encoding, partitions: int) -> None:
         self._spec = spec
-        self._wire = wire
+        self._encoding = encoding
         extents = [_Extent(leaf.section, leaf.start, leaf.size) for leaf in spec.leaves]
         if spec.missing == "skip":
             extents.append(_Extent(len(spec.sections) - 1, 0, len(spec.leaves)))
         self._extents = extents
         sizes = [math.prod(shape) for shape in spec.shapes]
-        stored = [encoded_dtype(section.dtype, size, wire) for section, size in zip(spec.sections, sizes, strict=True)]
+        stored = [
+            encoded_dtype(section.dtype, size, encoding) for section, size in zip(spec.sections, sizes, strict=True)
+        ]
         # Sections without elements are in no part.
         self._sections = [number for number, size in enumerate(sizes) if size]
         dense = tuple([Dense(stored[number], sizes[number]) for number in self._sections])
@@ -134,18 +136,18 @@ class UploadLayout:
                 if some.size:
                     arrays.append(some)
         stored = self._stored[run]
-        if self._wire != "float32" and self._spec.sections[section].dtype.storage == np.float32:
+        if self._encoding != "float32" and self._spec.sections[section].dtype.storage == np.float32:
 
             def name_of(_: int, place: int) -> str:
                 return self._spec.name_of(section, start + place)
 
-            arrays = list(encode_run(Section(arrays), stored, self._wire, name_of).arrays)
+            arrays = list(encode_run(Section(arrays), stored, self._encoding, name_of).arrays)
         return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
 
 
-def layout_of(spec: Any, wire: Wire, partitions: int) -> UploadLayout | None:
+def layout_of(spec: Any, encoding: Encoding, partitions: int) -> UploadLayout | None:
     """Returns the layout of the gradients of an accumulator; None if they are not known before they are complete."""
     if not isinstance(spec, TreeSpec) or spec.fixed_shapes is None:
         return None
-    layout = UploadLayout(spec, wire, partitions)
+    layout = UploadLayout(spec, encoding, partitions)
     return layout if layout.is_streamed else None

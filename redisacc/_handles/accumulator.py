@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
-from redisacc._data.encodings import Wire, checked_wire
+from redisacc._data.encodings import Encoding, checked_encoding
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.metrics import metric_notes
@@ -102,7 +102,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
                 The error names it.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
             OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
-                The error's ``retry()`` acknowledges it and returns the gradient.
+                The error's ``settle()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
                 ``info().unacknowledged`` lists it and ``recover()`` hands it out.
             DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
@@ -166,14 +166,14 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         name: object,
         weight: object,
         once_per_worker: object,
-        wire: object,
+        encoding: object,
         metrics: object = None,
     ) -> ApplyResult:
         """Applies a gradient. Apart from the shape that binds the round, the other arguments are the caller's."""
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
-        used = self._wire if wire is None else self._wire_of(wire)
+        used = self._encoding if encoding is None else self._encoding_of(encoding)
         # Most gradients have the default weight.
         checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
@@ -188,7 +188,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             weight=checked,
             once=once,
             worker=worker,
-            wire=used,
+            encoding=used,
             label=label,
         )
         operation = self._telemetry.observe("apply", worker)
@@ -200,10 +200,10 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             operation.note_gradient(gradient, step, result.outcome, result.global_step)
         return result
 
-    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
+    def _as_encoded(self, gradient: Gradient, round_shape: tuple[int, ...], encoding: object, weight: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
         round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
-        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire), self._checked_weight(weight)))
+        round_sum.add(self._applier.as_encoded(gradient, self._encoding_of(encoding), self._checked_weight(weight)))
         sent: G = self._spec.result(round_sum, 1)
         return sent
 
@@ -216,9 +216,9 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             )
         return checked
 
-    def _wire_of(self, wire: object) -> Wire:
+    def _encoding_of(self, encoding: object) -> Encoding:
         """Returns how a gradient travels, given what the caller has said about it."""
-        return self._wire if wire is None else checked_wire(wire, self._spec.dtypes)
+        return self._encoding if encoding is None else checked_encoding(encoding, self._spec.dtypes)
 
 
 def _returning(annotation: object, cls: type) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._clock import clock
 from redisacc._data import validation
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.results import Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.settings import Settings, SettingsChange
@@ -79,7 +79,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
-        wire: how the elements of this handle's gradients of float32 travel if they are buffered: "float32" (or None),
+        encoding: how the float32 elements of this handle's gradients travel if they are buffered: "float32" (or None),
             as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale each, a
             quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
             one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
@@ -87,7 +87,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
             anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
             only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype; with ``wire="bfloat16"``, elements of 3.3961775e38 or more are
+            are checked in the accumulator's dtype; with ``encoding="bfloat16"``, elements of 3.3961775e38 or more are
             refused as well, because they would round to infinity. Costs about as much time as copying the gradient in
             memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
@@ -160,7 +160,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._requests = parts.requests
         self._applier = parts.applier
         self._taker = parts.taker
-        self._wire: Wire = options.wire or "float32"
+        self._encoding: Encoding = options.encoding or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{options.name} ({self._keys.name})"
         self._finalizer: Callable[[], object] | None = None
@@ -319,7 +319,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 label=label,
             )
             found = wait.run()
-            operation.note_step(found)
+            operation.note_step(found, "global_step")
         return found
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
@@ -332,7 +332,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             name: labels log records.
 
         Raises:
-            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: setting the step again
+            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: setting the step again
                 could undo a change that others have made since.
         """
         label = self._label(name)
@@ -383,8 +383,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``up_to`` and
                 ``grace`` need ``num_required``, and ``up_to`` needs ``grace``. Nothing was changed.
             NotPermittedError: this user is only allowed to be a worker.
-            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: changing the settings again
-                could undo a change that others have made since.
+            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: changing the settings
+                again could undo a change that others have made since.
         """
         label = self._label(name)
         change = SettingsChange.of(num_required, up_to, grace)
@@ -392,11 +392,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._applier.configure(change, worker=self._worker, label=label)
 
     def settle(self) -> Tally:
-        """Returns how many gradients this thread has applied through this handle, by outcome.
+        """Settles this thread's requests, and returns how many gradients it has applied here, by outcome.
 
         The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
         that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
-        gradient which has not been counted never will be. Otherwise, it sends nothing.
+        gradient which has not been counted never will be. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has a
+        ``settle()`` of its own, which sends the gradient again and returns the result of its apply.
 
         To learn whether a single gradient was counted, compare the numbers from before and after its apply.
 
@@ -412,8 +413,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             1
 
         Returns:
-            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when ``retry()`` has
-            succeeded, for the thread that called it.
+            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when the error's
+            ``settle()`` has succeeded, for the thread that called it.
 
         Raises:
             ServerUnavailableError: the server does not answer. Call this method again later, within an hour.
@@ -466,7 +467,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             RoundRecoveredError: at the end of the block, if another process has recovered the round meanwhile. The
                 error names the new owner. If the block raises, its own error is the one that is seen.
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
-                ended without an error; the error's ``retry()`` acknowledges.
+                ended without an error; the error's ``settle()`` acknowledges.
         """
         taken = self._take(TakeDemand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round

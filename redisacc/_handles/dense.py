@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from redisacc._data import validation
 from redisacc._data.dtypes import DTypeLike
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import Normalize, Order
@@ -61,7 +61,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         *,
         redis: object = None,
         worker: str | None = None,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
@@ -81,7 +81,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 shared_name=shared_name,
                 name=name,
                 worker=worker,
-                wire=wire,
+                encoding=encoding,
                 finite=finite,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
@@ -104,7 +104,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         *,
         weight: float = 1.0,
         once_per_worker: bool = False,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
@@ -129,7 +129,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
+            encoding: how the elements of this gradient travel. None: as the handle's ``encoding`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -148,7 +148,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``.
+                apply it again: call the error's ``settle()``.
         """
         values = self._values(grad)
         return self._apply(
@@ -158,11 +158,11 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             name=name,
             weight=weight,
             once_per_worker=once_per_worker,
-            wire=wire,
+            encoding=encoding,
             metrics=metrics,
         )
 
-    def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0) -> Array:
+    def as_encoded(self, grad: npt.ArrayLike, *, encoding: Encoding | None = None, weight: float = 1.0) -> Array:
         """Returns what a round gets of a gradient: the same array, rounded if it travels encoded. Sends nothing.
 
         The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
@@ -170,13 +170,13 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         Example:
             >>> import numpy as np
             >>> import redisacc
-            >>> with redisacc.ConditionalAccumulator("float32", [3000], wire="bfloat16") as acc:
-            ...     float(acc.as_sent(np.full(3000, 0.1))[0])
+            >>> with redisacc.ConditionalAccumulator("float32", [3000], encoding="bfloat16") as acc:
+            ...     float(acc.as_encoded(np.full(3000, 0.1))[0])
             0.10009765625
 
         Args:
             grad: as for ``apply_grad``.
-            wire: as for ``apply_grad``.
+            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
                 be buffered, and then travels encoded.
 
@@ -184,10 +184,10 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             An array of the same shape in the accumulator's dtype, in memory of its own.
 
         Raises:
-            InvalidArgumentError: the gradient or ``wire`` is invalid.
+            InvalidArgumentError: the gradient or ``encoding`` is invalid.
         """
         values = self._values(grad)
-        return self._as_sent(Gradient((Section(values),)), values.shape, wire, weight)
+        return self._as_encoded(Gradient((Section(values),)), values.shape, encoding, weight)
 
     def _values(self, grad: npt.ArrayLike) -> Array:
         """Returns a gradient as an array of the declared shape and the accumulator's dtype."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.spec import ArraySpec
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
@@ -17,7 +17,7 @@ from redisacc._redis.connect import connect
 
 
 def open_existing(
-    keys: Keys, *, redis: object, worker: str | None = None, wire: Wire | None = None, finite: bool = False
+    keys: Keys, *, redis: object, worker: str | None = None, encoding: Encoding | None = None, finite: bool = False
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens the accumulator of these keys, and returns a handle on it.
 
@@ -25,7 +25,7 @@ def open_existing(
         keys: the keys of the accumulator.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         worker: the name under which gradients of the handle are counted. None: "host:pid".
-        wire: how the elements of its gradients travel, as for ``ConditionalAccumulator``.
+        encoding: how the elements of its gradients travel, as for ``ConditionalAccumulator``.
         finite: whether it refuses gradients with NaN or infinities.
 
     Raises:
@@ -40,7 +40,7 @@ def open_existing(
         "reduction_type": spec.reduction_type,
         "redis": redis,
         "worker": worker,
-        "wire": wire,
+        "encoding": encoding,
         "finite": finite,
         # If the server loses it now, it must not come back with other settings.
         "create": False,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from redisacc._data import validation
-from redisacc._data.encodings import Wire, checked_wire
+from redisacc._data.encodings import Encoding, checked_encoding
 from redisacc._data.spec import AccumulatorSpec, Normalize, Order
 from redisacc._data.weights import StalenessWeight, checked_normalize, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
@@ -26,7 +26,7 @@ class Options:
     shared_name: str | None
     name: str
     worker: str | None
-    wire: Wire | None
+    encoding: Encoding | None
     finite: bool
     in_place_limit: int | None
     buffer_limit: int | None
@@ -47,7 +47,7 @@ class Options:
         """
         name = validation.text(self.name, "name", max_bytes=512)
         worker = None if self.worker is None else validation.text(self.worker, "worker", max_bytes=200)
-        wire = None if self.wire is None else checked_wire(self.wire, spec.dtypes)
+        encoding = None if self.encoding is None else checked_encoding(self.encoding, spec.dtypes)
         finite = validation.flag(self.finite, "finite")
         in_place_limit = _integer(self.in_place_limit, "in_place_limit")
         buffer_limit = _integer(self.buffer_limit, "buffer_limit")
@@ -76,7 +76,7 @@ class Options:
             shared_name=shared_name,
             name=name,
             worker=worker,
-            wire=wire,
+            encoding=encoding,
             finite=finite,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,

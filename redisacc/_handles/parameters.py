@@ -11,7 +11,7 @@ from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import WIRES
+from redisacc._format.parameter_record import ENCODINGS
 from redisacc._handles.base import host_and_process
 from redisacc._handles.options import checked_partitions
 from redisacc._handles.pickling import check_picklable, picklable_where
@@ -65,9 +65,9 @@ class Parameters(Closing):
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         name: labels log records.
         publisher: the name under which this handle publishes, which ``redisacc show`` shows. None: "host:pid".
-        wire: how this handle publishes elements of float32: "float32" (or None), as they are, or "bfloat16", rounded to
-            half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
-            their own ``wire`` is: they get rounded values, and so does the handle that has published them. Other
+        encoding: how this handle publishes float32 elements: "float32" (or None), as they are, or "bfloat16", rounded
+            to half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
+            their own ``encoding`` is: they get rounded values, and so does the handle that has published them. Other
             dtypes, and the state, are published as they are.
         partitions: among how many slots of a Redis Cluster the values are spread, from 1 to 1000, decided with the
             first version. Each node then has its share of the bytes, and only the record is in one slot. "auto": as
@@ -96,7 +96,7 @@ class Parameters(Closing):
         redis: object = None,
         name: str = "parameters",
         publisher: str | None = None,
-        wire: Literal["float32", "bfloat16"] | None = None,
+        encoding: Literal["float32", "bfloat16"] | None = None,
         partitions: int | Literal["auto"] | None = None,
         min_replicas: int = 0,
         create: bool = True,
@@ -104,10 +104,10 @@ class Parameters(Closing):
         shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_publisher = None if publisher is None else validation.text(publisher, "publisher", max_bytes=200)
-        self._wire = "float32" if wire is None else wire
-        if not isinstance(wire, str | None) or self._wire not in WIRES:
+        self._encoding = "float32" if encoding is None else encoding
+        if not isinstance(encoding, str | None) or self._encoding not in ENCODINGS:
             raise InvalidArgumentError(
-                f"wire of parameters must be one of {', '.join(WIRES)}, or None, not {shown(wire)}"
+                f"encoding of parameters must be one of {', '.join(ENCODINGS)}, or None, not {shown(encoding)}"
             )
         self._partitions = checked_partitions(partitions)
         self._min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
@@ -119,7 +119,7 @@ class Parameters(Closing):
         self._lifetime = Lifetime(shared_name)
         self._reader = ParameterReader(self._transport, keys, self._reopens)
         self._publisher = Publisher(
-            self._transport, keys, self._reader, self._wire, self._partitions, min_replicas=self._min_replicas
+            self._transport, keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
         )
         if self._reader.poll(timeout=OPENING_TIMEOUT) is not None:
             self._publisher.check_partitions(self._reader.keys)
@@ -144,7 +144,7 @@ class Parameters(Closing):
         arguments = {
             "name": self._name,
             "publisher": self._given_publisher,
-            "wire": self._wire,
+            "encoding": self._encoding,
             "partitions": self._partitions,
             "min_replicas": self._min_replicas,
         }
@@ -204,7 +204,7 @@ class Parameters(Closing):
 
         Args:
             tree: the values: anything that numpy makes an array of, in nested dicts, lists and tuples. dtypes are those
-                of accumulators, and bool. With ``wire="bfloat16"``, float32 is rounded.
+                of accumulators, and bool. With ``encoding="bfloat16"``, float32 is rounded.
             step: integer scalar in [-2**63, 2**63 - 1], higher than the previous version's.
             changed: path of a leaf → indices of the entries of its first dimension that differ from the version before.
                 Only these rows are uploaded, and readers who hold the version before fetch only these. An empty list
@@ -242,7 +242,7 @@ class Parameters(Closing):
         """Makes this handle one on whatever is published under its name now."""
         self._reader = ParameterReader(self._transport, ParameterKeys(self.shared_name))
         self._publisher = Publisher(
-            self._transport, self._keys, self._reader, self._wire, self._partitions, min_replicas=self._min_replicas
+            self._transport, self._keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
         )
 
     def _publish(
@@ -262,7 +262,7 @@ class Parameters(Closing):
         wanted = self._publisher.check(tree, number, changed, state, finished=finished, past=past)
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
-            operation.note_step(number)
+            operation.note_step(number, "step")
             self._publisher.publish(wanted, publisher, restores=restores)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
@@ -279,7 +279,7 @@ class Parameters(Closing):
         self._publisher.check_agrees(tree, state)
 
     def finish(self, finished: bool = True) -> None:
-        """Declares that the latest version is the last one. A wait for a later one raises ParametersFinishedError.
+        """Declares that the latest version is the last one. A wait for a later one raises FinishedError.
 
         It remains so when further versions are published, until ``finish(False)``.
 
@@ -357,7 +357,7 @@ class Parameters(Closing):
             after: integer scalar: the step that is known already. None: any version will do.
             timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
             skip_last: what to do with a version that its publisher has declared the last one. False: return it, and
-                raise ParametersFinishedError in a wait for a later one. True: raise ParametersFinishedError instead of
+                raise FinishedError in a wait for a later one. True: raise FinishedError instead of
                 returning it, without fetching its values. A reader that computes the next step from each version has no
                 use for the last one.
             cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
@@ -369,7 +369,7 @@ class Parameters(Closing):
 
         Raises:
             ParametersTimeoutError: no such version was published in time.
-            ParametersFinishedError: no such version will be published, as its publisher has said; or, with
+            FinishedError: no such version will be published, as its publisher has said; or, with
                 ``skip_last``, the version that is there is the last one.
             CancelledError: the handle was closed, or ``cancel`` returned True.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
@@ -395,7 +395,7 @@ class Parameters(Closing):
                 describe=describe,
             )
             record, tree = wait.run()
-            operation.note_step(record.step)
+            operation.note_step(record.step, "step")
         self._publisher.note_caller_has(record.version)
         return record.step, tree
 
@@ -438,7 +438,7 @@ class Parameters(Closing):
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
             caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
             as "exp_avg", to a tree like the parameters; "updates" is the number of updates that it has seen. With
-            ``wire="bfloat16"``, the state of a chief is under "state", and the leaves of float32 as they are under
+            ``encoding="bfloat16"``, the state of a chief is under "state", and the leaves of float32 as they are under
             "redisacc:float32". None if nothing has been published.
 
         Raises:

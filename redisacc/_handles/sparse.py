@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from redisacc._data import foreign
 from redisacc._data.dtypes import DTypeLike
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
@@ -75,7 +75,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         sparse_mean: Literal["index", "round"] = "index",
         redis: object = None,
         worker: str | None = None,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
@@ -95,7 +95,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
                 shared_name=shared_name,
                 name=name,
                 worker=worker,
-                wire=wire,
+                encoding=encoding,
                 finite=finite,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
@@ -120,7 +120,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         *,
         weight: float = 1.0,
         once_per_worker: bool = False,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
@@ -149,7 +149,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
+            encoding: how the elements of this gradient travel. None: as the handle's ``encoding`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -168,7 +168,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``.
+                apply it again: call the error's ``settle()``.
         """
         if grad_shape is not None:
             check_whole(grad_shape, self._spec.shape, "grad_shape")
@@ -180,7 +180,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             name=name,
             weight=weight,
             once_per_worker=once_per_worker,
-            wire=wire,
+            encoding=encoding,
             metrics=metrics,
         )
 
@@ -192,7 +192,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         *,
         weight: float = 1.0,
         once_per_worker: bool = False,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient that is given as one object.
@@ -209,7 +209,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             name: labels log records.
             weight: as for ``apply_grad``.
             once_per_worker: as for ``apply_grad``.
-            wire: as for ``apply_grad``.
+            encoding: as for ``apply_grad``.
             metrics: as for ``apply_grad``.
 
         Returns:
@@ -242,12 +242,17 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             name,
             weight=weight,
             once_per_worker=once_per_worker,
-            wire=wire,
+            encoding=encoding,
             metrics=metrics,
         )
 
-    def as_sent(
-        self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0
+    def as_encoded(
+        self,
+        grad_indices: npt.ArrayLike,
+        grad_values: npt.ArrayLike,
+        *,
+        encoding: Encoding | None = None,
+        weight: float = 1.0,
     ) -> IndexedSlices:
         """Returns what a round gets of a gradient: its rows, rounded if they travel encoded. Sends nothing.
 
@@ -256,7 +261,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         Args:
             grad_indices: as for ``apply_grad``.
             grad_values: as for ``apply_grad``.
-            wire: as for ``apply_grad``.
+            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
                 be buffered, and then travels encoded.
 
@@ -264,10 +269,10 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             The rows, sorted by index, each index once, in memory of their own.
 
         Raises:
-            InvalidArgumentError: the gradient or ``wire`` is invalid.
+            InvalidArgumentError: the gradient or ``encoding`` is invalid.
         """
         section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, _ARGUMENTS)
-        return self._as_sent(Gradient((section,)), section.shape[1:], wire, weight)
+        return self._as_encoded(Gradient((section,)), section.shape[1:], encoding, weight)
 
     def take_indexed_slices_grad(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self, SupportsFloat
 
 from redisacc._data import validation
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.metrics import metric_notes
@@ -76,7 +76,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         sparse_mean: Literal["index", "round"] = "round",
         redis: object = None,
         worker: str | None = None,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
@@ -101,7 +101,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 shared_name=shared_name,
                 name=name,
                 worker=worker,
-                wire=wire,
+                encoding=encoding,
                 finite=finite,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
@@ -165,7 +165,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         *,
         weight: float = 1.0,
         once_per_worker: bool = False,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
@@ -189,7 +189,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
+            encoding: how the elements of this gradient travel. None: as the handle's ``encoding`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -209,7 +209,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``. It sends large arrays from the memory where they are, so
+                apply it again: call the error's ``settle()``. It sends large arrays from the memory where they are, so
                 do not write to them before that.
         """
         return self._apply(
@@ -219,18 +219,18 @@ class TreeAccumulator(Accumulator[Any, Any]):
             name=name,
             weight=weight,
             once_per_worker=once_per_worker,
-            wire=wire,
+            encoding=encoding,
             metrics=metrics,
         )
 
-    def as_sent(self, grad: object, *, wire: Wire | None = None, weight: float = 1.0) -> Any:
+    def as_encoded(self, grad: object, *, encoding: Encoding | None = None, weight: float = 1.0) -> Any:
         """Returns what a round gets of a gradient: the same tree, rounded if it travels encoded. Sends nothing.
 
         The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
 
         Args:
             grad: as for ``apply_grad``.
-            wire: as for ``apply_grad``.
+            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
                 be buffered, and then travels encoded.
 
@@ -238,9 +238,9 @@ class TreeAccumulator(Accumulator[Any, Any]):
             A tree like the result of ``take_grad``, in memory of its own.
 
         Raises:
-            InvalidArgumentError: the gradient or ``wire`` is invalid.
+            InvalidArgumentError: the gradient or ``encoding`` is invalid.
         """
-        return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire, weight)
+        return self._as_encoded(tree_gradient(self._spec, grad, "grad"), (), encoding, weight)
 
     def _begin(self, local_step: int) -> Upload | None:
         """Begins the upload of a gradient for a step, whose leaves follow one by one, in the background.
@@ -248,7 +248,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         Returns None if such gradients are only sent whole: they are small, or some leaves are sparse.
         """
         self._lifetime.check()
-        layout = self._applier.layout_for(self._wire)
+        layout = self._applier.layout_for(self._encoding)
         if layout is None:
             return None
         worker = self._options.worker or host_and_process(os.getpid())
@@ -277,7 +277,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             checked = self._checked_weight(weight)
             noted = metric_notes(metrics, checked)
             if self._options.finite and not missing:
-                check_finite(whole(), self._spec, self._wire)
+                check_finite(whole(), self._spec, self._encoding)
         except BaseException:
             self._abandon(upload)
             raise
@@ -286,7 +286,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 upload,
                 whole,
                 weight=checked,
-                wire=self._wire,
+                encoding=self._encoding,
                 notes=" ".join(filter(None, (operation.trace, noted))),
                 label=self._own_label,
             )

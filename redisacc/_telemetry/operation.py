@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 from redisacc._telemetry.traceparent import TraceParent
 
 Name = Literal["apply", "take", "recover", "compact", "publish", "wait"]
+# What the step is called: of accumulators as in TensorFlow, or of parameters.
+StepName = Literal["global_step", "step"]
 
 
 class HasBytes(Protocol):
@@ -59,8 +61,8 @@ class Operation:
     def note_compacted(self, number: int) -> None:
         """Notes how many buffered gradients one sum has replaced."""
 
-    def note_step(self, step: int) -> None:
-        """Notes the step that was published, or waited for."""
+    def note_step(self, step: int, name: StepName) -> None:
+        """Notes the step that was published, or waited for, by its public name."""
 
 
 # What is observed where nothing records. A frequent operation that gets this one need not tell it anything.

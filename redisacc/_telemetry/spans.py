@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from redisacc._telemetry.operation import NOT_OBSERVED, HasBytes, Name, Operation
+from redisacc._telemetry.operation import NOT_OBSERVED, HasBytes, Name, Operation, StepName
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import printable
 from redisacc._version import __version__
@@ -261,9 +261,9 @@ class ObservedOperation(Operation):
         """Notes how many buffered gradients one sum has replaced."""
         self._span.set_attribute("messaging.batch.message_count", number)
 
-    def note_step(self, step: int) -> None:
+    def note_step(self, step: int, name: StepName) -> None:
         """Notes the step that was published, or waited for."""
-        self._span.set_attribute("redisacc.global_step", step)
+        self._span.set_attribute(f"redisacc.{name}", step)
 
 
 def _error_type(error: BaseException) -> str:

@@ -81,8 +81,8 @@ class Checkpointer:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
         self._steps, self._seconds = _interval(every)
-        kept = validation.integer(keep, "keep", low=1)
-        firsts = None if keep_every is None else validation.integer(keep_every, "keep_every", low=1)
+        kept = validation.integer(keep, "checkpoint_keep", low=1)
+        firsts = None if keep_every is None else validation.integer(keep_every, "checkpoint_keep_every", low=1)
         library()
         self._folder = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
         self._transport = transport
@@ -181,7 +181,7 @@ class Checkpointer:
             "%s: wrote the checkpoint %s",
             self._name,
             path,
-            extra={"accumulator": self._name, "global_step": found.step},
+            extra={"accumulator": self._name, "step": found.step},
         )
 
 
@@ -190,9 +190,9 @@ def _interval(every: object) -> tuple[int | None, float]:
     if isinstance(every, datetime.timedelta):
         seconds = every.total_seconds()
         if seconds <= 0:
-            raise InvalidArgumentError(f"every must be a positive time, not {shown(every)}")
+            raise InvalidArgumentError(f"checkpoint_every must be a positive time, not {shown(every)}")
         return None, seconds
     try:
-        return validation.integer(every, "every", low=1), math.inf
+        return validation.integer(every, "checkpoint_every", low=1), math.inf
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; or a datetime.timedelta") from None

@@ -126,7 +126,7 @@ class Chief(Participant):
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        wire: how parameters of float32 travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
+        encoding: how float32 parameters travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
             restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
             travel is up to each ``Worker``.
@@ -149,10 +149,11 @@ class Chief(Participant):
             the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
             continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
             a warning says so. Each training needs a folder of its own. None: no checkpoints.
-        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
-            published meanwhile, the checkpoint may be of a later step.
-        keep: how many of the latest checkpoints are kept, 1 or more.
-        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
+        checkpoint_every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later
+            steps are published meanwhile, the checkpoint may be of a later step.
+        checkpoint_keep: how many of the latest checkpoints are kept, 1 or more.
+        checkpoint_keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None:
+            none.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
@@ -200,7 +201,7 @@ class Chief(Participant):
         missing: Literal["zero", "skip"] = "zero",
         sparse_mean: Literal["index", "round"] = "round",
         redis: object = None,
-        wire: Literal["float32", "bfloat16"] | None = None,
+        encoding: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
         partitions: int | Literal["auto"] | None = None,
         order: Order | None = None,
@@ -208,9 +209,9 @@ class Chief(Participant):
         buffer_limit: int | None = None,
         min_replicas: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
-        every: int | datetime.timedelta = 100,
-        keep: int = 3,
-        keep_every: int | None = None,
+        checkpoint_every: int | datetime.timedelta = 100,
+        checkpoint_keep: int = 3,
+        checkpoint_keep_every: int | None = None,
         standby: bool = False,
     ) -> None:
         here = place()
@@ -233,17 +234,22 @@ class Chief(Participant):
             here,
             redis=redis,
             patience=patience,
-            wire=wire,
+            encoding=encoding,
             partitions=partitions,
             min_replicas=min_replicas,
         )
-        self._rounds_parameters = wire == "bfloat16"
+        self._rounds_parameters = encoding == "bfloat16"
         self._updating: Updating | None = None
         self._checkpointer = None
         if checkpoint is not None:
             with self._closed_on_failure():
                 self._checkpointer = Checkpointer(
-                    self._transport, self.shared_name, checkpoint, every=every, keep=keep, keep_every=keep_every
+                    self._transport,
+                    self.shared_name,
+                    checkpoint,
+                    every=checkpoint_every,
+                    keep=checkpoint_keep,
+                    keep_every=checkpoint_keep_every,
                 )
                 self._opened.callback(self._checkpointer.close)
         # The round that the body of the loop has, and the block that acknowledges it.
@@ -355,7 +361,7 @@ class Chief(Participant):
                 "%s: continuing at step %d",
                 self.shared_name,
                 self.step,
-                extra={"accumulator": self.shared_name, "global_step": self.step},
+                extra={"accumulator": self.shared_name, "step": self.step},
             )
 
     def _was_deleted(self) -> bool:
@@ -1068,7 +1074,7 @@ class Chief(Participant):
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
             state: a tree that the chief needs after a restart, such as the optimiser's state. None: nothing. With
-                ``wire="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
+                ``encoding="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
             finished: whether to end the training with this step, in a loop without ``until``. The loop over
                 ``rounds()`` ends, and so do the workers' loops, without another gradient.

@@ -49,13 +49,13 @@ def has_no_gradients(transport: Transport, shared_name: str) -> bool:
     return found is None or found.startswith(DELETING.encode())
 
 
-def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:
+def gradient_as_encoded(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:
     """Returns a gradient as a round gets it. A single sparse one is IndexedSlices, or a tuple as for an apply."""
     if isinstance(accumulator, SparseConditionalAccumulator):
         indices, values = gradient if type(gradient) is tuple else (gradient.indices, gradient.values)
-        return accumulator.as_sent(indices, values, weight=weight)
+        return accumulator.as_encoded(indices, values, weight=weight)
     assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
-    return accumulator.as_sent(gradient, weight=weight)
+    return accumulator.as_encoded(gradient, weight=weight)
 
 
 def apply_gradient(

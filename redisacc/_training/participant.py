@@ -31,7 +31,7 @@ class Participant(Closing):
         here: the place of this process in a run.
         redis: the way to the server.
         patience: for how many seconds every call waits while the server does not answer. None: forever.
-        wire: how the elements of float32 of published parameters are stored.
+        encoding: how the elements of float32 of published parameters are stored.
         partitions: among how many slots of a Redis Cluster parameters are spread.
         min_replicas: how many replicas have to confirm published parameters.
     """
@@ -47,7 +47,7 @@ class Participant(Closing):
         *,
         redis: object,
         patience: float | None,
-        wire: Literal["float32", "bfloat16"] | None = None,
+        encoding: Literal["float32", "bfloat16"] | None = None,
         partitions: int | Literal["auto"] | None = None,
         min_replicas: int = 0,
     ) -> None:
@@ -62,7 +62,7 @@ class Participant(Closing):
             Parameters(
                 shared_name,
                 redis=redis,
-                wire=wire,
+                encoding=encoding,
                 partitions=partitions,
                 min_replicas=min_replicas,
                 publisher=f"{role} {who}",

@@ -46,7 +46,7 @@ class Patience:
             attempt: may be repeated without harm.
             what: the purpose of the attempt, for log records, as in "to publish step 7".
             in_steps: whether the attempt consists of several requests, so that it begins again at the first one. If
-                not, and it raises OutcomeUnknownError, that error's ``retry`` takes its place.
+                not, and it raises OutcomeUnknownError, that error's ``settle`` takes its place.
 
         Raises:
             ServerUnavailableError: the server did not answer in time. The message says why.
@@ -74,7 +74,7 @@ class Patience:
                 if running_time() + pause - began >= self._seconds:
                     raise
                 if isinstance(error, OutcomeUnknownError) and not in_steps:
-                    attempt = error.retry
+                    attempt = error.settle
                 if failures == 1:
                     logger.warning(
                         "%s: could not reach the server %s; trying until it is back: %s",

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, SupportsFloat
 
 from redisacc._data import validation
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys
@@ -80,7 +80,7 @@ class Training(Closing):
         workers: how many gradients a step needs, as for ``Chief``: usually the number of processes.
         number: the number of this worker, as for ``Worker``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        wire: how elements of float32 travel in both directions: "float32" (or None); "bfloat16"; or "int8", in which
+        encoding: how float32 elements travel in both directions: "float32" (or None); "bfloat16"; or "int8", in which
             gradients travel, and parameters in float32.
         finite: as for ``Worker``.
         patience: as for ``Worker``.
@@ -123,7 +123,7 @@ class Training(Closing):
         workers: int | Literal["all"] | None = None,
         number: int | None = None,
         redis: object = None,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         finite: bool = False,
         patience: float | None = None,
         log: Callable[[int, dict[str, float]], object] | None = None,
@@ -164,7 +164,7 @@ class Training(Closing):
             self.shared_name = self._published.shared_name
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
-                follow = partial(_Follower, shared_name, number=number, redis=redis, wire=wire, finite=finite)
+                follow = partial(_Follower, shared_name, number=number, redis=redis, encoding=encoding, finite=finite)
                 self._worker = Patience(seconds, name, transport.waits).call(
                     lambda: follow(patience=patience, training=self), "to begin to work", in_steps=True
                 )
@@ -177,7 +177,7 @@ class Training(Closing):
             "state": state,
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
             "redis": transport.blocking,
-            "wire": None if wire == "int8" else wire,
+            "encoding": None if encoding == "int8" else encoding,
             "patience": patience,
             "partitions": "auto",
             **options,

@@ -99,7 +99,7 @@ class Updating:
             handle._transport,
             handle._reader,
             self._keys,
-            wire=handle._wire,
+            encoding=handle._encoding,
             optimizer=self._optimizer,
             publisher=self._publisher,
             step=step,

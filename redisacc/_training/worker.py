@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 from redisacc._clock import clock
 from redisacc._data import validation
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles import exit_code
@@ -24,7 +24,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
-from redisacc._training.gradients import apply_gradient, gradient_as_sent, has_no_gradients
+from redisacc._training.gradients import apply_gradient, gradient_as_encoded, has_no_gradients
 from redisacc._training.loss import Claimant
 from redisacc._training.participant import Participant
 from redisacc._training.upload import OpenUpload, Upload
@@ -32,8 +32,8 @@ from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
+    FinishedError,
     InvalidArgumentError,
-    ParametersFinishedError,
     ParametersNotFoundError,
     RedisAccError,
     StaleSequenceError,
@@ -86,7 +86,7 @@ class Worker(Participant):
             `redisacc run` sets; else the number of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest
             free one.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
+        encoding: how the float32 elements of this worker's gradients travel: "float32" (or None), "bfloat16" or "int8",
             as for ``ConditionalAccumulator``. Workers may differ.
         finite: True: ``apply`` raises NotFiniteError for a gradient that holds NaN or an infinity, as for
             ``ConditionalAccumulator``.
@@ -112,7 +112,7 @@ class Worker(Participant):
         *,
         number: int | None = None,
         redis: object = None,
-        wire: Wire | None = None,
+        encoding: Encoding | None = None,
         finite: bool = False,
         patience: float | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class Worker(Participant):
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
         super().__init__("worker", shared_name, here, redis=redis, patience=patience)
-        self._wire = wire
+        self._encoding = encoding
         self._finite = validation.flag(finite, "finite")
         self._is_launched = here.role is not None
         self._chief_run_id = here.chief_run_id
@@ -221,7 +221,7 @@ class Worker(Participant):
             self._check_lease()
             try:
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
-            except ParametersFinishedError:
+            except FinishedError:
                 return
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 found_gone = error
@@ -466,8 +466,8 @@ class Worker(Participant):
 
         return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
-    def as_sent(self, gradient: Any, *, weight: float = 1.0) -> Any:
-        """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``wire``).
+    def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
+        """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``encoding``).
 
         The difference is the loss of the encoding. A worker may add it to its next gradient if ``apply`` was successful
         (error feedback). Nothing is sent, but the first call opens the accumulator.
@@ -486,7 +486,7 @@ class Worker(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         gradients = self._patience.call(self._gradients, "to open the accumulator")
-        return gradient_as_sent(gradients, gradient, weight)
+        return gradient_as_encoded(gradients, gradient, weight)
 
     def _apply(
         self,
@@ -543,7 +543,11 @@ class Worker(Participant):
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
             opened = open_existing(
-                Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire, finite=self._finite
+                Keys(self.shared_name),
+                redis=self._redis,
+                worker=self._place,
+                encoding=self._encoding,
+                finite=self._finite,
             )
             with ExitStack() as on_failure:
                 on_failure.callback(opened.close)

@@ -140,7 +140,7 @@ class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
     take = entered(dense.ConditionalAccumulator.take)
     recover = entered(dense.ConditionalAccumulator.recover)
     peek = awaited(dense.ConditionalAccumulator.peek)
-    as_sent = unchanged(dense.ConditionalAccumulator.as_sent)
+    as_encoded = unchanged(dense.ConditionalAccumulator.as_encoded)
 
 
 class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAccumulator]):
@@ -157,7 +157,7 @@ class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAcc
     take = entered(sparse.SparseConditionalAccumulator.take)
     recover = entered(sparse.SparseConditionalAccumulator.recover)
     peek = awaited(sparse.SparseConditionalAccumulator.peek)
-    as_sent = unchanged(sparse.SparseConditionalAccumulator.as_sent)
+    as_encoded = unchanged(sparse.SparseConditionalAccumulator.as_encoded)
 
 
 class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
@@ -198,7 +198,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
     take = entered(tree.TreeAccumulator.take)
     recover = entered(tree.TreeAccumulator.recover)
     peek = awaited(tree.TreeAccumulator.peek)
-    as_sent = unchanged(tree.TreeAccumulator.as_sent)
+    as_encoded = unchanged(tree.TreeAccumulator.as_encoded)
 
 
 _LIKE = tree.TreeAccumulator.like

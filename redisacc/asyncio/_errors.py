@@ -9,24 +9,26 @@ from redisacc import errors
 
 
 class OutcomeUnknownError(errors.OutcomeUnknownError):
-    """As ``redisacc.OutcomeUnknownError``, which catches it, too, but its ``retry()`` is to be awaited."""
+    """As ``redisacc.OutcomeUnknownError``, which catches it, too, but its ``settle()`` is to be awaited."""
 
     def __init__(
-        self, message: str, retry: Callable[[], Any], run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
+        self, message: str, settle: Callable[[], Any], run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
     ) -> None:
-        super().__init__(message, retry)
+        super().__init__(message, settle)
         self._run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]] | None = run
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), "_run": None}
 
-    async def retry(self) -> Any:
-        """Continues the same request. However often it is sent and however late it arrives, it is executed only once.
+    async def settle(self) -> Any:
+        """Settles the request: sends it again, until it is certain that it was executed, or never will be.
+
+        However often it is sent and however late it arrives, it is executed only once.
 
         Returns:
             What the method would have returned that raised this error.
 
         Raises:
-            OutcomeUnknownError, RedisAccError, RuntimeError: as ``redisacc.OutcomeUnknownError.retry``.
+            OutcomeUnknownError, RedisAccError, RuntimeError: as ``redisacc.OutcomeUnknownError.settle``.
         """
-        return super().retry() if self._run is None else await self._run(super().retry)
+        return super().settle() if self._run is None else await self._run(super().settle)

@@ -135,7 +135,7 @@ class Worker(Handle[worker.Worker]):
         """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
         return Upload(await self.waits.run(self.blocking.begin), self.waits)
 
-    as_sent = awaited(worker.Worker.as_sent)
+    as_encoded = awaited(worker.Worker.as_encoded)
 
 
 class Training(Handle[training.Training]):

@@ -68,7 +68,7 @@ class LoopWaits:
 
         Raises:
             EventLoopError: another loop is running.
-            OutcomeUnknownError: the code has raised that. Its ``retry()`` is to be awaited.
+            OutcomeUnknownError: the code has raised that. Its ``settle()`` is to be awaited.
         """
         if asyncio.get_running_loop() is not self.loop or os.getpid() != self._pid:
             raise EventLoopError(
@@ -79,7 +79,7 @@ class LoopWaits:
         try:
             return await self._runner.run(function)
         except BlockingOutcomeUnknownError as error:
-            raise OutcomeUnknownError(str(error), error.retry, self.run) from error
+            raise OutcomeUnknownError(str(error), error.settle, self.run) from error
         finally:
             self._calls -= 1
             if not self._calls:

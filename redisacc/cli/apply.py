@@ -6,7 +6,7 @@ import os
 
 import click
 
-from redisacc._data.encodings import Wire
+from redisacc._data.encodings import Encoding
 from redisacc._data.metrics import metric_name
 from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._handles.base import host_and_process
@@ -63,7 +63,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
 )
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @click.option(
-    "--wire",
+    "--encoding",
     type=click.Choice(["float32", "bfloat16", "int8"]),
     help="How elements of float32 travel, and are stored until they are added.  [default: float32]",
 )
@@ -79,7 +79,7 @@ def apply(
     weight: float,
     metrics: dict[str, float] | None,
     once_per_worker: bool,
-    wire: Wire | None,
+    encoding: Encoding | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -102,7 +102,9 @@ def apply(
     step = accumulator.global_step() if local_step is None else local_step
     counted_for = worker or host_and_process(os.getpid())
     info = accumulator.info()
-    result = form.apply(arrays, file, step, weight=weight, metrics=metrics, once_per_worker=once_per_worker, wire=wire)
+    result = form.apply(
+        arrays, file, step, weight=weight, metrics=metrics, once_per_worker=once_per_worker, encoding=encoding
+    )
     if counted_for not in {known.name for known in info.known_workers}:
         # A worker that exists for one gradient would be expected in every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)

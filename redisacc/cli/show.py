@@ -240,7 +240,7 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
 
 
 def _print_parameters(info: ParametersInfo) -> None:
-    encoded = "" if info.wire == "float32" else f", stored as {info.wire} where they are float32"
+    encoded = "" if info.encoding == "float32" else f", stored as {info.encoding} where they are float32"
     latest = info.latest
     facts = [
         ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),

@@ -304,7 +304,7 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
     if dtype not in _DTYPES:
         raise InvalidArgumentError(
             f"{what} must be float32 or float64 for an optimizer, not {dtype}: updates in fewer bits get lost in "
-            "rounding. Give it float32 weights, and wire='bfloat16' if gradients have to be small"
+            "rounding. Give it float32 weights, and encoding='bfloat16' if gradients have to be small"
         )
 
 

@@ -84,7 +84,7 @@ class Optimizer(torch.optim.Optimizer):
             needs no closure. Its state is each process's own, and lost with it.
         outer: with ``sync_every``, what moves the weights by the mean of these differences, as for
             ``redisacc.Training``.
-        options: further arguments of ``redisacc.Training``, such as ``redis``, ``wire``, ``checkpoint`` or ``log``.
+        options: further arguments of ``redisacc.Training``, such as ``redis``, ``encoding``, ``checkpoint`` or ``log``.
             ``log`` also gets the learning rate, as the metric "lr".
 
     Attributes:

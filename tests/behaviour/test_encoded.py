@@ -19,17 +19,17 @@ from redisacc._format import buffered as buffered_format
 from redisacc._protocol.applying import buffer_writer
 from redisacc._protocol.parts.staging import stage_commands
 
-WIRES = ("float32", "bfloat16", "int8")
+ENCODINGS = ("float32", "bfloat16", "int8")
 BLOCK = 256
 
 
-def sent(values, wire):
+def sent(values, encoding):
     """What arrives of an array of float32, by plain numpy."""
     values = np.asarray(values, np.float32)
-    if wire == "bfloat16":
+    if encoding == "bfloat16":
         with np.errstate(all="ignore"):
             return values.astype(ml_dtypes.bfloat16).astype(np.float32)
-    if wire == "float32" or values.size < BLOCK:
+    if encoding == "float32" or values.size < BLOCK:
         return values
     flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK)).reshape(-1, BLOCK)
     scales = np.abs(flat).max(axis=1, keepdims=True) / np.float32(127)
@@ -53,27 +53,28 @@ def headers(client, acc):
     return [[name for name, _ in header["sections"]] for header in unpacked]
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("shape", [[], [3], [255], [256], [257], [5000], [9, 70_000]], ids=str)
-def test_dense(open_dense, client, wire, shape):
-    acc = open_dense("float32", shape, "w", reduction_type="SUM", in_place_limit=0, wire=wire)
+def test_dense(open_dense, client, encoding, shape):
+    acc = open_dense("float32", shape, "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
     given_ones = gradients(3, shape)
     for gradient in given_ones:
         assert acc.apply_grad(gradient)
     blocks = np.prod(shape, dtype=int) >= BLOCK
     assert (
-        headers(client, acc) == [["int8" if wire == "int8" and blocks else "float32" if wire == "int8" else wire]] * 3
+        headers(client, acc)
+        == [["int8" if encoding == "int8" and blocks else "float32" if encoding == "int8" else encoding]] * 3
     )
-    expected = total([sent(gradient, wire) for gradient in given_ones])
+    expected = total([sent(gradient, encoding) for gradient in given_ones])
     np.testing.assert_array_equal(acc.peek().gradient, expected, strict=True)
     np.testing.assert_array_equal(acc.take_grad(3), expected, strict=True)
 
 
 @pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("row", [[], [2], [7, 11], [300]], ids=str)
-def test_sparse(open_sparse, client, wire, row):
-    acc = open_sparse("float32", [900, *row], "w", reduction_type="SUM", in_place_limit=0, wire=wire)
+def test_sparse(open_sparse, client, encoding, row):
+    acc = open_sparse("float32", [900, *row], "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
     rng = np.random.default_rng(1)
     expected = np.zeros([900, *row], np.float32)
     held = np.zeros(900, bool)
@@ -81,9 +82,9 @@ def test_sparse(open_sparse, client, wire, row):
         indices = np.sort(rng.choice(900, number, replace=False))
         (rows,) = gradients(1, [number, *row], seed=number)
         acc.apply_grad(indices, rows)
-        expected[indices] += sent(rows, wire)
+        expected[indices] += sent(rows, encoding)
         held[indices] = True
-    assert headers(client, acc)[-1] == [wire]
+    assert headers(client, acc)[-1] == [encoding]
     for found in (acc.peek().gradient, acc.take_indexed_slices_grad(4)):
         assert found.indices.tolist() == np.flatnonzero(held).tolist()
         np.testing.assert_array_equal(found.values, expected[held], strict=True)
@@ -101,9 +102,9 @@ SPEC = {
 
 @pytest.mark.every_server("redis62")
 @pytest.mark.parametrize("missing", ["zero", "skip"])
-@pytest.mark.parametrize("wire", WIRES)
-def test_trees(open_tree, client, wire, missing):
-    acc = open_tree(SPEC, "t", reduction_type="SUM", missing=missing, in_place_limit=0, wire=wire)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_trees(open_tree, client, encoding, missing):
+    acc = open_tree(SPEC, "t", reduction_type="SUM", missing=missing, in_place_limit=0, encoding=encoding)
     dense = gradients(2, [1507])
     rows = gradients(2, [20, 16], seed=3)
     for vector, some in zip(dense, rows, strict=True):
@@ -112,34 +113,37 @@ def test_trees(open_tree, client, wire, missing):
         tree = {"wide": wide, "bias": bias, "count": 3, "half": np.full(300, 0.1, np.float16)}
         acc.apply_grad({**tree, "rows": (np.arange(20), some), "few": ([4], some[:1])})
     floats = [name for name in headers(client, acc)[0] if name not in ("int64", "float16", "int32")]
-    assert floats == (["int8", "float32", "int8"] if wire == "int8" else [wire] * 3)
+    assert floats == (["int8", "float32", "int8"] if encoding == "int8" else [encoding] * 3)
     found = acc.take_grad(2)
-    expected = total([sent(vector, wire) for vector in dense])
+    expected = total([sent(vector, encoding) for vector in dense])
     np.testing.assert_array_equal(found["bias"], expected[:7], strict=True)
     np.testing.assert_array_equal(found["wide"], expected[7:].reshape(300, 5), strict=True)
     assert found["count"] == 6
     assert (found["half"] == np.float16(np.float32(np.float16(0.1)) * 2)).all()
-    np.testing.assert_array_equal(found["rows"].values, total([sent(some, wire) for some in rows]), strict=True)
-    np.testing.assert_array_equal(found["few"].values, total([sent(some[:1], wire) for some in rows]), strict=True)
+    np.testing.assert_array_equal(found["rows"].values, total([sent(some, encoding) for some in rows]), strict=True)
+    np.testing.assert_array_equal(found["few"].values, total([sent(some[:1], encoding) for some in rows]), strict=True)
 
 
 @pytest.mark.every_server("redis62")
 def test_workers_may_differ_and_one_gradient_too(open_dense, client):
-    accs = [open_dense("float32", [4000], "w", reduction_type="SUM", in_place_limit=0, wire=wire) for wire in WIRES]
+    accs = [
+        open_dense("float32", [4000], "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
+        for encoding in ENCODINGS
+    ]
     given_ones = gradients(6, [4000])
     for acc, gradient in zip([*accs, accs[0], accs[0], accs[1]], given_ones, strict=False):
         if acc is accs[0]:
             acc.apply_grad(gradient)
         else:
-            acc.apply_grad(gradient, wire="float32")
+            acc.apply_grad(gradient, encoding="float32")
     assert headers(client, accs[0]) == [["float32"]] * 6
     accs[0].take_grad(6)
     used = [None, None, None, "int8", "bfloat16", None]
-    for acc, gradient, wire in zip([*accs, accs[0], accs[0], accs[1]], given_ones, used, strict=True):
-        acc.apply_grad(gradient, local_step=1, wire=wire)
+    for acc, gradient, encoding in zip([*accs, accs[0], accs[0], accs[1]], given_ones, used, strict=True):
+        acc.apply_grad(gradient, local_step=1, encoding=encoding)
     arrived = ["float32", "bfloat16", "int8", "int8", "bfloat16", "bfloat16"]
-    assert headers(client, accs[0]) == [[wire] for wire in arrived]
-    expected = total([sent(gradient, wire) for gradient, wire in zip(given_ones, arrived, strict=True)])
+    assert headers(client, accs[0]) == [[encoding] for encoding in arrived]
+    expected = total([sent(gradient, encoding) for gradient, encoding in zip(given_ones, arrived, strict=True)])
     np.testing.assert_array_equal(accs[2].take_grad(6), expected)
 
 
@@ -152,12 +156,12 @@ def test_any_mixture_is_summed_in_order_of_arrival(any_parts, data):
     patch.setattr(buffered_format, "PART_SIZES", (data.draw(st.sampled_from([8, 264, 1040, 2**21 - 64]), "part"),))
     patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 1500, 2**16]), "inline"))
     size = data.draw(st.integers(1, 1100), "size")
-    wires = data.draw(st.lists(st.sampled_from(WIRES), min_size=1, max_size=5), "wires")
-    given_ones = gradients(len(wires), [size], seed=data.draw(st.integers(0, 2**16), "seed"))
-    for gradient, wire in zip(given_ones, wires, strict=True):
-        acc.apply_grad(gradient, local_step=2**40, wire=wire)
-    expected = total([sent(gradient, wire) for gradient, wire in zip(given_ones, wires, strict=True)])
-    np.testing.assert_array_equal(acc.take_grad(len(wires)), expected, strict=True)
+    encodings = data.draw(st.lists(st.sampled_from(ENCODINGS), min_size=1, max_size=5), "encodings")
+    given_ones = gradients(len(encodings), [size], seed=data.draw(st.integers(0, 2**16), "seed"))
+    for gradient, encoding in zip(given_ones, encodings, strict=True):
+        acc.apply_grad(gradient, local_step=2**40, encoding=encoding)
+    expected = total([sent(gradient, encoding) for gradient, encoding in zip(given_ones, encodings, strict=True)])
+    np.testing.assert_array_equal(acc.take_grad(len(encodings)), expected, strict=True)
 
 
 @pytest.fixture
@@ -166,9 +170,12 @@ def any_parts(open_dense):
         yield open_dense("float32", None, "w", reduction_type="SUM", in_place_limit=0), patch
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_small_gradients_are_added_in_place_as_they_are(open_dense, open_sparse, client, wire):
-    dense, sparse = open_dense("float32", [1000], "d", wire=wire), open_sparse("float32", [9, 100], "s", wire=wire)
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_small_gradients_are_added_in_place_as_they_are(open_dense, open_sparse, client, encoding):
+    dense, sparse = (
+        open_dense("float32", [1000], "d", encoding=encoding),
+        open_sparse("float32", [9, 100], "s", encoding=encoding),
+    )
     (gradient,), (rows,) = gradients(1, [1000]), gradients(1, [4, 100])
     dense.apply_grad(gradient)
     sparse.apply_grad(range(4), rows)
@@ -185,17 +192,20 @@ def test_what_is_not_finite(open_dense, open_sparse, open_tree, client, in_place
     values = np.ones(600, np.float32)
     values[[3, 500]] = np.nan, -np.inf
     dense = open_dense("float32", [600], "d", in_place_limit=in_place_limit)
-    dense.apply_grad(values, wire="bfloat16")
+    dense.apply_grad(values, encoding="bfloat16")
     np.testing.assert_array_equal(dense.take_grad(1), values)
-    rows = open_sparse("float32", [9, 600], "s", in_place_limit=in_place_limit, wire="int8")
+    rows = open_sparse("float32", [9, 600], "s", in_place_limit=in_place_limit, encoding="int8")
     tree = open_tree({"a": ("float32", (5,)), "b": [("float32", (600,))]}, "t", in_place_limit=in_place_limit)
     before = client.hgetall("redisacc:{d}"), client.hgetall("redisacc:{s}"), client.hgetall("redisacc:{t}")
     keys = sorted(client.keys())
     for call, message in (
-        (lambda: dense.apply_grad(values, local_step=1, wire="int8"), "grad must be finite for wire='int8', .* nan"),
-        (lambda: rows.apply_grad([7], values[None]), "grad_values must be finite for wire='int8'"),
-        (lambda: tree.apply_grad({"a": values[:5], "b": [values]}, wire="int8"), "grad at 'a' must be finite"),
-        (lambda: tree.apply_grad({"a": None, "b": [values]}, wire="int8"), "grad at 'b/0' must be finite"),
+        (
+            lambda: dense.apply_grad(values, local_step=1, encoding="int8"),
+            "grad must be finite for encoding='int8', .* nan",
+        ),
+        (lambda: rows.apply_grad([7], values[None]), "grad_values must be finite for encoding='int8'"),
+        (lambda: tree.apply_grad({"a": values[:5], "b": [values]}, encoding="int8"), "grad at 'a' must be finite"),
+        (lambda: tree.apply_grad({"a": None, "b": [values]}, encoding="int8"), "grad at 'b/0' must be finite"),
     ):
         with pytest.raises(redisacc.InvalidArgumentError, match=message):
             call()
@@ -207,75 +217,79 @@ def test_what_cannot_be_encoded(open_dense, open_tree, client):
     for dtype in ("float64", "int32", "complex64", "float16"):
         acc = open_dense(dtype, [3], "w")
         with pytest.raises(redisacc.InvalidArgumentError, match=f"only float32 is encoded.* are {dtype}"):
-            acc.apply_grad([1, 2, 3], wire="bfloat16")
-        acc.apply_grad([1, 2, 3], wire=dtype)
+            acc.apply_grad([1, 2, 3], encoding="bfloat16")
+        acc.apply_grad([1, 2, 3], encoding=dtype)
         acc.delete()
         with pytest.raises(redisacc.InvalidArgumentError, match="only float32 is encoded"):
-            open_dense(dtype, [3], "w", wire="int8")
+            open_dense(dtype, [3], "w", encoding="int8")
     with pytest.raises(redisacc.InvalidArgumentError, match="are float64, int64"):
-        open_tree({"a": ("float64", (3,)), "b": ("int64", ())}, "w", wire="int8")
+        open_tree({"a": ("float64", (3,)), "b": ("int64", ())}, "w", encoding="int8")
     with pytest.raises(
-        redisacc.InvalidArgumentError, match="wire must be one of float32, bfloat16, int8, or None, not"
+        redisacc.InvalidArgumentError, match="encoding must be one of float32, bfloat16, int8, or None, not"
     ):
-        open_dense("float32", [3], "w", wire="float16")
+        open_dense("float32", [3], "w", encoding="float16")
     assert client.keys("*{w}*") == []
 
 
 @pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_compacting(open_dense, open_sparse, client, wire):
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_compacting(open_dense, open_sparse, client, encoding):
     """The sum of encoded gradients stays float32, and the result is the same."""
-    dense = open_dense("float32", [8000], "d", reduction_type="SUM", in_place_limit=0, buffer_limit=50_000, wire=wire)
+    dense = open_dense(
+        "float32", [8000], "d", reduction_type="SUM", in_place_limit=0, buffer_limit=50_000, encoding=encoding
+    )
     given_ones = gradients(9, [8000])
     for gradient in given_ones:
         dense.apply_grad(gradient)
     assert ["float32"] in headers(client, dense)
     assert dense.info().buffered < 9
-    np.testing.assert_array_equal(dense.take_grad(9), total([sent(gradient, wire) for gradient in given_ones]))
+    np.testing.assert_array_equal(dense.take_grad(9), total([sent(gradient, encoding) for gradient in given_ones]))
 
-    sparse = open_sparse("float32", [80, 100], "s", in_place_limit=0, buffer_limit=50_000, wire=wire)
+    sparse = open_sparse("float32", [80, 100], "s", in_place_limit=0, buffer_limit=50_000, encoding=encoding)
     rows = gradients(9, [80, 100])
     for some in rows:
         sparse.apply_grad(range(80), some)
     assert sparse.info().buffered < 9
-    np.testing.assert_array_equal(sparse.take_grad(9)[1], total([sent(some, wire) for some in rows]) / np.float32(9))
+    np.testing.assert_array_equal(
+        sparse.take_grad(9)[1], total([sent(some, encoding) for some in rows]) / np.float32(9)
+    )
 
 
 def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, background, until):
-    wire = "int8"
-    acc = open_dense("float32", [1_500_000], "w", reduction_type="SUM", wire=wire)
+    encoding = "int8"
+    acc = open_dense("float32", [1_500_000], "w", reduction_type="SUM", encoding=encoding)
     given_ones = gradients(3, [1_500_000])
     take = background(acc.take_grad, 3)
     until(lambda: len(acc.info().waiting) == 1)
     for gradient in given_ones:
         acc.apply_grad(gradient)
-    expected = total([sent(gradient, wire) for gradient in given_ones])
+    expected = total([sent(gradient, encoding) for gradient in given_ones])
     np.testing.assert_array_equal(take.result(), expected)
     acc.apply_grad(given_ones[0], local_step=1)
     with pytest.raises(RuntimeError), acc.take(1):
         raise RuntimeError
     with acc.recover() as taken:
-        np.testing.assert_array_equal(taken.gradient, sent(given_ones[0], wire))
+        np.testing.assert_array_equal(taken.gradient, sent(given_ones[0], encoding))
     acc.apply_grad(given_ones[1], local_step=2)
     found = raw_ops.AccumulatorTakeGradient(
         handle=acc.accumulator_ref, num_required=1, dtype="float32", redis=real_client
     )
-    np.testing.assert_array_equal(found, sent(given_ones[1], wire))
+    np.testing.assert_array_equal(found, sent(given_ones[1], encoding))
 
 
 def test_a_pickled_handle_keeps_its_encoding(real_server, client):
     url = real_server.url
-    with redisacc.ConditionalAccumulator("float32", [300], "w", redis=url, in_place_limit=0, wire="int8") as acc:
+    with redisacc.ConditionalAccumulator("float32", [300], "w", redis=url, in_place_limit=0, encoding="int8") as acc:
         with pickle.loads(pickle.dumps(acc)) as copy:
             copy.apply_grad(np.ones(300))
         assert headers(client, acc) == [["int8"]]
         acc.delete()
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense, monkeypatch, wire):
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense, monkeypatch, encoding):
     """A gradient is encoded once: however often it is sent, the bytes are the same."""
-    acc = open_dense("float32", [40_000], "w", in_place_limit=0, wire=wire)
+    acc = open_dense("float32", [40_000], "w", in_place_limit=0, encoding=encoding)
     (gradient,) = gradients(1, [40_000])
     given_one = gradient.copy()
     attempts = []
@@ -291,27 +305,27 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense
     acc.apply_grad(gradient)
     assert len(attempts) == 2
     assert attempts[0] == attempts[1]
-    np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, wire))
+    np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, encoding))
 
 
 @pytest.mark.parametrize("in_place_limit", [0, 10**9])
-@pytest.mark.parametrize("wire", WIRES)
-def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree, client, wire, in_place_limit):
-    """as_sent() returns what a take of this gradient alone returns, and sends nothing."""
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree, client, encoding, in_place_limit):
+    """as_encoded() returns what a take of this gradient alone returns, and sends nothing."""
     dense = open_dense("float32", [5, 100], "d", in_place_limit=in_place_limit)
-    sparse = open_sparse("float32", [50, 40], "s", in_place_limit=in_place_limit, wire=wire)
-    tree = open_tree(SPEC, "t", missing="skip", in_place_limit=in_place_limit, wire=wire)
+    sparse = open_sparse("float32", [50, 40], "s", in_place_limit=in_place_limit, encoding=encoding)
+    tree = open_tree(SPEC, "t", missing="skip", in_place_limit=in_place_limit, encoding=encoding)
     (values,), (rows,) = gradients(1, [5, 100]), gradients(1, [30, 40])
     order = np.random.default_rng(1).permutation(30)
     whole = {"wide": gradients(1, [300, 5])[0], "half": np.ones(300), "rows": (range(30), rows[:, :16])}
     whole |= {"bias": None, "count": 2, "few": None}
     before = sorted(client.keys()), [client.hgetall(f"redisacc:{{{name}}}") for name in "dst"]
     given_values = values.copy()
-    found = dense.as_sent(values, wire=wire), sparse.as_sent(order, rows), tree.as_sent(whole)
+    found = dense.as_encoded(values, encoding=encoding), sparse.as_encoded(order, rows), tree.as_encoded(whole)
     assert before == (sorted(client.keys()), [client.hgetall(f"redisacc:{{{name}}}") for name in "dst"])
     found[0][0] += 0
     np.testing.assert_array_equal(values, given_values)
-    dense.apply_grad(values, wire=wire)
+    dense.apply_grad(values, encoding=encoding)
     sparse.apply_grad(order, rows)
     tree.apply_grad(whole)
     np.testing.assert_array_equal(found[0], dense.take_grad(1), strict=True)
@@ -324,22 +338,22 @@ def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree
         np.testing.assert_array_equal(found[2][name], taken[name], strict=True)
     np.testing.assert_array_equal(found[2]["rows"].values, taken["rows"].values, strict=True)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"declared shape \[5,100\]"):
-        dense.as_sent(values[0])
-    with pytest.raises(redisacc.InvalidArgumentError, match="wire must be one of"):
-        dense.as_sent(values, wire="half")
+        dense.as_encoded(values[0])
+    with pytest.raises(redisacc.InvalidArgumentError, match="encoding must be one of"):
+        dense.as_encoded(values, encoding="half")
 
 
-def test_a_part_has_the_same_elements_in_every_wire(open_tree, client, monkeypatch):
-    """So gradients of different wires are added part by part, and a part can be added as soon as it has arrived."""
+def test_a_part_has_the_same_elements_in_every_encoding(open_tree, client, monkeypatch):
+    """So gradients of different encodings are added part by part, and a part can be added as soon as it has arrived."""
     monkeypatch.setattr(buffered_format, "PART_SIZES", (2**13,))
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     spec = {"a": ("int64", (301,)), "b": ("float32", (5000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
     acc = open_tree(spec, "t", reduction_type="SUM", in_place_limit=0)
     tree = {"a": np.arange(301), "c": np.ones(9), "s": (range(20), np.ones((20, 16)))}
     (vector,) = gradients(1, [5000])
-    wires = ("int8", "bfloat16", "float32")
-    for wire in wires:
-        acc.apply_grad({**tree, "b": vector}, wire=wire)
+    encodings = ("int8", "bfloat16", "float32")
+    for encoding in encodings:
+        acc.apply_grad({**tree, "b": vector}, encoding=encoding)
     entries = client.hvals("redisacc:{t}:buffered")
     parts = [
         msgpack.unpackb(entry.partition(b" ")[2])["parts"] for entry in sorted(entries, key=lambda entry: entry[:1])
@@ -356,7 +370,7 @@ def test_a_part_has_the_same_elements_in_every_wire(open_tree, client, monkeypat
         add_piece(self, start, elements, *factor, **options)
 
     monkeypatch.setattr(DenseSum, "add_piece", noting)
-    np.testing.assert_array_equal(acc.take_grad(3)["b"], total([sent(vector, wire) for wire in wires]))
+    np.testing.assert_array_equal(acc.take_grad(3)["b"], total([sent(vector, encoding) for encoding in encodings]))
     spans = [(0, 1280), (1280, 2048), (3328, 1672)]
     # The first part of the gradient in float32 is added where it is, and so are blocks, which are decoded to float32.
     assert sorted(piece for piece in pieces if piece[0] == "bfloat16") == [("bfloat16", *span) for span in spans]

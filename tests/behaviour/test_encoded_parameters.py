@@ -42,16 +42,16 @@ def assert_rounded(found, tree):
 @pytest.mark.every_server("redis62")
 @pytest.mark.parametrize("rows", [3, 2000, 200_000])
 def test_readers_get_rounded_values(open_parameters, client, rows):
-    chief, reader = open_parameters(wire="bfloat16"), open_parameters()
+    chief, reader = open_parameters(encoding="bfloat16"), open_parameters()
     tree = random_tree(1, rows)
     chief.publish(tree, 1, state=[tree["table"]])
-    for handle in (reader, chief, open_parameters(wire="float32")):
+    for handle in (reader, chief, open_parameters(encoding="float32")):
         step, found = handle.latest()
         assert step == 1
         assert_rounded(found, tree)
     # The state is as it was.
     np.testing.assert_array_equal(chief.latest_state()[1][0], tree["table"])
-    assert client.hget(RECORD, "wire") == b"bfloat16"
+    assert client.hget(RECORD, "encoding") == b"bfloat16"
     size = sum(client.strlen(key) for key in client.scan_iter(f"{RECORD}:object:*-full:*"))
     assert size < 2.1 * 8 * rows + 200
     earlier = reader.latest()[1]
@@ -64,7 +64,7 @@ def test_readers_get_rounded_values(open_parameters, client, rows):
 @pytest.mark.every_server("redis62")
 @pytest.mark.fixed("partitions")
 def test_changed_rows_are_rounded_too(open_parameters, client):
-    chief, reader, late = open_parameters(wire="bfloat16"), open_parameters(), open_parameters()
+    chief, reader, late = open_parameters(encoding="bfloat16"), open_parameters(), open_parameters()
     tree = random_tree(2)
     chief.publish(tree, 0)
     rng = np.random.default_rng(3)
@@ -88,11 +88,11 @@ def test_changed_rows_are_rounded_too(open_parameters, client):
 
 def test_the_same_again_and_something_else(open_parameters):
     """What is the same after rounding is the same."""
-    chief = open_parameters(wire="bfloat16")
+    chief = open_parameters(encoding="bfloat16")
     tree = random_tree(4)
     chief.publish(tree, 1, state=[1])
-    for wire in ("bfloat16", None):
-        other = open_parameters(wire=wire)
+    for encoding in ("bfloat16", None):
+        other = open_parameters(encoding=encoding)
         other.publish(tree, 1, state=[1])
         other.publish({**tree, "bias": tree["bias"] * np.float32(1 + 1e-7)}, 1, state=[1])
         for changed in ({"bias": tree["bias"] * np.float32(1.1)}, {"wide": tree["wide"] + 1e-12}):
@@ -109,17 +109,17 @@ def test_the_encoding_may_change_with_any_version(open_parameters, client, rows)
     A blob of the large table has three parts as float32, and two as bfloat16.
     """
     tree, reader = random_tree(5, rows), open_parameters()
-    chiefs = [open_parameters(wire=wire) for wire in ("float32", "bfloat16")]
+    chiefs = [open_parameters(encoding=encoding) for encoding in ("float32", "bfloat16")]
     step = 0
     chiefs[0].publish(tree, step, state=[0])
-    for wire in (0, 0, 1, 1, 1, 0, 0, 1, 0):
+    for encoding in (0, 0, 1, 1, 1, 0, 0, 1, 0):
         step += 1
-        chief = chiefs[wire]
+        chief = chiefs[encoding]
         chief.latest()
         tree["table"][[step, 100 + step]] += np.float32(1.001)
         chief.publish(tree, step, changed={"table": [step, 100 + step]}, state=[step])
         found = reader.latest()[1]
-        if wire:
+        if encoding:
             assert_rounded(found, tree)
         else:
             np.testing.assert_array_equal(found["table"], tree["table"])
@@ -133,12 +133,12 @@ def test_a_record_without_the_field_is_float32(open_parameters, client):
     """As versions of redisacc wrote it that knew no encodings."""
     tree = random_tree(6)
     open_parameters().publish(tree, 1)
-    client.hdel(RECORD, "wire")
+    client.hdel(RECORD, "encoding")
     np.testing.assert_array_equal(open_parameters().latest()[1]["table"], tree["table"])
 
 
 def test_what_is_not_finite_survives(open_parameters):
-    chief = open_parameters(wire="bfloat16")
+    chief = open_parameters(encoding="bfloat16")
     values = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, np.finfo(np.float32).max], np.float32)
     chief.publish(values, 1)
     found = open_parameters().latest()[1]
@@ -149,17 +149,17 @@ def test_what_is_not_finite_survives(open_parameters):
     chief.publish(values, 1)
 
 
-@pytest.mark.parametrize("wire", ["int8", "float16", "", 16, np.float32])
-def test_encodings_that_do_not_exist(open_parameters, wire):
+@pytest.mark.parametrize("encoding", ["int8", "float16", "", 16, np.float32])
+def test_encodings_that_do_not_exist(open_parameters, encoding):
     with pytest.raises(
-        redisacc.InvalidArgumentError, match="wire of parameters must be one of float32, bfloat16, or None"
+        redisacc.InvalidArgumentError, match="encoding of parameters must be one of float32, bfloat16, or None"
     ):
-        open_parameters(wire=wire)
+        open_parameters(encoding=encoding)
 
 
 def test_info_show_and_pickle(open_parameters, real_server, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    with redisacc.Parameters("weights", wire="bfloat16") as chief:
+    with redisacc.Parameters("weights", encoding="bfloat16") as chief:
         chief.publish(random_tree(7), 1)
         said = CliRunner().invoke(main, ["show", "weights"]).stdout
         assert ", stored as bfloat16 where they are float32)" in said

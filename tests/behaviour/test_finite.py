@@ -64,7 +64,7 @@ LARGEST = np.uint32(0x7F7F7FFF).view(np.float32)
 def test_what_bfloat16_rounds_to_infinity_is_refused(open_dense, open_sparse, size):
     """Whether it is refused does not depend on how many elements it has."""
     too_large = np.nextafter(LARGEST, np.float32(np.inf))
-    dense = open_dense("float32", [size], "SUM", finite=True, wire="bfloat16")
+    dense = open_dense("float32", [size], "SUM", finite=True, encoding="bfloat16")
     gradient = np.zeros(size, np.float32)
     gradient[[3, 4]] = LARGEST, -LARGEST
     assert dense.apply_grad(gradient)
@@ -73,7 +73,7 @@ def test_what_bfloat16_rounds_to_infinity_is_refused(open_dense, open_sparse, si
         gradient[7] = bad
         refused(
             lambda: dense.apply_grad(gradient, local_step=1),
-            f"has {bad} at [7], which wire='bfloat16' rounds to infinity: nothing was sent",
+            f"has {bad} at [7], which encoding='bfloat16' rounds to infinity: nothing was sent",
             None,
             (7,),
         )
@@ -82,9 +82,9 @@ def test_what_bfloat16_rounds_to_infinity_is_refused(open_dense, open_sparse, si
         refused(lambda: dense.apply_grad(gradient, local_step=1), f"has {bad} at [7]: nothing", None, (7,))
     # It travels as it is.
     gradient[7] = too_large
-    assert dense.apply_grad(gradient, local_step=1, wire="float32")
+    assert dense.apply_grad(gradient, local_step=1, encoding="float32")
     sparse = open_sparse("float32", [None, size], finite=True)
-    refused(lambda: sparse.apply_grad([9], [gradient], wire="bfloat16"), "rounds to infinity", None, (9, 7))
+    refused(lambda: sparse.apply_grad([9], [gradient], encoding="bfloat16"), "rounds to infinity", None, (9, 7))
 
 
 def test_sparse(open_sparse):

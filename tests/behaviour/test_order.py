@@ -134,10 +134,10 @@ def sum_of(weights, order):
     return total
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 @pytest.mark.parametrize("elements", [40, 400_000], ids=["inline", "several parts"])
-def test_encoded_gradients(crew, wire, elements):
-    handles = crew([elements], wire=wire)
+def test_encoded_gradients(crew, encoding, elements):
+    handles = crew([elements], encoding=encoding)
     found = set()
     for step, order in enumerate(SOME_ORDERS):
         apply_all(handles, order, step, shape=[elements], weights=WEIGHTS)

@@ -597,7 +597,7 @@ def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, u
     waiting = background(reader.wait, 0)
     until(lambda: reader._lifetime._alarms)
     writer.finish()
-    with pytest.raises(redisacc.ParametersFinishedError):
+    with pytest.raises(redisacc.FinishedError):
         waiting.result()
     # The last version can still be read.
     assert reader.wait(timeout=0)[0] == 0
@@ -623,10 +623,10 @@ def test_the_last_version_may_say_that_it_is_the_last(open_parameters, backgroun
     for _ in range(2):
         writer.publish(np.full(1, 9.0), 7, finished=True)
     for waiting in (later, skipping):
-        with pytest.raises(redisacc.ParametersFinishedError, match="step 7 was the last"):
+        with pytest.raises(redisacc.FinishedError, match="step 7 was the last"):
             waiting.result()
     assert reader.finished()
-    with pytest.raises(redisacc.ParametersFinishedError):
+    with pytest.raises(redisacc.FinishedError):
         open_parameters().wait(skip_last=True, timeout=20)
     # It can still be read, and a publisher that is started again may publish it once more.
     assert reader.wait(after=0, timeout=0)[1].tolist() == [9]

@@ -199,12 +199,12 @@ def test_compacting_keeps_the_weights(open_sparse, open_tree, open_dense, client
     assert every.tolist() == pytest.approx([sum(weights[index::3]) for index in range(3)])
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_encoded_gradients_are_multiplied_after_they_are_widened(open_dense, wire):
-    acc = open_dense("float32", [700], wire=wire, reduction_type="SUM")
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_encoded_gradients_are_multiplied_after_they_are_widened(open_dense, encoding):
+    acc = open_dense("float32", [700], encoding=encoding, reduction_type="SUM")
     rng = np.random.default_rng(1)
     gradients = [rng.normal(size=700).astype(np.float32) for _ in range(3)]
-    sent = [acc.as_sent(gradient, weight=0.3) for gradient in gradients]
+    sent = [acc.as_encoded(gradient, weight=0.3) for gradient in gradients]
     # With a weight, they are too large to be added in place.
     assert (sent[0] != gradients[0]).any()
     for gradient in gradients:
@@ -327,7 +327,7 @@ def test_an_invalid_weight_changes_nothing(open_dense, open_sparse, open_tree, c
             lambda value=value: sparse.apply_grad([1], [1.0], weight=value),
             lambda value=value: sparse.apply_indexed_slices_grad(redisacc.IndexedSlices([1.0], [1]), weight=value),
             lambda value=value: tree.apply_grad({"w": 1.0}, weight=value),
-            lambda value=value: dense.as_sent([1.0], weight=value),
+            lambda value=value: dense.as_encoded([1.0], weight=value),
         ):
             with pytest.raises(redisacc.InvalidArgumentError, match="weight must be a number in"):
                 apply()

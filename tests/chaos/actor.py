@@ -50,7 +50,7 @@ ROW = 4
 BUFFER_LIMIT = 16_000
 # Elements of a leaf that travels encoded: a block of int8.
 CODED = 256
-WIRES: list[Any] = ["float32", "bfloat16", "int8"]
+ENCODINGS: list[Any] = ["float32", "bfloat16", "int8"]
 # The indices of an actor: from its first one. Each process that it forks has some of its own.
 STRIDE = 10_000_000
 CHILD_STRIDE = 10_000
@@ -103,7 +103,7 @@ def opened(
     worker: str,
     kind: str,
     in_place_limit: int = 10**9,
-    wire: Any = None,
+    encoding: Any = None,
     min_replicas: int = 0,
     partitions: int | None = None,
 ) -> Any:
@@ -121,7 +121,7 @@ def opened(
         "staleness_weight": STALENESS_WEIGHT,
     }
     if kind == "tree":
-        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", wire=wire, **options)
+        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", encoding=encoding, **options)
     return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
@@ -188,7 +188,7 @@ def finished(operate: Callable[[], Any]) -> Any:
         try:
             return operate()
         except redisacc.OutcomeUnknownError as error:
-            operate = error.retry
+            operate = error.settle
 
 
 class Actor:
@@ -250,11 +250,11 @@ class Actor:
     def over(self) -> bool:
         return self._stop.exists()
 
-    def open(self, in_place_limit: int = 10**9, wire: Any = None) -> Any:
+    def open(self, in_place_limit: int = 10**9, encoding: Any = None) -> Any:
         while True:
             try:
                 where = connected(self._server)
-                return opened(where, self.name, self._kind, in_place_limit, wire, self._min_replicas)
+                return opened(where, self.name, self._kind, in_place_limit, encoding, self._min_replicas)
             except (redisacc.ServerUnavailableError, redis.RedisError):
                 continue
 
@@ -277,7 +277,7 @@ class Actor:
     def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
         limit = 0 if self._in_parts else self._random.choice([0, 10**9])
-        return self.open(in_place_limit=limit, wire=self._random.choice(WIRES))
+        return self.open(in_place_limit=limit, encoding=self._random.choice(ENCODINGS))
 
     def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
         step = 0

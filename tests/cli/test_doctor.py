@@ -255,7 +255,7 @@ def test_partitions_that_one_master_has(open_dense, real_server, monkeypatch):
     finding = examine_partitions(connect(real_server.url))
     assert finding.status == "warn"
     assert finding.advice == (
-        "delete them when their training is over and create them again: partitions are chosen at creation"
+        "delete them when their training is finished and create them again: partitions are chosen at creation"
     )
     acc.delete()
 
@@ -321,8 +321,8 @@ def test_no_reducer_is_needed(open_dense, open_sparse, open_tree, reducers, take
     # The sum of one gradient has as many bytes as the gradient, and so has that of four in int8.
     take_round(open_dense("float32", [LARGE], "alone"), np.zeros(LARGE, np.float32), required=1)
     encoded = open_dense("float32", [5 * LARGE], "encoded")
-    take_round(encoded, np.zeros(5 * LARGE, np.float32), required=4, wire="int8")
-    encoded.apply_grad(np.zeros(5 * LARGE, np.float32), local_step=1, wire="int8")
+    take_round(encoded, np.zeros(5 * LARGE, np.float32), required=4, encoding="int8")
+    encoded.apply_grad(np.zeros(5 * LARGE, np.float32), local_step=1, encoding="int8")
     rows = (np.arange(LARGE), np.zeros((LARGE, 1), np.float32))
     take_round(open_sparse("float32", [LARGE, 1], "sparse"), *rows)
     tree = open_tree({"d": ("float32", [LARGE - 1]), "s": redisacc.Sparse("float32", [LARGE, 1])}, "tree")
@@ -345,7 +345,7 @@ def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cl
         take_round(acc, gradient, required=6 if kind == "encoded" else 2)
     if kind in ("of any shape", "encoded"):
         # The declared shape does not tell the size.
-        acc.apply_grad(gradient, local_step=1, wire="int8" if kind == "encoded" else None)
+        acc.apply_grad(gradient, local_step=1, encoding="int8" if kind == "encoded" else None)
     finding = reducers()
     size = 650 if kind == "encoded" else 512
     assert finding.status == "ok"

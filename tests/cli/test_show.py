@@ -127,9 +127,9 @@ def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, monkeypatch, 
     spec = {"a": ("float32", (300,)), "b": ("float32", (9, 40)), "s": redisacc.Sparse("float32", (30, 5, 20))}
     acc = open_tree(spec, "w", reduction_type="SUM", missing="skip", in_place_limit=0)
     rng = np.random.default_rng(3)
-    for wire in ("int8", "bfloat16", "float32", "int8"):
+    for encoding in ("int8", "bfloat16", "float32", "int8"):
         rows = np.sort(rng.choice(30, 12, replace=False)), rng.normal(size=(12, 5, 20))
-        acc.apply_grad({"a": rng.normal(size=300), "b": rng.normal(size=(9, 40)), "s": rows}, wire=wire)
+        acc.apply_grad({"a": rng.normal(size=300), "b": rng.normal(size=(9, 40)), "s": rows}, encoding=encoding)
     look = acc.peek().gradient
     dense = cli_json("show", "w", "--leaf", "b", "--index", 0, "--index", 8)["rows"]
     assert [row["sum"] for row in dense] == json_value(look["b"][[0, 8]])

@@ -18,7 +18,7 @@ def trained(request, client, background):
     """Opens a chief with an optimiser that has made two updates, and is closed again."""
 
     def make(**options):
-        wire = options.pop("wire", None)
+        encoding = options.pop("encoding", None)
 
         def work():
             with redisacc.Worker("w", redis=client) as worker:
@@ -27,7 +27,7 @@ def trained(request, client, background):
 
         optimizer = redisacc.optim.AdamW(0.1, ema=0.5, **options)
         weights = {"w": np.ones(20_000, np.float32)}
-        given = {"workers": 1, "partitions": request.param, "redis": client, "wire": wire}
+        given = {"workers": 1, "partitions": request.param, "redis": client, "encoding": encoding}
         with redisacc.Chief("w", weights, optimizer=optimizer, **given) as chief:
             worker = background(work)
             for _ in chief.updates(until=2):
@@ -37,11 +37,11 @@ def trained(request, client, background):
     return make
 
 
-@pytest.mark.parametrize(("wire", "state", "version"), [
+@pytest.mark.parametrize(("encoding", "state", "version"), [
     (None, 3 * WIDE, 4 * WIDE), ("bfloat16", 4 * WIDE, 4 * WIDE + NARROW),
 ])  # fmt: skip
-def test_show_counts_state_and_earlier_versions(trained, cli, cli_json, wire, state, version):
-    trained(wire=wire)
+def test_show_counts_state_and_earlier_versions(trained, cli, cli_json, encoding, state, version):
+    trained(encoding=encoding)
     found = cli_json("show", "w")["parameters"]
     assert (found["optimizer"], found["updates"], found["step"], found["finished"]) == ("adamw", 2, 2, True)
     assert found["nbytes"] == WIDE

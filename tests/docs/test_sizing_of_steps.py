@@ -90,11 +90,11 @@ def _reducers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("reducers", [False, True], ids=["chief adds", "reducer"])
 @pytest.mark.parametrize(
-    ("loop", "slots", "wire"),
+    ("loop", "slots", "encoding"),
     [("updates", 0, "float32"), ("updates", 1, "float32"), ("updates", 1, "bfloat16"), ("rounds", 1, "float32")],
 )
 def test_a_step_moves_and_stores_what_the_page_says(
-    real_client: redis.Redis, page: dict[str, Any], loop: str, slots: int, wire: Any, reducers: bool
+    real_client: redis.Redis, page: dict[str, Any], loop: str, slots: int, encoding: Any, reducers: bool
 ) -> None:
     step_bytes: Callable[..., dict[str, float]] = page["step_bytes"]
     options: dict[str, Any] = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
@@ -103,7 +103,7 @@ def test_a_step_moves_and_stores_what_the_page_says(
     stored = 0
     with (
         reducer(real_client, reducers),
-        redisacc.Chief("step", MODEL, workers=WORKERS, redis=real_client, wire=wire, **options) as chief,
+        redisacc.Chief("step", MODEL, workers=WORKERS, redis=real_client, encoding=encoding, **options) as chief,
     ):
         for thread in threads:
             thread.start()
@@ -117,7 +117,7 @@ def test_a_step_moves_and_stores_what_the_page_says(
             thread.join()
         chief.delete()
     ways = step_bytes(
-        NBYTES, WORKERS, loop=loop, reducers=reducers, parameters=0.5 if wire == "bfloat16" else 1.0, slots=slots
+        NBYTES, WORKERS, loop=loop, reducers=reducers, parameters=0.5 if encoding == "bfloat16" else 1.0, slots=slots
     )
     for place, (before, after) in enumerate(zip(*moved, strict=True)):
         said = sum(nbytes for way, nbytes in ways.items() if way.endswith("to servers") == (place == 0))
@@ -125,5 +125,5 @@ def test_a_step_moves_and_stores_what_the_page_says(
             ways,
             "in" if not place else "out",
         )
-    said = page["stored_bytes"](NBYTES, WORKERS, parameters=0.5 if wire == "bfloat16" else 1.0, slots=slots)
+    said = page["stored_bytes"](NBYTES, WORKERS, parameters=0.5 if encoding == "bfloat16" else 1.0, slots=slots)
     assert stored <= said

@@ -58,12 +58,12 @@ async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
         proxy.arm(Fault("reply", 0, 0, "stall"))
         with (
             short_timeouts(acc.blocking._transport),
-            pytest.raises(redisacc.OutcomeUnknownError, match="retry") as failure,
+            pytest.raises(redisacc.OutcomeUnknownError, match="settle") as failure,
         ):
             await acc.apply_grad(np.ones(3))
         proxy.resume()
         assert isinstance(failure.value, redisacc.asyncio.OutcomeUnknownError)
-        assert (await failure.value.retry()).outcome == "applied"
+        assert (await failure.value.settle()).outcome == "applied"
         assert await direct.num_accumulated() == 2
         await direct.delete()
 

@@ -14,11 +14,11 @@ def test_encoding_errors() -> None:
         lines = output_of(programs.start("encodings.py", "--steps", "4"), 250).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     assert [(row[0], row[1]) for row in cells] == [
-        *(("digits", wire) for wire in ("float32", *["bfloat16"] * 2, *["int8"] * 2, "int8, error feedback")),
-        *(("words", wire) for wire in ("float32", *["bfloat16"] * 2, *["int8"] * 2)),
+        *(("digits", encoding) for encoding in ("float32", *["bfloat16"] * 2, *["int8"] * 2, "int8, error feedback")),
+        *(("words", encoding) for encoding in ("float32", *["bfloat16"] * 2, *["int8"] * 2)),
     ]
     most = {"float32": 0, "bfloat16": 0.2, "int8": 2.0, "int8, error feedback": 2.0}
-    for _, wire, _, _, error, loss, _ in cells:
+    for _, encoding, _, _, error, loss, _ in cells:
         # A share, in percent.
-        assert 0 <= float(error.rstrip("%").replace("none", "0")) <= most[wire]
+        assert 0 <= float(error.rstrip("%").replace("none", "0")) <= most[encoding]
         assert 0 < float(loss) < 10

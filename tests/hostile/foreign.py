@@ -26,9 +26,9 @@ KINDS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...]]] =
     "unbounded": ("open_sparse", ("float32", [None, 2], "w"), {}, ROWS),
     "integers": ("open_dense", ("int32", [1], "w"), {}, ([3],)),
     "tree": ("open_tree", (SPEC, "w"), {"missing": "skip"}, (TREE,)),
-    "bfloat16": ("open_dense", ("float32", [600], "w"), {"wire": "bfloat16"}, DENSE),
-    "int8": ("open_dense", ("float32", [600], "w"), {"wire": "int8"}, DENSE),
-    "int8 rows": ("open_sparse", ("float32", [99, 600], "w"), {"wire": "int8"}, WIDE_ROWS),
+    "bfloat16": ("open_dense", ("float32", [600], "w"), {"encoding": "bfloat16"}, DENSE),
+    "int8": ("open_dense", ("float32", [600], "w"), {"encoding": "int8"}, DENSE),
+    "int8 rows": ("open_sparse", ("float32", [99, 600], "w"), {"encoding": "int8"}, WIDE_ROWS),
 }
 
 

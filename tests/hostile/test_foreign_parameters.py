@@ -58,7 +58,7 @@ FORGERIES = [
     ("rows", b" ".join([VERSION + b"-rows:1:2=1"] * 2)),
     ("rows", b" ".join([VERSION + b"-rows:1:2=1"] * 20_000)),
     *[("structure", value) for value in (b"", b"x", b"{}", b'{"a":"float32"}', b"\xff", b"[" * 100_000, b'"text []"')],
-    *[("wire", value) for value in (b"", b"int8", b"float64", b"bfloat16 ", b"\xff", b"x" * 10_000)],
+    *[("encoding", value) for value in (b"", b"int8", b"float64", b"bfloat16 ", b"\xff", b"x" * 10_000)],
     ("structure", b'"float32 [9223372036854775807,9223372036854775807]"'),
     ("structure", b'"float32 [' + b"1," * 300 + b'1]"'),
 ]
@@ -78,7 +78,7 @@ def test_garbage_in_the_record(chief, open_parameters, client, field, value):
     ("field", "message"),
     [
         ("format", "have format 'future' .*: delete them with the version that published them"),
-        ("wire", "are stored with the encoding 'future', .*: read them with the version that published them"),
+        ("encoding", "are stored with the encoding 'future', .*: read them with the version that published them"),
     ],
 )
 def test_parameters_of_another_version_say_which_version_can_do_what(chief, open_parameters, client, field, message):
@@ -98,12 +98,12 @@ def test_a_field_that_is_missing(chief, open_parameters, client, field):
             read()
 
 
-@pytest.mark.parametrize(("wire", "claimed"), [("float32", b"bfloat16"), ("bfloat16", b"float32")])
-def test_another_encoding_than_that_of_the_parts(open_parameters, client, wire, claimed):
-    weights = open_parameters("w", wire=wire)
+@pytest.mark.parametrize(("encoding", "claimed"), [("float32", b"bfloat16"), ("bfloat16", b"float32")])
+def test_another_encoding_than_that_of_the_parts(open_parameters, client, encoding, claimed):
+    weights = open_parameters("w", encoding=encoding)
     weights.publish(np.ones((50, 4), np.float32), 1)
     weights.publish(np.ones((50, 4), np.float32), 2, changed={".": [3]})
-    client.hset(KEYS.record, "wire", claimed)
+    client.hset(KEYS.record, "encoding", claimed)
     for read in (open_parameters("w").latest, open_parameters("w").wait):
         with pytest.raises(redisacc.CorruptDataError, match=r"object:.* has \d+ bytes, and the record says \d+"):
             read()

@@ -564,7 +564,7 @@ def test_an_encoding_where_nothing_is_encoded(open_dense, client, dtype):
 
 def test_any_bytes_in_blocks_are_numbers(open_dense, client):
     """-128 is no step that redisacc writes, but a number like any other. The padding of the last block is ignored."""
-    acc = open_dense("float32", [600], "w", in_place_limit=0, wire="int8")
+    acc = open_dense("float32", [600], "w", in_place_limit=0, encoding="int8")
     acc.apply_grad(np.ones(600, np.float32))
     ((identity, data),) = client.hgetall(f"{RECORD}:inline").items()
     block = np.array([0.5], "<f4").tobytes() + b"\x80" * 256

@@ -292,10 +292,10 @@ def forged_encodings() -> Iterator[Forgery]:
                 lambda r, c=change: rewritten(r, c),
                 NO_SCALE,
             )
-        for wire, claimed in itertools.permutations(("dense", "bfloat16", "int8"), 2):
+        for encoding, claimed in itertools.permutations(("dense", "bfloat16", "int8"), 2):
             section = [[claimed.replace("dense", "float32"), [600]]]
             yield Forgery(
-                f"claims {claimed}", wire, storage, lambda r, s=section: rewritten(r, same, s), "(bytes|parts)"
+                f"claims {claimed}", encoding, storage, lambda r, s=section: rewritten(r, same, s), "(bytes|parts)"
             )
         for how, change in {"less": lambda data: data[:-BLOCK_BYTES], "cut": cut, "more": lambda d: d + b"x"}.items():
             yield Forgery(f"data {how}", "int8", storage, lambda r, c=change: rewritten(r, c), "bytes")

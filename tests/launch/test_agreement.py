@@ -14,7 +14,6 @@ from redisacc._launch.hosts.documents import (
     FINISHED,
     GATHERING,
     LARGEST,
-    OVER,
     READY,
     STARTED,
     STARTING,
@@ -160,8 +159,8 @@ def test_it_is_over_when_all_hosts_that_are_there_have_finished():
     meeting.hear(host("a", FINISHED), host("b", WORKS), host("c", FINISHED))
     assert meeting.agreement.phase == READY
     meeting.hear(host("a", FINISHED), host("b", FINISHED), host("c", FINISHED))
-    assert meeting.agreement.phase == OVER
-    assert meeting.lines == ["the training is over on all hosts"]
+    assert meeting.agreement.phase == FINISHED
+    assert meeting.lines == ["the training is finished on all hosts"]
 
 
 def test_it_is_over_when_the_chief_has_finished():
@@ -169,7 +168,7 @@ def test_it_is_over_when_the_chief_has_finished():
     agreement = dataclasses.replace(working("a", "b", "c").agreement, terms=terms)
     meeting = Meeting(agreement)
     meeting.hear(*[host(name, FINISHED if name == "a" else WORKS, terms=terms) for name in "abc"])
-    assert meeting.agreement.phase == OVER
+    assert meeting.agreement.phase == FINISHED
 
 
 def test_a_host_that_gives_up_ends_the_run_and_a_guest_does_not():

@@ -14,7 +14,7 @@ import redis
 from several_hosts import PORT, all_trained, kill, number_of, says, training
 
 from redisacc._launch.hosts.agreement import new_agreement
-from redisacc._launch.hosts.documents import OVER, Terms
+from redisacc._launch.hosts.documents import FINISHED, Terms
 from redisacc._launch.hosts.host import HostOptions, ThisHost
 from redisacc._launch.hosts.meeting_point import Meet, MeetingPoint
 from redisacc._launch.hosts.nodes import Nodes
@@ -174,7 +174,7 @@ def test_a_training_that_has_just_ended(waiting, real_server):
     terms = Terms(
         hosts=2, workers=1, replicas=0, chief=False, nodes=False, program=f"{Path(sys.executable).name} script.py"
     )
-    ended = dataclasses.replace(new_agreement("a", terms), phase=OVER)
+    ended = dataclasses.replace(new_agreement("a", terms), phase=FINISHED)
     point = MeetingPoint(Meet("127.0.0.1", real_server.port), None, None)
     point.write(ended)
     run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")

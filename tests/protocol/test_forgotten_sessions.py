@@ -186,7 +186,7 @@ def test_a_forgotten_request_whose_copy_was_lost_has_an_unknown_outcome(
     with pytest.raises(redisacc.OutcomeUnknownError, match="forgotten") as failure:
         acc.apply_grad([1, 2])
     with pytest.raises(redisacc.OutcomeUnknownError, match="forgotten"):
-        failure.value.retry()
+        failure.value.settle()
     assert acc.num_accumulated() == 0
 
 

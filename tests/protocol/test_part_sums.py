@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import redisacc
-from redisacc._data.encodings import Wire, encode
+from redisacc._data.encodings import Encoding, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree.gradient import tree_gradient
@@ -133,9 +133,11 @@ class Upload:
         buffered: its description; its place is known once it was announced or admitted.
     """
 
-    def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int, wire: Wire = "float32") -> None:
+    def __init__(
+        self, number: int, spec: AccumulatorSpec, seed: int, size: int, encoding: Encoding = "float32"
+    ) -> None:
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
-        self.gradient = replace(encode(gradient_of(spec, seed), wire, spec.name_of), factor=weight)
+        self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffered_format, "PART_SIZES", (size,))
             self.packed = buffered_format.pack(self.gradient)
@@ -186,9 +188,9 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
         sizes = st.sampled_from([64, 64, 64, 128])
-        wires = data.draw(st.sampled_from([["float32"], ["bfloat16"], ["int8"], ["float32", "bfloat16", "int8"]]))
+        encodings = data.draw(st.sampled_from([["float32"], ["bfloat16"], ["int8"], ["float32", "bfloat16", "int8"]]))
         uploads = [
-            Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes), data.draw(st.sampled_from(wires)))
+            Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes), data.draw(st.sampled_from(encodings)))
             for number in range(4)
         ]
         _play(spec, uploads, data)

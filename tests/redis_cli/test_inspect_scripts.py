@@ -212,14 +212,14 @@ def test_too_many_buffered_are_refused(client, open_sparse):
     [
         ("int32", {}, "reads no elements of the dtype int32: use `redisacc show NAME --index I`"),
         ("complex64", {}, "reads no elements of the dtype complex64: use `redisacc show NAME --index I`"),
-        ("float32", {"wire": "int8"}, "is encoded as int8: use `redisacc show NAME --index I`"),
-        ("float32", {"wire": "bfloat16"}, "is encoded as bfloat16: use `redisacc show NAME --index I`"),
+        ("float32", {"encoding": "int8"}, "is encoded as int8: use `redisacc show NAME --index I`"),
+        ("float32", {"encoding": "bfloat16"}, "is encoded as bfloat16: use `redisacc show NAME --index I`"),
         ("float32", {"weight": 2}, "have weights: use `redisacc show NAME --index I`"),
         ("float32", {"partitions": "0"}, "in partitions, which no script can read: use `redisacc show NAME --index I`"),
     ],
 )
 def test_what_is_left_to_show(client, open_dense, monkeypatch, dtype, how, message):
-    acc = open_dense(dtype, [300], "w", in_place_limit=0, wire=how.get("wire"))
+    acc = open_dense(dtype, [300], "w", in_place_limit=0, encoding=how.get("encoding"))
     if "partitions" in how:
         monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc.apply_grad(np.ones(300, dtype), weight=how.get("weight", 1))

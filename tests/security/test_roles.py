@@ -599,7 +599,7 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
 @pytest.mark.parametrize(
     ("options", "partitions"),
     thorough(
-        list(itertools.product([{"wire": "bfloat16"}, {"clip_norm": 1.0}], [None, 3])),
+        list(itertools.product([{"encoding": "bfloat16"}, {"clip_norm": 1.0}], [None, 3])),
         usual=[({"clip_norm": 1.0}, 3)],
     ),
     ids=str,
@@ -614,7 +614,7 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     monkeypatch.setattr("redisacc._protocol.updates.patience.LONGEST_PATIENCE", 2.0)
     name, admin = "train-updated", place.client(None)
     weights = {"w": np.ones(400_000, np.float32)}
-    wire = {"wire": options["wire"]} if "wire" in options else {}
+    encoding = {"encoding": options["encoding"]} if "encoding" in options else {}
     optimizer = redisacc.optim.AdamW(0.1, clip_norm=options.get("clip_norm"), ema=0.5)
     reducer = redisacc.Reducer("train-*", redis=place.client("reducer"))
     run = background(reducer.run)
@@ -627,7 +627,7 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
                 worker.apply({"w": np.full(400_000, step + worker.number, np.float32)})
 
     chief = redisacc.Chief(
-        name, weights, optimizer=optimizer, workers=2, partitions=partitions, redis=place.client("taker"), **wire
+        name, weights, optimizer=optimizer, workers=2, partitions=partitions, redis=place.client("taker"), **encoding
     )
     crew = [background(work) for _ in range(2)]
     by_reducer = []
@@ -642,7 +642,9 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, m
     # A predecessor had another optimiser.
     chief.close()
     optimizer = redisacc.optim.SGD(0.1)
-    with redisacc.Chief(name, weights, optimizer=optimizer, workers=1, redis=place.client("taker"), **wire) as chief:
+    with redisacc.Chief(
+        name, weights, optimizer=optimizer, workers=1, redis=place.client("taker"), **encoding
+    ) as chief:
         crew = background(work)
         for _ in chief.updates(until=13):
             pass

@@ -46,7 +46,7 @@ class Driver:
         except redisacc.asyncio.OutcomeUnknownError as error:
             # For the compiler's sake: its own name ends with the block.
             unknown = error
-            raise redisacc.OutcomeUnknownError(str(error), lambda: self.run(unknown.retry)) from error
+            raise redisacc.OutcomeUnknownError(str(error), lambda: self.run(unknown.settle)) from error
         except BaseException:
             if not done.done():
                 self._loop.call_soon_threadsafe(self._local.task.cancel)

@@ -1,6 +1,6 @@
 """A program that forks a worker of a training for each line it reads: the URL of the server, and a number.
 
-The answer is the process id. A worker applies ones until the training is over.
+The answer is the process id. A worker applies ones until the training is finished.
 """
 
 from __future__ import annotations

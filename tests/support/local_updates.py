@@ -52,8 +52,8 @@ class LocalTraining:
         optimizer: the optimiser.
         parameters: the weights to begin with.
         weights: the weight of the gradients of each worker.
-        wire: how the weights travel to the workers.
-        wires: how the gradients of each worker travel; None: all as they are.
+        encoding: how the weights travel to the workers.
+        encodings: how the gradients of each worker travel; None: all as they are.
         reduction_type: "MEAN" or "SUM".
         gradient: returns the gradient of a worker, given its number, the step and the parameters.
         sparse_mean: what the mean of a row divides by: "round" or "index".
@@ -65,8 +65,8 @@ class LocalTraining:
         parameters: Mapping[str, Any],
         *,
         weights: Sequence[float] = (1.0,),
-        wire: str | None = None,
-        wires: Sequence[str | None] | None = None,
+        encoding: str | None = None,
+        encodings: Sequence[str | None] | None = None,
         reduction_type: str = "MEAN",
         gradient: Callable[[int, int, Mapping[str, Any]], Tree] = gradient_of,
         sparse_mean: str = "round",
@@ -80,8 +80,8 @@ class LocalTraining:
         }
         self.step = self.updates = 0
         self._weights = weights
-        self._wire = wire
-        self._wires = wires or (None,) * len(weights)
+        self._encoding = encoding
+        self._encodings = encodings or (None,) * len(weights)
         self._is_mean = reduction_type == "MEAN"
         self._gradient = gradient
         self._by_index = self._is_mean and sparse_mean == "index"
@@ -89,7 +89,7 @@ class LocalTraining:
     @property
     def sent(self) -> Tree:
         """The weights as workers get them."""
-        return {path: rounded(v) if self._wire == "bfloat16" else v for path, v in self.parameters.items()}
+        return {path: rounded(v) if self._encoding == "bfloat16" else v for path, v in self.parameters.items()}
 
     def train(self, until: int, squares: Any = None) -> LocalTraining:
         """Makes all updates up to a step, and returns itself.
@@ -106,13 +106,13 @@ class LocalTraining:
     def _advance(self, squares: Any) -> None:
         sums: Tree = {}
         whole = 0.0
-        for number, (weight, wire) in enumerate(zip(self._weights, self._wires, strict=True)):
+        for number, (weight, encoding) in enumerate(zip(self._weights, self._encodings, strict=True)):
             whole += weight
             for path, values in self._gradient(number, self.step, self.sent).items():
                 if isinstance(values, IndexedSlices):
-                    sums.setdefault(path, RowSums()).add(values, weight, wire)
+                    sums.setdefault(path, RowSums()).add(values, weight, encoding)
                     continue
-                gradient = rounded(values) if wire == "bfloat16" else values
+                gradient = rounded(values) if encoding == "bfloat16" else values
                 if weight != 1:
                     gradient = gradient * gradient.dtype.type(weight)
                 sums[path] = sums[path] + gradient if path in sums else gradient
@@ -163,10 +163,10 @@ class RowSums:
         self.counts: dict[int, float] = {}
         self.is_mean = False
 
-    def add(self, given: Any, weight: float, wire: str | None) -> None:
+    def add(self, given: Any, weight: float, encoding: str | None) -> None:
         """Adds the rows of a gradient, one by one."""
         for index, values in zip(given.indices.tolist(), given.values, strict=True):
-            row = rounded(values) if wire == "bfloat16" else values
+            row = rounded(values) if encoding == "bfloat16" else values
             if weight != 1:
                 row = row * row.dtype.type(weight)
             self.rows[index] = self.rows[index] + row if index in self.rows else row

@@ -150,7 +150,7 @@ def test_parameters_have_spans_for_publish_and_wait(open_parameters, recorded):
     assert (publish.name, publish.kind) == ("publish w", SpanKind.PRODUCER)
     assert (wait.name, wait.kind) == ("wait w", SpanKind.CONSUMER)
     assert publish.attributes["messaging.client.id"] == "chief"
-    assert publish.attributes["redisacc.global_step"] == wait.attributes["redisacc.global_step"] == 7
+    assert publish.attributes["redisacc.step"] == wait.attributes["redisacc.step"] == 7
     weights.delete()
 
 

@@ -16,9 +16,9 @@ __all__ = ["updated"]
 
 pytestmark = pytest.mark.servers("valkey")
 
-WIRES = (None, "bfloat16")
+ENCODINGS = (None, "bfloat16")
 STORED = thorough(
-    list(product(["inline", "several parts"], [None, 3], WIRES)),
+    list(product(["inline", "several parts"], [None, 3], ENCODINGS)),
     usual=[("inline", None, None), ("several parts", None, "bfloat16"), ("several parts", 3, None)],
 )
 
@@ -34,9 +34,9 @@ def lead(one, optimizer, until, **options):
 
 
 @pytest.mark.slow(keep="inline")
-@pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
-def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size, partitions, wire):
-    one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
+@pytest.mark.parametrize(("size", "partitions", "encoding"), STORED)
+def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size, partitions, encoding):
+    one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, encoding=encoding)
     one.run(2)
     for until, optimizer in ((4, AdamW(lambda step: 0.1 / (step + 1))), (5, Adam(0.01)), (6, Adam(0.01))):
         lead(one, optimizer, until)
@@ -44,9 +44,9 @@ def test_an_optimizer_with_the_same_slots_continues_with_the_state(updated, size
 
 
 @pytest.mark.slow(keep="inline")
-@pytest.mark.parametrize(("size", "partitions", "wire"), STORED)
-def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitions, wire):
-    one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, wire=wire)
+@pytest.mark.parametrize(("size", "partitions", "encoding"), STORED)
+def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitions, encoding):
+    one = updated(Adam(0.01), model_of(SIZES[size]), partitions=partitions, encoding=encoding)
     one.run(2)
     for until, optimizer in ((4, SGD(0.1, momentum=0.9)), (6, AdamW(0.01, ema=0.5))):
         one.local.state = {
@@ -60,9 +60,9 @@ def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitio
 
 @pytest.mark.slow(keep="inline")
 @pytest.mark.parametrize(
-    ("size", "partitions", "wires"),
+    ("size", "partitions", "encodings"),
     thorough(
-        list(product(["inline", "several parts"], [None, 3], product(WIRES, WIRES))),
+        list(product(["inline", "several parts"], [None, 3], product(ENCODINGS, ENCODINGS))),
         usual=[
             ("inline", None, (None, "bfloat16")),
             ("several parts", None, ("bfloat16", None)),
@@ -71,18 +71,18 @@ def test_an_optimizer_with_other_slots_keeps_the_weights(updated, size, partitio
         ],
     ),
 )
-def test_from_updates_to_rounds_and_back(updated, size, partitions, wires):
+def test_from_updates_to_rounds_and_back(updated, size, partitions, encodings):
     """The weights are kept exactly."""
-    first, second = wires
+    first, second = encodings
     optimizer = AdamW(0.01)
-    one = updated(optimizer, model_of(SIZES[size]), partitions=partitions, wire=first)
+    one = updated(optimizer, model_of(SIZES[size]), partitions=partitions, encoding=first)
     one.run(2)
     one.chief.close()
-    chief = one.training.chief(one.parameters, **{**one.options, "wire": second})
+    chief = one.training.chief(one.parameters, **{**one.options, "encoding": second})
     assert chief.step == 2
     found = {path: values.tobytes() for path, values in chief.parameters.items()}
     assert found == {path: values.tobytes() for path, values in one.local.parameters.items()}
-    one.local._wire = second
+    one.local._encoding = second
     one.work()
     for taken in chief.rounds(until=4):
         chief.publish({path: values - taken.gradient[path] for path, values in chief.parameters.items()})
@@ -94,7 +94,7 @@ def test_from_updates_to_rounds_and_back(updated, size, partitions, wires):
         slot: {path: optimizer.initial(slot, values) for path, values in exact.items()} for slot in optimizer.slots
     }
     one.local.step, one.local.updates = 4, 0
-    one.options["wire"] = second
+    one.options["encoding"] = second
     one.open(optimizer)
     one.work()
     one.lead(6)

@@ -498,7 +498,7 @@ def test_the_folder_of_another_training_is_refused(training, tmp_path, file):
 
 
 def test_two_trainings_that_begin_with_the_same_folder(training, tmp_path, caplog, until):
-    chief = training.chief(LARGE, checkpoint=tmp_path / "new", every=1)
+    chief = training.chief(LARGE, checkpoint=tmp_path / "new", checkpoint_every=1)
     assert not (tmp_path / "new").exists()
     Folder(tmp_path / "new", "other", keep=1, keep_every=None).write(of_step(1, "other"))
     before = contents(tmp_path / "new")
@@ -556,10 +556,10 @@ def lead(chief, until):
         chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]}, state={"m": np.array(taken.global_step)})
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_a_chief_continues_from_a_checkpoint(training, tmp_path, caplog, wire):
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+def test_a_chief_continues_from_a_checkpoint(training, tmp_path, caplog, encoding):
     first = {"w": np.full(2, 1 / 3, np.float32)}
-    options = {"checkpoint": tmp_path, "every": 2, "wire": wire}
+    options = {"checkpoint": tmp_path, "checkpoint_every": 2, "encoding": encoding}
     chief = training.chief(first, **options)
     one = training.work(gradient=lambda *_: {"w": np.full(2, 1 / 3, np.float32)})
     lead(chief, 5)
@@ -639,7 +639,7 @@ def test_the_newest_of_worker_and_checkpoint(training, background, tmp_path, sav
 
 def test_a_folder_that_cannot_be_made(training, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    chief = training.chief(checkpoint=tmp_path / "file" / "folder", every=1)
+    chief = training.chief(checkpoint=tmp_path / "file" / "folder", checkpoint_every=1)
     one = training.work()
     lead(chief, 3)
     one.join()
@@ -665,7 +665,7 @@ def rounds_of(training, chief, last):
 
 
 def test_a_full_disk_is_a_warning_in_each_interval(training, tmp_path, full_disk, caplog, until):
-    chief = training.chief(LARGE, checkpoint=tmp_path, every=1)
+    chief = training.chief(LARGE, checkpoint=tmp_path, checkpoint_every=1)
     with contextlib.ExitStack() as full:
         full.enter_context(full_disk())
         for step in rounds_of(training, chief, 5):
@@ -687,7 +687,7 @@ def test_a_full_disk_is_a_warning_in_each_interval(training, tmp_path, full_disk
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_the_last_checkpoint_is_tried_once_more_at_the_end(training, tmp_path, full_disk, caplog, until, is_full):
-    chief = training.chief(LARGE, checkpoint=tmp_path, every=100)
+    chief = training.chief(LARGE, checkpoint=tmp_path, checkpoint_every=100)
     with full_disk():
         for _ in rounds_of(training, chief, 2):
             pass
@@ -715,7 +715,7 @@ def test_an_error_that_nobody_expects_ends_no_thread(training, tmp_path, monkeyp
         return write(self, checkpoint)
 
     monkeypatch.setattr(Folder, "write", failing)
-    chief = training.chief(LARGE, checkpoint=tmp_path, every=1)
+    chief = training.chief(LARGE, checkpoint=tmp_path, checkpoint_every=1)
     for step in rounds_of(training, chief, 2):
         if step == 2:
             until(lambda: warnings_in(caplog))
@@ -747,7 +747,7 @@ def test_no_step_waits_for_a_checkpoint(training, tmp_path, monkeypatch, until):
         return write(self, checkpoint)
 
     monkeypatch.setattr(Folder, "write", slow)
-    chief = training.chief(checkpoint=tmp_path, every=1)
+    chief = training.chief(checkpoint=tmp_path, checkpoint_every=1)
     one = training.work()
     lead(chief, 10)
     one.join()
@@ -757,7 +757,7 @@ def test_no_step_waits_for_a_checkpoint(training, tmp_path, monkeypatch, until):
 
 
 def test_checkpoints_after_some_time(training, tmp_path, until):
-    chief = training.chief(checkpoint=tmp_path, every=datetime.timedelta(microseconds=1))
+    chief = training.chief(checkpoint=tmp_path, checkpoint_every=datetime.timedelta(microseconds=1))
     one = training.work()
     rounds = chief.rounds()
     next(rounds)
@@ -795,11 +795,11 @@ def test_a_step_that_follows_while_a_checkpoint_is_read(training, monkeypatch, p
     [
         ({"checkpoint": 3}, "checkpoint must be the path of a folder"),
         ({"checkpoint": ""}, "checkpoint must be the path of a folder"),
-        ({"every": 0}, "every must be"),
-        ({"every": "10min"}, r"every must be .*; or a datetime\.timedelta"),
-        ({"every": datetime.timedelta(0)}, "every must be a positive time"),
-        ({"keep": 0}, "keep must be"),
-        ({"keep_every": 0}, "keep_every must be"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be"),
+        ({"checkpoint_every": "10min"}, r"checkpoint_every must be .*; or a datetime\.timedelta"),
+        ({"checkpoint_every": datetime.timedelta(0)}, "checkpoint_every must be a positive time"),
+        ({"checkpoint_keep": 0}, "checkpoint_keep must be"),
+        ({"checkpoint_keep_every": 0}, "checkpoint_keep_every must be"),
     ],
 )
 def test_invalid_arguments(training, tmp_path, options, message):

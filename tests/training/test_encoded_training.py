@@ -28,17 +28,19 @@ def move(chief, taken):
     chief.publish(moved, state={"step": np.array(chief.step + 1)})
 
 
-@pytest.mark.parametrize("wires", [("bfloat16",) * 3, ("bfloat16", "float32", "bfloat16"), (None, "bfloat16", None)])
-def test_a_chief_continues_with_its_own_parameters(training, wires):
+@pytest.mark.parametrize(
+    "encodings", [("bfloat16",) * 3, ("bfloat16", "float32", "bfloat16"), (None, "bfloat16", None)]
+)
+def test_a_chief_continues_with_its_own_parameters(training, encodings):
     working = training.work(gradient=gradient)
     weights = START["w"]
-    for number, wire in enumerate(wires):
-        chief = training.chief(START, wire=wire)
+    for number, encoding in enumerate(encodings):
+        chief = training.chief(START, encoding=encoding)
         assert (chief.step, chief.state) == (2 * number, {"step": 2 * number} if number else None)
         np.testing.assert_array_equal(chief.parameters["w"], weights)
         for taken in chief.rounds():
             # The gradient of the first step may have been computed from what the chief before published.
-            seen = wires[number - 1] if number and chief.step == 2 * number else wire
+            seen = encodings[number - 1] if number and chief.step == 2 * number else encoding
             parameters = {"w": rounded(weights) if seen == "bfloat16" else weights}
             weights = weights - gradient(0, chief.step, parameters)["w"]
             move(chief, taken)
@@ -56,7 +58,7 @@ def test_a_chief_continues_with_its_own_parameters(training, wires):
 
 
 def test_parameters_that_the_server_has_lost_are_published_again(training, client):
-    chief = training.chief(START, wire="bfloat16")
+    chief = training.chief(START, encoding="bfloat16")
     before = {key: client.dump(key) for key in client.keys("redisacc:{train}:parameters*")}
     working = training.work(gradient=gradient)
     for taken in chief.rounds():
@@ -80,28 +82,28 @@ def test_parameters_that_the_server_has_lost_are_published_again(training, clien
 @pytest.mark.parametrize("exact", [[START["w"][:9]], [START["w"]] * 2, [], START["w"], [{"w": START["w"]}]])
 def test_a_state_that_does_not_fit(training, client, exact):
     training.chief(START).close()
-    with redisacc.Parameters("train", redis=client, wire="bfloat16") as parameters:
+    with redisacc.Parameters("train", redis=client, encoding="bfloat16") as parameters:
         parameters.publish(START, 1, state={"redisacc:float32": exact, "state": np.zeros(1)})
     with pytest.raises(redisacc.CorruptDataError, match="'train': the state of the parameters has 'redisacc:float32'"):
         training.chief(START)
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
-def test_gradients_of_a_worker(training, client, wire):
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_gradients_of_a_worker(training, client, encoding):
     chief = training.chief(START, in_place_limit=0)
-    worker = training.worker(wire=wire)
+    worker = training.worker(encoding=encoding)
     vector = np.random.default_rng(1).standard_normal(600).astype(np.float32)
     steps = worker.steps()
     next(steps)
     # The worker decides how small a gradient must be to be added in place, so one that is not small.
     wide = {"w": vector, "n": np.zeros(2)}
-    sent = worker.as_sent(wide)
+    sent = worker.as_encoded(wide)
     worker.apply(wide)
     entries = client.hvals("redisacc:{train}:buffered")
     if entries:
         (entry,) = entries
         names = [name for name, _ in msgpack.unpackb(entry.partition(b" ")[2])["sections"]]
-        assert names == ["float64", wire]
+        assert names == ["float64", encoding]
     taken = next(rounds := chief.rounds())
     np.testing.assert_array_equal(taken.gradient["w"], sent["w"])
     error = np.abs(taken.gradient["w"] - vector).max()
@@ -112,13 +114,13 @@ def test_gradients_of_a_worker(training, client, wire):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_a_worker_sends_of_a_single_array(training, sparse):
     chief = training.chief(np.zeros((50, 100), np.float32), sparse=sparse)
-    worker = training.worker(wire="int8")
+    worker = training.worker(encoding="int8")
     next(worker.steps())
     rows = np.random.default_rng(1).standard_normal((50, 100)).astype(np.float32)
-    sent = [worker.as_sent(rows)] if not sparse else []
+    sent = [worker.as_encoded(rows)] if not sparse else []
     if sparse:
         slices = redisacc.IndexedSlices(rows, np.arange(50))
-        sent = [worker.as_sent(given).values for given in (slices, (np.arange(50), rows))]
+        sent = [worker.as_encoded(given).values for given in (slices, (np.arange(50), rows))]
         rows = slices
     worker.apply(rows)
     taken = next(rounds := chief.rounds())
@@ -129,7 +131,7 @@ def test_what_a_worker_sends_of_a_single_array(training, sparse):
 
 @pytest.mark.parametrize("state", [None, np.arange(3)])
 def test_parameters_of_which_nothing_is_rounded(training, state):
-    training.chief(np.arange(5), wire="bfloat16", state=state).close()
-    chief = training.chief(np.zeros(5, int), wire="bfloat16")
+    training.chief(np.arange(5), encoding="bfloat16", state=state).close()
+    chief = training.chief(np.zeros(5, int), encoding="bfloat16")
     assert chief.parameters.tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(chief.state, state)

@@ -49,10 +49,10 @@ def undisturbed(training, client):
     return expected
 
 
-@pytest.mark.parametrize("wire", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
-def test_a_living_chief_restores_weights_and_state(training, client, caplog, wire):
+@pytest.mark.parametrize("encoding", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
+def test_a_living_chief_restores_weights_and_state(training, client, caplog, encoding):
     training.work(gradient=gradient)
-    chief = training.chief(BEGIN, **OPTIONS, wire=wire)
+    chief = training.chief(BEGIN, **OPTIONS, encoding=encoding)
     for step in chief.updates(until=12):
         if step == 5:
             before = found(chief)
@@ -65,17 +65,17 @@ def test_a_living_chief_restores_weights_and_state(training, client, caplog, wir
     training.close()
     client.flushall()
     training.work(gradient=gradient)
-    assert run(training, 12, wire=wire) == disturbed
+    assert run(training, 12, encoding=encoding) == disturbed
 
 
 def test_a_chief_continues_with_the_state_of_a_checkpoint(training, client, tmp_path, caplog, undisturbed):
     pytest.importorskip("safetensors")
     training.work(gradient=gradient)
-    assert run(training, 6, checkpoint=tmp_path, every=1)[:2] == (6, 6)
+    assert run(training, 6, checkpoint=tmp_path, checkpoint_every=1)[:2] == (6, 6)
     training.close()
     client.flushall()
     training.work(gradient=gradient)
     with caplog.at_level(logging.WARNING, "redisacc"):
-        assert run(training, 12, checkpoint=tmp_path, every=1) == undisturbed
+        assert run(training, 12, checkpoint=tmp_path, checkpoint_every=1) == undisturbed
     assert any("from the checkpoint of step 6" in record.getMessage() for record in caplog.records)
     assert not any("begins with a new state" in record.getMessage() for record in caplog.records)

@@ -96,13 +96,15 @@ def said(caplog, text):
     return any(text in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("options", [{}, {"partitions": 3}, {"wire": "bfloat16"}], ids=["slot", "partitions", "bf16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"partitions": 3}, {"encoding": "bfloat16"}], ids=["slot", "partitions", "bf16"]
+)
 def test_everything_is_lost(disturbed, client, caplog, options):
     chief = disturbed.begin(**options)
     steps = disturbed.lead(chief, client.flushall)
     assert steps == [1, 2, 3, 4, 5, 6]
     assert said(caplog, "Restoring step 3 from the memory of the chief and of reducers")
-    if options == {"wire": "bfloat16"}:
+    if options == {"encoding": "bfloat16"}:
         assert chief.latest()[0] == LAST
         chief.delete()
     else:
@@ -206,7 +208,7 @@ def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, cli
     pytest.importorskip("safetensors")
     monkeypatch.setattr(reduction, "KEPT", 0.0)
     monkeypatch.setattr(gathering, "GATHERING", 0.2)
-    chief = disturbed.begin(checkpoint=tmp_path, every=1)
+    chief = disturbed.begin(checkpoint=tmp_path, checkpoint_every=1)
 
     def lose():
         chief._checkpointer.close()

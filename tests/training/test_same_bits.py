@@ -57,7 +57,7 @@ class Turns:
 def run(training, background):
     """Runs a training to its end, and returns the bytes of its parameters."""
 
-    def run_it(orders, elements, *, wires=(None,) * CREW, weights=(1.0,) * CREW, **options):
+    def run_it(orders, elements, *, encodings=(None,) * CREW, weights=(1.0,) * CREW, **options):
         parameters = {"w": np.ones(elements, np.float32)}
         if "optimizer" not in options:
             parameters["table"] = np.ones((20, 2), np.float32)
@@ -66,7 +66,7 @@ def run(training, background):
         turns = Turns(orders)
 
         def work(number):
-            with redisacc.Worker("train", number=number, redis=training.client, wire=wires[number]) as worker:
+            with redisacc.Worker("train", number=number, redis=training.client, encoding=encodings[number]) as worker:
                 for step, found in worker.steps():
                     gradient = gradient_of(number, step, found)
                     turns(step, number, lambda gradient=gradient: worker.apply(gradient, weight=weights[number]))
@@ -113,7 +113,7 @@ def test_with_sums_in_that_order_it_does(run, size):
 @pytest.mark.slow(keep="a part")
 @pytest.mark.parametrize("size", SHAPES)
 def test_encoded_gradients(run, size):
-    options = {"wires": ("int8", None, "bfloat16", "int8"), "weights": WEIGHTS}
+    options = {"encodings": ("int8", None, "bfloat16", "int8"), "weights": WEIGHTS}
     first = run([(0, 1, 2, 3)], SHAPES[size], **options)
     assert run([(3, 1, 0, 2)], SHAPES[size], **options) == first
 

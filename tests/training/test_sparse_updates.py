@@ -98,15 +98,15 @@ def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, m
 @pytest.mark.parametrize(
     "options",
     [
-        {"wire": "bfloat16"},
-        {"weights": WEIGHTS, "wire": "bfloat16", "wires": ("bfloat16",) * 3},
+        {"encoding": "bfloat16"},
+        {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
         {"sparse_mean": "index"},
         {"sparse_mean": "index", "weights": WEIGHTS},
         {"reduction_type": "SUM", "weights": WEIGHTS},
     ],
     ids=str,
 )
-def test_wires_weights_and_means(updated, reducing, computed, patient, options, partitions, reduced):
+def test_encodings_weights_and_means(updated, reducing, computed, patient, options, partitions, reduced):
     model = model_of(SIZES["several parts"])
     one = updated(OPTIMIZERS["adamw ema"], model, sparse=SPARSE, partitions=partitions, **options)
     if reduced:
@@ -118,12 +118,14 @@ def test_wires_weights_and_means(updated, reducing, computed, patient, options, 
 
 @pytest.mark.slow(keep="bfloat16")
 @pytest.mark.parametrize(
-    ("wire", "partitions"),
+    ("encoding", "partitions"),
     thorough(list(product([None, "bfloat16"], [None, 3])), usual=[(None, None), ("bfloat16", 3)]),
 )
-def test_versions_bring_rows_for_many_steps(updated, until, partitions, wire):
+def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding):
     """Full blobs stay until the rows since then are half as large. Chiefs that change and late readers read both."""
-    one = updated(AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, wire=wire)
+    one = updated(
+        AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, encoding=encoding
+    )
     client = one.training.client
     late = redisacc.Parameters("train", redis=client)
     full, longest, readers = Counter(), 0, []

@@ -150,7 +150,7 @@ def test_what_nobody_has_is_not_given_up(training, until, monkeypatch, loop):
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
 def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monkeypatch, tmp_path, caplog, loop):
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop], checkpoint=tmp_path, every=1)
+    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop], checkpoint=tmp_path, checkpoint_every=1)
     chief = one.chief()
     one.lead(chief, 3)
     assert "continuing from the checkpoint of step 2" in caplog.text

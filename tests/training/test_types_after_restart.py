@@ -37,13 +37,13 @@ def given():
     return parameters, {"seen": 3, "momentum": Tensor([0, 0])}
 
 
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
-def test_rounds(training, background, until, wire):
+@pytest.mark.parametrize("encoding", [None, "bfloat16"])
+def test_rounds(training, background, until, encoding):
     parameters, state = given()
     found = []
 
     def lead(last):
-        with training.chief(parameters, state=state, workers=1, wire=wire) as chief:
+        with training.chief(parameters, state=state, workers=1, encoding=encoding) as chief:
             found.append((types(chief.parameters), types(chief.state)))
             for _ in chief.rounds(until=last):
                 # What a program computes is of its own library, too.

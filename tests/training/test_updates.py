@@ -120,9 +120,11 @@ def patient(monkeypatch, after_first):
 class Updated:
     """A training with an optimiser, and the same one in memory."""
 
-    def __init__(self, training, background, optimizer, parameters, *, weights=(1.0,) * CREW, wires=None, **options):
+    def __init__(
+        self, training, background, optimizer, parameters, *, weights=(1.0,) * CREW, encodings=None, **options
+    ):
         self.training, self.background = training, background
-        self.wires = wires or (None,) * len(weights)
+        self.encodings = encodings or (None,) * len(weights)
         self.weights = weights
         self.options = {"workers": len(weights), "reduction_type": "MEAN", **options}
         self.parameters = parameters
@@ -131,8 +133,8 @@ class Updated:
             optimizer,
             parameters,
             weights=weights,
-            wire=self.options.get("wire"),
-            wires=wires,
+            encoding=self.options.get("encoding"),
+            encodings=encodings,
             reduction_type=self.options["reduction_type"],
             gradient=self.gradient,
             sparse_mean=self.options.get("sparse_mean", "round"),
@@ -148,7 +150,7 @@ class Updated:
         """Begins to work. ``before`` and ``after`` are called around each apply, with the worker's number and step."""
 
         def one(number):
-            with self.training.worker(number, wire=self.wires[number]) as worker:
+            with self.training.worker(number, encoding=self.encodings[number]) as worker:
                 for step, found in worker.steps():
                     before(number, step)
                     worker.apply(self.gradient(number, step, found), weight=self.weights[number])
@@ -176,7 +178,7 @@ class Updated:
         found, parameters = self.chief.latest()
         assert found == step
         exact = parameters
-        if self.options.get("wire") == "bfloat16":
+        if self.options.get("encoding") == "bfloat16":
             sent = self.local.sent
             assert {path: v.tobytes() for path, v in parameters.items()} == {p: v.tobytes() for p, v in sent.items()}
             kept = iter(self.chief._parameters.latest_state()[1]["redisacc:float32"])
@@ -227,10 +229,10 @@ def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, na
 
 
 @pytest.mark.slow(keep="3-bfloat16")
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("encoding", [None, "bfloat16"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_workers_fetch_parts_before_they_are_published(
-    updated, reducing, computed, patient, until, monkeypatch, partitions, wire
+    updated, reducing, computed, patient, until, monkeypatch, partitions, encoding
 ):
     expect, take, commit = PartsAhead.expect, PartsAhead.take, committer.Committer._commit
     every, taken = set(), []
@@ -254,7 +256,7 @@ def test_workers_fetch_parts_before_they_are_published(
     monkeypatch.setattr(PartsAhead, "expect", noted)
     monkeypatch.setattr(PartsAhead, "take", counted)
     monkeypatch.setattr(committer.Committer, "_commit", late)
-    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, wire=wire)
+    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, encoding=encoding)
     reducing()
     one.run(5)
     assert len(every) == CREW
@@ -271,16 +273,16 @@ def test_workers_fetch_parts_before_they_are_published(
 @pytest.mark.parametrize(
     "options",
     [
-        {"wire": "bfloat16"},
-        {"wires": ("bfloat16", None, "bfloat16")},
+        {"encoding": "bfloat16"},
+        {"encodings": ("bfloat16", None, "bfloat16")},
         {"weights": WEIGHTS},
-        {"weights": WEIGHTS, "wire": "bfloat16", "wires": ("bfloat16",) * 3},
+        {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
         {"reduction_type": "SUM"},
         {"reduction_type": "SUM", "weights": WEIGHTS},
     ],
     ids=str,
 )
-def test_wires_weights_and_sums(updated, reducing, computed, patient, options, partitions, reduced):
+def test_encodings_weights_and_sums(updated, reducing, computed, patient, options, partitions, reduced):
     one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, **options)
     if reduced:
         reducing()
@@ -290,12 +292,14 @@ def test_wires_weights_and_sums(updated, reducing, computed, patient, options, p
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize(("crew", "wire"), thorough([(1, None), (1, "bfloat16"), (2, "bfloat16")], usual=[(1, None)]))
+@pytest.mark.parametrize(
+    ("crew", "encoding"), thorough([(1, None), (1, "bfloat16"), (2, "bfloat16")], usual=[(1, None)])
+)
 def test_a_reducer_updates_although_the_gradients_have_no_more_bytes_than_their_sum(
-    updated, reducing, computed, patient, partitions, crew, wire
+    updated, reducing, computed, patient, partitions, crew, encoding
 ):
-    weights, wires = (1.0,) * crew, (wire,) * crew
-    options = {"weights": weights, "wires": wires, "wire": wire, "partitions": partitions}
+    weights, encodings = (1.0,) * crew, (encoding,) * crew
+    options = {"weights": weights, "encodings": encodings, "encoding": encoding, "partitions": partitions}
     one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), **options)
     reducing(wanted=crew)
     one.run(4)

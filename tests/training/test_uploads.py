@@ -64,12 +64,12 @@ def calm(monkeypatch):
     monkeypatch.setattr(upload_module, "RENEWAL", 0.02)
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_the_sum_has_the_bits_of_an_apply(training, background, wire, partitions):
+def test_the_sum_has_the_bits_of_an_apply(training, background, encoding, partitions):
     """Two workers put their leaves in different orders, or apply whole gradients, which are then all the same."""
     chief = training.chief(zeros(), workers=2, in_place_limit=0, partitions=partitions)
-    first, second = training.worker(0, wire=wire), training.worker(1, wire=wire)
+    first, second = training.worker(0, encoding=encoding), training.worker(1, encoding=encoding)
     seen = []
 
     def lead():

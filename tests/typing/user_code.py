@@ -37,9 +37,9 @@ def chief(url: str) -> npt.NDArray[np.float32]:
 
 def worker(acc: redisacc.ConditionalAccumulator, gradient: npt.NDArray[np.float64]) -> bool:
     result = acc.apply_grad(gradient, local_step=acc.global_step())
-    assert_type(acc.as_sent(gradient, wire="int8"), npt.NDArray[Any])
-    acc.apply_grad(gradient, wire="bfloat16")
-    redisacc.Parameters("w", wire="bfloat16").close()
+    assert_type(acc.as_encoded(gradient, encoding="int8"), npt.NDArray[Any])
+    acc.apply_grad(gradient, encoding="bfloat16")
+    redisacc.Parameters("w", encoding="bfloat16").close()
     if not result:
         print(result.outcome, result.global_step)
     return bool(acc.apply_grad([1.0, 2.0, 3.0]))
@@ -51,7 +51,7 @@ async def on_a_loop(url: str) -> None:
         assert_type(await acc.take_grad(4, timeout=10.0), npt.NDArray[Any])
         async with acc.take(4, up_to=5) as taken:
             assert_type(taken, redisacc.Round[npt.NDArray[Any]])
-        assert_type(acc.as_sent([1.0]), npt.NDArray[Any])
+        assert_type(acc.as_encoded([1.0]), npt.NDArray[Any])
         async for event in acc.events(timeout=1):
             assert_type(event, redisacc.Event)
         assert_type(acc.shape, tuple[int | None, ...] | None)

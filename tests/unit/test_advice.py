@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent.parent
 VERBS = (
     "add|allow|apply|call|change|check|choose|close|connect|create|delete|do|enlarge|fill|finish|give|install|leave|let|"
     "look|make|mend|move|name|open|pass|promote|publish|put|raise|read|remove|rename|renew|"
-    "replace|restart|retry|run|see|set|start|stop|take|turn|upgrade|use|wait"
+    "replace|restart|run|see|set|settle|start|stop|take|turn|upgrade|use|wait"
 )
 ADVICE = re.compile(rf"(?:^|[.:;,]\s|\(|, or |, and )(?:{VERBS})\b", re.IGNORECASE)
 # What makes a message, besides classes of errors.
@@ -70,7 +70,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         ", or start both with `redisacc server --reduce`: takers then",
         "allow the channels redisacc:*; without events, a waiting take polls once a second",
         "connect to the primary, or through Sentinel",
-        "delete them when their training is over and create them again: partitions are chosen at creation",
+        "delete them when their training is finished and create them again: partitions are chosen at creation",
         "give every master a replica, because a master without one takes",
         "give the reducer a processor core of its own, and let it connect over a Unix socket",
         "mend the server first",
@@ -156,8 +156,8 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "see `redisacc doctor`",
     ),
     "failures/connections/test_unknown_outcome.py": (
-        "retry() of this error acknowledges it; until then",
-        "retry() of this error sends the same request again",
+        "settle() of this error acknowledges it; until then",
+        "settle() of this error sends the same request again",
     ),
     "cli/test_checkpoint_commands.py": (
         "stop it first",
@@ -257,7 +257,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "unit/test_environment.py": ("give it, or the environment variable",),
     "unit/test_data.py": ("If there are spare workers, pass the number of all as workers",),
     "unit/test_lua.py": ("Install it again",),
-    "unit/test_optim_kernel.py": ("Give it float32 weights, and wire='bfloat16' if gradients have to be small",),
+    "unit/test_optim_kernel.py": ("Give it float32 weights, and encoding='bfloat16' if gradients have to be small",),
     "unit/test_optim_options.py": ("pass it to apply(), as metrics=",),
     "unit/test_slot_map.py": ("set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type to ip",),
     "unit/test_tree_structure.py": ("Rename it",),

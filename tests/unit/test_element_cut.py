@@ -63,12 +63,12 @@ def test_a_part_has_the_same_elements_however_they_are_encoded(elements, size, r
 
 @pytest.mark.parametrize("partitions", [2, 3, 4, 7])
 @pytest.mark.parametrize("elements", [20_000, 10**6, 2**22])
-def test_each_partition_gets_a_part_of_every_wire(partitions, elements):
+def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     keys = Keys("m", tuple(range(partitions)))
     gradient = Gradient([Section(np.zeros(elements, np.float32))])
     number = {
-        len(pack_for_partitions(keys, encode(gradient, wire, lambda *_: "")).parts)
-        for wire in ("float32", "bfloat16", "int8")
+        len(pack_for_partitions(keys, encode(gradient, encoding, lambda *_: "")).parts)
+        for encoding in ("float32", "bfloat16", "int8")
     }
     assert len(number) == 1
     assert number.pop() % partitions == 0

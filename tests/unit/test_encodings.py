@@ -19,7 +19,7 @@ from redisacc._data.encodings import (
     BLOCKS,
     BlockSection,
     check_finite,
-    checked_wire,
+    checked_encoding,
     decode,
     decode_by_piece,
     encode,
@@ -36,8 +36,8 @@ def named(section, element):
     return f"element {element} of {section}"
 
 
-def encoded(values, wire):
-    (section,) = encode(Gradient((Section(np.asarray(values, np.float32)),)), wire, named).sections
+def encoded(values, encoding):
+    (section,) = encode(Gradient((Section(np.asarray(values, np.float32)),)), encoding, named).sections
     return section
 
 
@@ -173,8 +173,8 @@ def test_rows_keep_their_indices_and_shape():
 def test_several_arrays_and_any_layout_are_one_section():
     one, two = np.arange(300, dtype=np.float32), np.arange(50, dtype=np.float32)[::-1]
     together = encoded(np.concatenate([one, two]), "int8").values
-    for wire, expected in (("int8", together), ("bfloat16", np.concatenate([one, two]).astype(ml_dtypes.bfloat16))):
-        (found,) = encode(Gradient((Section([one, two]),)), wire, named).sections
+    for encoding, expected in (("int8", together), ("bfloat16", np.concatenate([one, two]).astype(ml_dtypes.bfloat16))):
+        (found,) = encode(Gradient((Section([one, two]),)), encoding, named).sections
         np.testing.assert_array_equal(found.values, expected)
     grid = np.arange(600, dtype=np.float32).reshape(20, 30).T
     np.testing.assert_array_equal(encoded(grid, "int8").values, encoded(grid.copy(), "int8").values)
@@ -182,7 +182,7 @@ def test_several_arrays_and_any_layout_are_one_section():
 
 def test_the_memory_is_its_own():
     values = np.ones(BLOCK, np.float32)
-    found = [encoded(values, wire) for wire in ("bfloat16", "int8")]
+    found = [encoded(values, encoding) for encoding in ("bfloat16", "int8")]
     values[:] = 7
     assert all((section.values == 1).all() for section in found)
 
@@ -222,15 +222,19 @@ def test_names_in_headers():
 
 @pytest.mark.parametrize("value", ["float16", "fp8", "", 8, b"int8", np.int8, ["int8"], "INT8", "float64"])
 def test_encodings_that_do_not_exist(value):
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"wire must be one of float32, bfloat16, int8, or None"):
-        checked_wire(value, [dtypes.TABLE["float32"]])
+    with pytest.raises(
+        redisacc.InvalidArgumentError, match=r"encoding must be one of float32, bfloat16, int8, or None"
+    ):
+        checked_encoding(value, [dtypes.TABLE["float32"]])
 
 
 @pytest.mark.parametrize("dtype", [name for name in dtypes.TABLE if name != "float32"])
 def test_only_float32_is_encoded(dtype):
     own = [dtypes.TABLE[dtype]]
-    assert checked_wire(None, own) == checked_wire(dtype, own) == "float32"
-    for wire in {"float32", "bfloat16", "int8"} - {dtype}:
-        with pytest.raises(redisacc.InvalidArgumentError, match=f"wire must be None.*this accumulator are {dtype}$"):
-            checked_wire(wire, own)
-    assert checked_wire("int8", [*own, dtypes.TABLE["float32"]]) == "int8"
+    assert checked_encoding(None, own) == checked_encoding(dtype, own) == "float32"
+    for encoding in {"float32", "bfloat16", "int8"} - {dtype}:
+        with pytest.raises(
+            redisacc.InvalidArgumentError, match=f"encoding must be None.*this accumulator are {dtype}$"
+        ):
+            checked_encoding(encoding, own)
+    assert checked_encoding("int8", [*own, dtypes.TABLE["float32"]]) == "int8"

@@ -16,7 +16,7 @@ WITH_ATTRIBUTES = {
     "NotFiniteError": {"path": "layers/0", "index": (3, 1)},
     "StepTimeoutError": {"wanted": 4, "global_step": 2},
     "ParametersTimeoutError": {"after": 3, "step": None},
-    "ParametersFinishedError": {"step": 3},
+    "FinishedError": {"step": 3},
     "StepConflictError": {"step": 3, "published": 4},
     "NotReplicatedError": {"replicas": 0, "min_replicas": 1},
     "RoundRecoveredError": {
@@ -36,8 +36,8 @@ def test_an_error_survives_pickling(name):
     assert {what: getattr(copy, what) for what in given} == given
 
 
-def test_only_the_process_that_sent_a_request_can_retry_it():
+def test_only_the_process_that_sent_a_request_can_settle_it():
     error = redisacc.OutcomeUnknownError("silent", lambda: 5)
-    assert error.retry() == 5
-    with pytest.raises(RuntimeError, match="only that process can retry"):
-        pickle.loads(pickle.dumps(error)).retry()
+    assert error.settle() == 5
+    with pytest.raises(RuntimeError, match="only that process can settle"):
+        pickle.loads(pickle.dumps(error)).settle()

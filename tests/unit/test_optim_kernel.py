@@ -332,7 +332,7 @@ def test_leaves_of_other_dtypes_are_refused(dtype):
     weights = np.zeros(3, dtype)
     message = (
         r"the weights must be float32 or float64 for an optimizer, not .*: updates in fewer bits get lost in rounding. "
-        "Give it float32 weights, and wire='bfloat16' if gradients have to be small"
+        "Give it float32 weights, and encoding='bfloat16' if gradients have to be small"
     )
     with pytest.raises(InvalidArgumentError, match=message):
         optim.Adam(ema=0.9).initial("ema", weights)

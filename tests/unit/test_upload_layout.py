@@ -17,9 +17,9 @@ SHAPES = {"a": (7,), "b": (300, 401), "c": (), "d": (0, 3), "e": (70_001,), "f":
 
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("others", [{}, {"b": "float64", "c": "int32"}])
-def test_parts_are_those_of_the_whole_gradient(wire, partitions, missing, others):
+def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, others):
     dtypes = {path: others.get(path, "float32") for path in SHAPES}
     described = described_by({path: (dtypes[path], shape) for path, shape in SHAPES.items()})
     spec = TreeSpec.of(*described, reduction_type="MEAN", missing=missing)
@@ -27,10 +27,10 @@ def test_parts_are_those_of_the_whole_gradient(wire, partitions, missing, others
     tree = {path: (rng.normal(size=shape) * 9).astype(dtypes[path]) for path, shape in SHAPES.items()}
     if missing == "skip":
         tree["e"] = None
-    whole = encode(tree_gradient(spec, tree, "grad"), wire, spec.name_of)
+    whole = encode(tree_gradient(spec, tree, "grad"), encoding, spec.name_of)
     keys = Keys("x", tuple(range(partitions)) if partitions > 1 else ())
     packed = buffered.pack(whole) if partitions == 1 else buffered.pack_for_partitions(keys, whole)
-    layout = UploadLayout(spec, wire, partitions)
+    layout = UploadLayout(spec, encoding, partitions)
     leaves = {n: leaf_elements(leaf, tree[leaf.path], "grad") for n, leaf in enumerate(spec.leaves)}
     leaves[len(leaves)] = np.array([tree[leaf.path] is not None for leaf in spec.leaves], np.int32)
     assert layout.header == packed.header

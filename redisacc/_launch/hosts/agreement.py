@@ -11,7 +11,6 @@ from redisacc._launch.hosts.documents import (
     FAILED,
     FINISHED,
     GATHERING,
-    OVER,
     READY,
     STARTED,
     STARTING,
@@ -149,8 +148,8 @@ class _Change:
             self._phase = FAILED
             self._note("failed", failed.name, failed.exit_code)
         elif chief_finished or (present and all(host.stage == FINISHED for host in present)):
-            self._phase = OVER
-            self._note("over", self._members[0].name)
+            self._phase = FINISHED
+            self._note("finished", self._members[0].name)
 
     def _followed(self, member: Member) -> Member:
         host = self._hosts.get(member.name)

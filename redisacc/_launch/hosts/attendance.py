@@ -14,8 +14,8 @@ from redisacc._clock import clock
 from redisacc._launch.hosts.coordinator import Coordinator, TermsError
 from redisacc._launch.hosts.documents import (
     FAILED,
+    FINISHED,
     GATHERING,
-    OVER,
     READY,
     Agreement,
     DocumentError,
@@ -92,7 +92,11 @@ class Attendance:
         self._stops.set()
         self._thread.join()
         with contextlib.suppress(redis.RedisError):
-            if self._coordinator is not None and self.agreement is not None and self.agreement.phase in (OVER, FAILED):
+            if (
+                self._coordinator is not None
+                and self.agreement is not None
+                and self.agreement.phase in (FINISHED, FAILED)
+            ):
                 self._coordinator.say_farewell(self._point)
             if self.error is None:
                 self._point.leave(self._host.name)

@@ -19,7 +19,6 @@ __all__ = [
     "LARGEST",
     "MOST_HOSTS",
     "NAME",
-    "OVER",
     "READY",
     "STARTED",
     "STARTING",
@@ -39,8 +38,8 @@ MOST_HOSTS = 500
 
 # Stages of a host: it has come; its nodes have started; its processes work; they have ended with 0; one was given up.
 CAME, STARTED, WORKS, FINISHED, FAILED = "came", "started", "works", "finished", "failed"
-# Phases of a training: hosts come; they start their nodes; processes work; all have finished. Or one has FAILED.
-GATHERING, STARTING, READY, OVER = "gathering", "starting", "ready", "over"
+# Phases of a training: hosts come; they start their nodes; processes work; it is FINISHED, or FAILED as a host has.
+GATHERING, STARTING, READY = "gathering", "starting", "ready"
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _RANDOM = re.compile(r"[0-9a-f]{32}")
@@ -235,7 +234,7 @@ def _agreement(value: Any) -> Agreement:
         training=_text(fields["training"], _RANDOM),
         version=_number(fields["version"]),
         terms=terms,
-        phase=_one_of(fields["phase"], (GATHERING, STARTING, READY, OVER, FAILED)),
+        phase=_one_of(fields["phase"], (GATHERING, STARTING, READY, FINISHED, FAILED)),
         members=_several(fields["members"], _member, terms.hosts),
         guests=_several(fields["guests"], _member, _MOST_GUESTS),
         events=_several(fields["events"], _event, _MOST_EVENTS),

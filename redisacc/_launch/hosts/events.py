@@ -7,7 +7,7 @@ from redisacc._launch.hosts.documents import Agreement, Event
 __all__ = ["LAST", "line_of", "workers_text"]
 
 # After these the run ends, with this exit code.
-LAST = {"over": 0, "failed": 1}
+LAST = {"finished": 0, "failed": 1}
 
 _LINES = {
     "came": "host {host} has come to {meet} ({detail} of {hosts})",
@@ -19,7 +19,7 @@ _LINES = {
     "joined": "host {host} joins with {own_workers}",
     "node": "a node on host {host} has been started again",
     "failed": "a process on host {host} was given up (exit code {detail}): the run ends on all hosts",
-    "over": "the training is over on all hosts",
+    "finished": "the training is finished on all hosts",
 }
 
 

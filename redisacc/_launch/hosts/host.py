@@ -22,7 +22,6 @@ from redisacc._launch.hosts.documents import (
     FAILED,
     FINISHED,
     GATHERING,
-    OVER,
     READY,
     STARTED,
     STARTING,
@@ -301,7 +300,7 @@ class ThisHost:
     def _check_room(self, agreement: Agreement) -> None:
         name = self._options.name
         is_full = agreement.phase != GATHERING or len(agreement.members) == agreement.terms.hosts
-        if agreement.phase in (OVER, FAILED):
+        if agreement.phase in (FINISHED, FAILED):
             raise CannotStartError(f"the training at {self._options.meet} has just ended: wait a few seconds", 1)
         if self._options.joins or not is_full or agreement.first_worker_of(name) is not None:
             return

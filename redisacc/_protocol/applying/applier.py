@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from redisacc._data.encodings import Wire, check_finite, encode
+from redisacc._data.encodings import Encoding, check_finite, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
@@ -74,7 +74,7 @@ class Applier:
         self._staleness_weighs = staleness_weighs
         self._min_replicas = min_replicas
         # The layouts of uploads that were asked for.
-        self._layouts: dict[Wire, UploadLayout | None] = {}
+        self._layouts: dict[Encoding, UploadLayout | None] = {}
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
         self._stale_of_step_0: int | None = 0
 
@@ -87,7 +87,7 @@ class Applier:
         weight: float,
         once: bool,
         worker: str,
-        wire: Wire,
+        encoding: Encoding,
         notes: str,
         label: str,
     ) -> ApplyResult:
@@ -100,18 +100,18 @@ class Applier:
             weight: factor applied to the gradient, before its staleness counts.
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
-            wire: how its elements of float32 travel if it is buffered.
+            encoding: how its elements of float32 travel if it is buffered.
             notes: what is noted of it for takers, as in ``GradientRequest``.
             label: the accumulator's name in log records and errors.
 
         Raises:
-            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN; or sums follow the workers'
+            InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN; or sums follow the workers'
                 numbers, and this worker has none.
         """
         order = self._order_of(worker) if self._by_worker else ""
         rows = self._rows(gradient, weight)
-        if wire != "float32":
-            gradient = self._as_sent(gradient, wire, encodes=rows is None)
+        if encoding != "float32":
+            gradient = self._as_encoded(gradient, encoding, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
         request = GradientRequest(session, sequence, worker, local_step, round_shape, once, notes, weight, order)
 
@@ -156,13 +156,13 @@ class Applier:
             )
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
-    def layout_for(self, wire: Wire) -> UploadLayout | None:
+    def layout_for(self, encoding: Encoding) -> UploadLayout | None:
         """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
-        if wire not in self._layouts:
-            layout = layout_of(self._spec, wire, max(len(self._keys.partitions), 1))
+        if encoding not in self._layouts:
+            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1))
             small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
-            self._layouts[wire] = None if small else layout
-        return self._layouts[wire]
+            self._layouts[encoding] = None if small else layout
+        return self._layouts[encoding]
 
     def begin(self, layout: UploadLayout, *, local_step: int, worker: str) -> Upload:
         """Begins the upload of a gradient, whose parts leave as soon as they are complete. Sends nothing itself.
@@ -184,7 +184,14 @@ class Applier:
         self._requests.sessions.give_back(upload.request.session)
 
     def commit(
-        self, upload: Upload, whole: Callable[[], Gradient], *, weight: float, wire: Wire, notes: str, label: str
+        self,
+        upload: Upload,
+        whole: Callable[[], Gradient],
+        *,
+        weight: float,
+        encoding: Encoding,
+        notes: str,
+        label: str,
     ) -> ApplyResult:
         """Counts the gradient of an upload, as ``apply`` does. If the upload has failed, sends the whole gradient.
 
@@ -192,7 +199,7 @@ class Applier:
             upload: the upload, of which all leaves have been put, unless it is over.
             whole: returns the gradient, or raises an error if leaves are missing.
             weight: as for ``apply``.
-            wire: as for ``layout_for``.
+            encoding: as for ``layout_for``.
             notes: as for ``apply``.
             label: as for ``apply``.
         """
@@ -206,7 +213,7 @@ class Applier:
             if counted is not None:
                 return counted
             if not sent:
-                sent.append(encode(whole(), wire, self._spec.name_of))
+                sent.append(encode(whole(), encoding, self._spec.name_of))
             return self._buffer_writer.buffer(sent[0], request)
 
         try:
@@ -216,18 +223,18 @@ class Applier:
         finally:
             upload.close()
 
-    def as_sent(self, gradient: Gradient, wire: Wire, weight: float) -> Gradient:
+    def as_encoded(self, gradient: Gradient, encoding: Encoding, weight: float) -> Gradient:
         """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.
 
         Raises:
-            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
+            InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN.
         """
-        return self._as_sent(gradient, wire, encodes=self._rows(gradient, weight) is None)
+        return self._as_encoded(gradient, encoding, encodes=self._rows(gradient, weight) is None)
 
-    def _as_sent(self, gradient: Gradient, wire: Wire, *, encodes: bool) -> Gradient:
+    def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
-            return encode(gradient, wire, self._spec.name_of)
-        if wire == "int8":
+            return encode(gradient, encoding, self._spec.name_of)
+        if encoding == "int8":
             # Whether a gradient is refused must not depend on how many elements it has.
             check_finite(gradient, self._spec.name_of)
         return gradient

@@ -51,7 +51,7 @@ class Outcomes:
             self.state = _without(request, under_way), {**counts, fate: counts.get(fate, 0) + 1}
 
     def drop(self, request: Request) -> None:
-        """Forgets a request that was not executed, or whose outcome the caller learns by ``retry()``."""
+        """Forgets a request that was not executed, or whose outcome the caller learns by an error's ``settle()``."""
         under_way, counts = self.state
         if request in under_way:
             self.state = _without(request, under_way), counts

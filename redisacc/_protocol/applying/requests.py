@@ -57,7 +57,7 @@ class Requests:
             what: a description of the request, for errors.
 
         Raises:
-            OutcomeUnknownError: the server may have executed it, or may yet. The error's ``retry()`` sends it again.
+            OutcomeUnknownError: the server may have executed it, or may yet. The error's ``settle()`` sends it again.
             RedisAccError: it was not executed, and no copy of it ever will be.
         """
         outcomes, session = self._outcomes.mine(), request.session
@@ -136,10 +136,10 @@ class Requests:
         request.session.learn(request.sequence)
         return finish(counted)
 
-    def _retry(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
+    def _settle_unknown(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
         outcomes = self._outcomes.mine()
         self._settle_abandoned(outcomes)
-        # No transport has this count, so the retry assumes that stray copies may still arrive.
+        # No transport has this count, so this assumes that stray copies may still arrive.
         return self._run(request, send, finish, what, outcomes=outcomes, lost=-1)
 
     def _resolved(self, request: Request, send: Send, finish: Finish[Value], what: str, *, lost: int) -> Counted:
@@ -187,7 +187,7 @@ class Requests:
     ) -> OutcomeUnknownError:
         request.retried = True
         return OutcomeUnknownError(
-            f"{what}: it is unknown whether the server has executed this. retry() of this error sends the same "
+            f"{what}: it is unknown whether the server has executed this. settle() of this error sends the same "
             f"request again, which is executed once however often it is sent ({error})",
-            partial(self._retry, request, send, finish, what),
+            partial(self._settle_unknown, request, send, finish, what),
         )

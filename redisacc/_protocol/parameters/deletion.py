@@ -74,4 +74,4 @@ def listed_blobs(transport: Transport, keys: ParameterKeys, *, timeout: float = 
     if record is None:
         return []
     schema = parse_schema(keys, "structure", text)
-    return [*record.manifest(schema).blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
+    return [*record.manifest(schema).blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]

@@ -29,7 +29,7 @@ class ParametersInfo:
         latest: the latest step of a training whose gradients had metrics; None if none had.
         leaves: the number of arrays in their tree.
         nbytes: the total size of these arrays in bytes.
-        wire: how elements of float32 are stored: "float32" or "bfloat16".
+        encoding: how elements of float32 are stored: "float32" or "bfloat16".
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the values; empty if that is the slot of the
             record.
         optimizer: the name of the optimiser that updates them, such as "adamw"; None if their publisher computes them.
@@ -53,7 +53,7 @@ class ParametersInfo:
     latest: PastStep | None
     leaves: int
     nbytes: int
-    wire: str
+    encoding: str
     partitions: tuple[int, ...]
     optimizer: str | None
     updates: int | None
@@ -108,7 +108,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         raise CorruptDataError(f"{keys.record}: created_ms or published_ms is no time") from None
     # A publisher without an optimiser leaves these fields as they are, and publishes no such blobs.
     is_updated = any(blob.part_bytes for blob in manifest.full)
-    stored = [*manifest.blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
+    stored = [*manifest.blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]
     return ParametersInfo(
         name=keys.name,
         incarnation=record.incarnation,
@@ -119,7 +119,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         latest=None if latest is None else parse_history(keys.history, [*two, latest], int(created))[-1],
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
-        wire=record.wire,
+        encoding=record.encoding,
         partitions=record.keys.partitions,
         optimizer=parse_optimizer(keys, optimizer).name if is_updated else None,
         updates=parse_count(keys, "updates", updates) if is_updated else None,

@@ -96,7 +96,7 @@ class _Published:
     version: str
     step: int
     manifest: Manifest
-    wire: str
+    encoding: str
 
 
 class Publisher:
@@ -106,7 +106,7 @@ class Publisher:
         transport: the way to the server.
         keys: the keys of the parameters.
         reader: reads them for the same handle.
-        wire: how elements of float32 are stored, one of WIRES.
+        encoding: how elements of float32 are stored, one of ENCODINGS.
         partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
             values are large enough; None: as with existing parameters, and 1 for new ones.
         min_replicas: how many replicas have to confirm a version; 0: none are asked.
@@ -117,7 +117,7 @@ class Publisher:
         transport: Transport,
         keys: ParameterKeys,
         reader: ParameterReader,
-        wire: str,
+        encoding: str,
         partitions: int | Literal["auto"] | None,
         *,
         min_replicas: int = 0,
@@ -126,7 +126,7 @@ class Publisher:
         self._min_replicas = min_replicas
         self._keys = keys
         self._reader = reader
-        self._wire = wire
+        self._encoding = encoding
         self._partitions = partitions
         self._scripts = ParameterScripts(transport, keys)
         self._lock = transport.waits.lock()
@@ -197,7 +197,7 @@ class Publisher:
                 # A later version has replaced it. Its publisher waits for replicas that have that one.
                 return
             schema = self._reader.schema()
-            blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+            blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
         confirm_version(
             self._transport,
             keys,
@@ -264,14 +264,14 @@ class Publisher:
                 manifest = self._reader.manifest(record)
                 if manifest is None:
                     return _CAUSES["changed"]
-                last = _Published(record.version, record.step, manifest, record.wire)
+                last = _Published(record.version, record.step, manifest, record.encoding)
         if last is None:
             incarnation, keys = self._first(wanted, restores=restores)
         else:
             incarnation, keys = self._reader.incarnation, self._reader.keys
         follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
         writer = VersionWriter(self._transport, keys)
-        brought = self._plan(wanted, name, last, has_losses).brought(wanted.schema.stored(self._wire))
+        brought = self._plan(wanted, name, last, has_losses).brought(wanted.schema.stored(self._encoding))
         begun = writer.begin(follows, name, brought)
         if isinstance(begun, Begun):
             planned = self._plan(wanted, begun.version, last, has_losses)
@@ -279,7 +279,7 @@ class Publisher:
             if reply == "published":
                 self._reader.learn(incarnation, keys, wanted.schema)
                 self._schema = wanted.schema
-                self._last = _Published(begun.version, wanted.step, planned.manifest, self._wire)
+                self._last = _Published(begun.version, wanted.step, planned.manifest, self._encoding)
                 self._callers = begun.version
                 return ""
         else:
@@ -347,20 +347,20 @@ class Publisher:
             slot_map = self._transport.slot_map()
         number = self._partitions
         if not isinstance(number, int):
-            number = automatic_partitions(wanted.schema.stored(self._wire).nbytes, slot_map)
+            number = automatic_partitions(wanted.schema.stored(self._encoding).nbytes, slot_map)
         return secrets.token_hex(16), ParameterKeys(name, choose_partitions(name, number, slot_map))
 
     def _plan(self, wanted: Wanted, version: str, last: _Published | None, has_losses: bool) -> UploadPlan:
         return plan(
-            wanted.schema.stored(self._wire),
+            wanted.schema.stored(self._encoding),
             version,
             wanted.step,
             before=None if last is None else last.manifest,
             # All leaves are uploaded whole if they are encoded in another way than before, or if parts are lost.
             stored_before=(
                 None
-                if last is None or (last.wire == self._wire and not has_losses)
-                else wanted.schema.stored(last.wire)
+                if last is None or (last.encoding == self._encoding and not has_losses)
+                else wanted.schema.stored(last.encoding)
             ),
             # If the caller does not know the last version, it cannot know which rows differ from that one.
             changed=wanted.changed if last is not None and last.version == self._callers else {},
@@ -369,11 +369,11 @@ class Publisher:
 
     def _packed(self, wanted: Wanted, planned: UploadPlan, version: str, follows: Follows, publisher: str) -> Version:
         """Returns a version as it travels to the server."""
-        stored = wanted.schema.stored(self._wire)
+        stored = wanted.schema.stored(self._encoding)
         pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
         if planned.rows:
             pieces[f"{version}-rows"] = packed_rows(stored, wanted.arrays, planned.rows)
-        fields = [*planned.manifest.fields(), "publisher", publisher, "wire", self._wire, "state_structure"]
+        fields = [*planned.manifest.fields(), "publisher", publisher, "encoding", self._encoding, "state_structure"]
         if wanted.state is None:
             fields.append("")
         else:
@@ -433,7 +433,7 @@ class Publisher:
             self._reader.after_loss(record, error, math.inf)
             return False
         # The published version was rounded, so the wanted one is rounded for the comparison.
-        stored = wanted.schema.stored(record.wire)
+        stored = wanted.schema.stored(record.encoding)
         path = _difference(stored, wanted.arrays, stored.structure.leaves_of(tree, "tree"))
         where = None if path is None else f"the tree at {shown(path)}"
         if where is None:

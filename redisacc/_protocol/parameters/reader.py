@@ -124,7 +124,7 @@ class ParameterReader:
             # One server has the record and all parts, and loses both or neither.
             return True
         schema = self.schema()
-        blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
         return not differing(self._transport, [part for blob in blobs for part in blob.parts(record.keys)])
 
     def schema(self) -> Schema:

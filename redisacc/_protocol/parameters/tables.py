@@ -33,7 +33,7 @@ def fetch_tables(
     if not (number or weights):
         return {}
     manifest = record.manifest(schema)
-    tables, stored = tables_of(manifest), schema.stored(record.wire)
+    tables, stored = tables_of(manifest), schema.stored(record.encoding)
     kept = check_kept(record.keys, schema, manifest, number)
     shares = tables.shares(schema)
     whole_at = {leaf: blob.step for blob, leaves in shares for leaf in leaves}

@@ -80,7 +80,7 @@ class Update:
     def __init__(self, record: ParameterRecord, schema: Schema, known: Snapshot | None, pool: MemoryPool) -> None:
         self._record, self._schema, self._pool = record, schema, pool
         # The schema of the leaves in blobs.
-        self._stored = stored = schema.stored(record.wire)
+        self._stored = stored = schema.stored(record.encoding)
         # The version read last must stay unchanged until another one has been read completely.
         self._busy: list[Memory | None] = []
         if known is not None:

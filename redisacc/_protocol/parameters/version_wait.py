@@ -14,7 +14,7 @@ from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
-from redisacc.errors import ParametersFinishedError, ParametersTimeoutError
+from redisacc.errors import FinishedError, ParametersTimeoutError
 
 # A record and the tree that it describes.
 Version = tuple[ParameterRecord, Any]
@@ -80,7 +80,7 @@ class VersionWait(Wait[Version]):
         """Reads the version if there is one.
 
         Raises:
-            ParametersFinishedError: no such version will be published.
+            FinishedError: no such version will be published.
         """
         event, self._event = self._event, ""
         wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
@@ -95,7 +95,7 @@ class VersionWait(Wait[Version]):
                 record, fetched = self._reader.after_loss(record, error, give_up), {}
                 self._found = record
         if record is not None and record.finished:
-            raise ParametersFinishedError(
+            raise FinishedError(
                 f"{self.label}: step {record.step} was the last that is published: its publisher has finished",
                 step=record.step,
             )

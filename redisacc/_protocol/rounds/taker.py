@@ -234,14 +234,14 @@ class Taker(Generic[G]):
 
         Args:
             taken: the round.
-            value: the value that the call and the ``retry()`` of its error return.
+            value: the value that the call and the ``settle()`` of its error return.
             again: whether an earlier call may have removed the round.
 
         Raises:
             RoundRecoveredError: another taker has recovered the round.
             AccumulatorNotFoundError: the accumulator was deleted.
             DataLossError: the server has lost the round.
-            OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``retry()`` acknowledges
+            OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``settle()`` acknowledges
                 again and returns ``value``.
         """
         lost = self._transport.lost
@@ -255,7 +255,7 @@ class Taker(Generic[G]):
         except ServerUnavailableError as error:
             raise OutcomeUnknownError(
                 f"{self._keys.name}: round {taken.token} has been read, but the server stopped answering before it "
-                "confirmed that it has removed the round. retry() of this error acknowledges it; until then "
+                "confirmed that it has removed the round. settle() of this error acknowledges it; until then "
                 f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
                 lambda: self.acknowledge(taken, value, again=True),
             ) from error

@@ -34,7 +34,7 @@ class Request:
         worker: the name of the sender.
         fate: its outcome; None while that is unknown.
         abandoned: whether an interrupt ended the call that sent it.
-        retried: whether the caller has an error whose ``retry()`` sends it again, so that its session is not free.
+        retried: whether the caller has an error whose ``settle()`` sends it again, so that its session is not free.
     """
 
     session: Session

@@ -497,7 +497,7 @@ class Committer:
         has_losses = False
         if model.keys.partitions:
             # What a failover has lost of a blob that stays for many versions would be lost for all of them.
-            weights = tables_of(before.manifest).blobs(model.schema.stored(model.wire)).values()
+            weights = tables_of(before.manifest).blobs(model.schema.stored(model.encoding)).values()
             stays = [*weights, *kept_in(before.manifest.slots).values()]
             has_losses = bool(differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]))
         return self._tables.brought(before, update.follows.step, has_losses=has_losses)
@@ -580,7 +580,7 @@ class Committer:
             model.keys,
             incarnation=before.record.incarnation,
             step=update.follows.step,
-            blobs=manifest.blobs(model.schema.stored(model.wire)).values(),
+            blobs=manifest.blobs(model.schema.stored(model.encoding)).values(),
             min_replicas=self._acknowledging.min_replicas,
         )
 
@@ -625,7 +625,7 @@ def version_manifest(
     manifest = Manifest((full,), slots=tuple(slots))
     if tables is not None:
         manifest = replace(tables.weights, full=(full, *tables.weights.full), slots=(*manifest.slots, *tables.kept))
-    stored = model.schema.stored(model.wire)
+    stored = model.schema.stored(model.encoding)
     return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
 
 

@@ -82,7 +82,7 @@ class UpdateModel:
         schema: the leaves: float32 or float64.
         optimizer: the optimiser.
         keys: the keys of the parameters, with their partitions.
-        wire: how the leaves of float32 travel to workers, "float32" or "bfloat16".
+        encoding: how the leaves of float32 travel to workers, "float32" or "bfloat16".
         part_bytes: the bytes of float32 in each part but the last.
         tables: the numbers of the leaves whose gradients are rows, ascending. They are in no part: see ``tables.py``.
     """
@@ -90,7 +90,7 @@ class UpdateModel:
     schema: Schema
     optimizer: Optimizer
     keys: ParameterKeys
-    wire: str
+    encoding: str
     part_bytes: int
     tables: tuple[int, ...] = ()
 
@@ -100,7 +100,7 @@ class UpdateModel:
         schema: Schema,
         optimizer: Optimizer,
         keys: ParameterKeys,
-        wire: str,
+        encoding: str,
         tables: tuple[int, ...] = (),
     ) -> UpdateModel:
         """Returns the model of a training whose parts are cut as its gradients are.
@@ -113,7 +113,7 @@ class UpdateModel:
         partitions = len(keys.partitions) or 1
         nbytes = schema.nbytes - sum([schema.leaves[leaf].nbytes for leaf in tables])
         size = part_size(nbytes, partitions if nbytes > INLINE_BYTES else 1)
-        return cls(schema, optimizer, keys, wire, size, tables)
+        return cls(schema, optimizer, keys, encoding, size, tables)
 
     @cached_property
     def config(self) -> str:
@@ -138,7 +138,7 @@ class UpdateModel:
     @cached_property
     def sent_flat(self) -> Flat:
         """These leaves, as the blob that workers read has them."""
-        return self.schema.stored(self.wire).flat(self.dense)
+        return self.schema.stored(self.encoding).flat(self.dense)
 
     @cached_property
     def sections(self) -> tuple[tuple[int, ...], dict[int, int]]:
@@ -184,7 +184,7 @@ class UpdateModel:
     @property
     def is_rounded(self) -> bool:
         """Whether workers read rounded weights."""
-        return self.wire != "float32" and any(leaf.dtype == "float32" for leaf in self.schema.leaves)
+        return self.encoding != "float32" and any(leaf.dtype == "float32" for leaf in self.schema.leaves)
 
     @cached_property
     def sorts(self) -> dict[str, tuple[int, ...]]:

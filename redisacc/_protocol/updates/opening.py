@@ -49,7 +49,7 @@ def begin_updates(
     reader: ParameterReader,
     gradients: ParameterKeys,
     *,
-    wire: str,
+    encoding: str,
     optimizer: Optimizer,
     publisher: str,
     step: int,
@@ -65,7 +65,7 @@ def begin_updates(
         transport: the way to the server.
         reader: the reader of the parameters.
         gradients: keys of parameters that have the partitions of the gradients.
-        wire: how leaves of float32 travel to workers.
+        encoding: how leaves of float32 travel to workers.
         optimizer: the optimiser.
         publisher: the name of this process in the record.
         step: the step of the weights: what is published, or 0.
@@ -73,7 +73,7 @@ def begin_updates(
         tables: the numbers of those whose gradients are rows.
         whole: returns what to begin with if what is published cannot be updated as it is, or nothing is there.
     """
-    wanted = UpdateModel.new(schema, optimizer, gradients, wire, tables)
+    wanted = UpdateModel.new(schema, optimizer, gradients, encoding, tables)
     found = read_update_record(transport, gradients)
     if found is not None and _continues(found, wanted):
         scalars = None if found.record.finished else optimizer.scalars_ahead(found.record.step, found.updates + 1)
@@ -91,7 +91,7 @@ def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
     has, other = found.model, wanted
     return (
         has.schema.text == other.schema.text
-        and has.wire == other.wire
+        and has.encoding == other.encoding
         and has.part_bytes == other.part_bytes
         and has.tables == other.tables
         and has.keys.partitions == other.keys.partitions
@@ -157,7 +157,7 @@ def _try(
             published=record.step,
         )
     schema = model.schema
-    stored = schema.stored(model.wire)
+    stored = schema.stored(model.encoding)
     incarnation = reader.incarnation or (reader.begun() or (secrets.token_hex(16),))[0]
     previous = "" if record is None else record.version
     # It has the step of the version that it replaces if only the form differs.
@@ -184,7 +184,7 @@ def _try(
     blobs, of_tables = brought(version)
     full = FullBlob(blobs[0].id, step, step, model.dense, model.part_bytes, model.sent_lengths)
     manifest = Manifest((full, *of_tables.weights.full), slots=(*blobs[1:], *of_tables.kept))
-    blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.wire))
+    blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.encoding))
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
     fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]

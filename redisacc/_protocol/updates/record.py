@@ -82,9 +82,9 @@ def read_update_record(
     if not part_bytes or manifest.state is not None or not of_rows.issubset(tables):
         # A program has published it in a loop over rounds.
         return None
-    cut = (part_bytes, record.wire, record.keys.partitions, tables)
-    if cut != (model.part_bytes, model.wire, model.keys.partitions, model.tables):
-        model = UpdateModel(model.schema, model.optimizer, record.keys, record.wire, part_bytes, tables)
+    cut = (part_bytes, record.encoding, record.keys.partitions, tables)
+    if cut != (model.part_bytes, model.encoding, model.keys.partitions, model.tables):
+        model = UpdateModel(model.schema, model.optimizer, record.keys, record.encoding, part_bytes, tables)
     if manifest.full[0].leaves != model.dense:
         return None
     found = UpdateRecord(
@@ -114,7 +114,7 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
         schema = parse_schema(record.keys, "structure", text)
     optimizer = parse_optimizer(record.keys, config)
     try:
-        return UpdateModel.new(schema, optimizer, record.keys, record.wire)
+        return UpdateModel.new(schema, optimizer, record.keys, record.encoding)
     except InvalidArgumentError as error:
         raise CorruptDataError(
             f"{record.keys.record}: optimizer holds {shown(config)}, which does not fit the leaves: {shown(str(error))}"
@@ -180,7 +180,7 @@ def update_fields(model: UpdateModel, updates: int, scalars: tuple[Scalars, ...]
         scalars: the numbers of the next step; None if there is none.
     """
     numbers = pack_scalars(scalars) if scalars else ""
-    return ("optimizer", model.config, "updates", str(updates), "scalars", numbers, "wire", model.wire)
+    return ("optimizer", model.config, "updates", str(updates), "scalars", numbers, "encoding", model.encoding)
 
 
 def full_sorts(model: UpdateModel) -> tuple[str, ...]:

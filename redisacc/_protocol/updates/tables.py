@@ -185,7 +185,7 @@ class Tables:
         (version, rows), model = self._next, record.model
         before = Manifest(()) if has_losses else tables_of(record.manifest)
         changed = {} if has_losses else {leaf: new.indices for leaf, new in rows.items()}
-        stored = model.schema.stored(model.wire)
+        stored = model.schema.stored(model.encoding)
         planned = plan_leaves(stored, version, step, leaves=model.tables, before=before, changed=changed)
         whole: dict[int, Sequence[Array]] = {}
         for blob in planned.uploaded:
@@ -206,7 +206,7 @@ def whole_tables(model: UpdateModel, version: str, step: int, arrays: Arrays) ->
         step: its step.
         arrays: the tables.
     """
-    stored = model.schema.stored(model.wire)
+    stored = model.schema.stored(model.encoding)
     planned = plan_leaves(stored, version, step, leaves=model.tables, before=Manifest(()), changed={})
     return _laid_out(model, planned, arrays, {})
 
@@ -220,7 +220,7 @@ def _laid_out(model: UpdateModel, planned: LeavesPlan, whole: Arrays, rows: Mapp
         whole: the tables that it brings whole.
         rows: the rows of others that change.
     """
-    schema, stored = model.schema, model.schema.stored(model.wire)
+    schema, stored = model.schema, model.schema.stored(model.encoding)
     tables = Manifest(planned.full, planned.listed, planned.rows_since)
     kept = kept_blobs(schema, tables, model.num_kept)
     sent: list[Blob] = []

@@ -92,7 +92,7 @@ def examine_partitions(transport: Transport) -> Finding:
             "partitions",
             "warn",
             f"{found}, {len(uneven)} of them unevenly spread ({named})",
-            "delete them when their training is over and create them again: partitions are chosen at creation",
+            "delete them when their training is finished and create them again: partitions are chosen at creation",
         )
     return Finding("partitions", "ok", found)
 

@@ -52,7 +52,7 @@ class GradientArrays(ABC):
             arrays: the arrays by name.
             file: the name of the file, for messages.
             local_step: the step that the gradient was computed for.
-            options: further arguments of ``apply_grad``: ``weight``, ``metrics``, ``once_per_worker`` and ``wire``.
+            options: further arguments of ``apply_grad``: ``weight``, ``metrics``, ``once_per_worker`` and ``encoding``.
 
         Raises:
             Failure: the arrays are incomplete.

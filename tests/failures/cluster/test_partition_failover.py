@@ -298,7 +298,7 @@ def test_a_master_fails_while_workers_apply(spread, which, background, until):
                         assert operate(*arguments)
                         break
                     except redisacc.OutcomeUnknownError as error:
-                        operate, arguments = error.retry, ()
+                        operate, arguments = error.settle, ()
             except (redisacc.NotReplicatedError, redisacc.DataLossError):
                 unconfirmed.append(number)
             else:

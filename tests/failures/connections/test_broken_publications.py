@@ -80,7 +80,7 @@ def check(direct, real_client, size, step):
 def parts_of(parameters):
     """The keys of the parts of the latest version."""
     record, schema = parameters._reader.poll(), parameters._reader.schema()
-    blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+    blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
     return [key for blob in blobs for key in blob.keys(record.keys)]
 
 

@@ -158,7 +158,7 @@ class ApplyEncoded(Apply):
     size = LARGE
 
     def do(self, scene):
-        return scene.through.apply_grad(scene.grad(1.0), wire="int8")
+        return scene.through.apply_grad(scene.grad(1.0), encoding="int8")
 
 
 class ApplyStale(Operation):

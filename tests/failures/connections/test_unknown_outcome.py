@@ -53,13 +53,13 @@ def silence(proxy, handle, direction, number=0, methods=SENDING):
 
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
-def test_an_apply_without_reply_is_finished_by_retry(proxy, both, direction):
+def test_an_apply_without_reply_is_finished_by_settle(proxy, both, direction):
     through, direct = both
     with (
         silence(proxy, through, direction),
         pytest.raises(
             redisacc.OutcomeUnknownError,
-            match=r"unknown whether .*\. retry\(\) of this error sends the same request again",
+            match=r"unknown whether .*\. settle\(\) of this error sends the same request again",
         ) as failure,
     ):
         through.apply_grad(np.full(4, 2.0))
@@ -68,16 +68,16 @@ def test_an_apply_without_reply_is_finished_by_retry(proxy, both, direction):
     for _ in range(3):
         assert through.apply_grad(np.full(4, 100.0))
     for _ in range(2):
-        assert failure.value.retry().outcome == "applied"
+        assert failure.value.settle().outcome == "applied"
     assert direct.info().applied == 1 + 3 + 1
     assert direct.take_grad(4).tolist() == [302.0] * 4
     # Its round is over; it stays counted, and is not counted again.
-    assert failure.value.retry().outcome == "applied"
+    assert failure.value.settle().outcome == "applied"
     assert direct.num_accumulated() == 0
 
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
-def test_a_streamed_gradient_without_reply_is_finished_by_retry(proxy, real_client, direction):
+def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_client, direction):
     spec = dict.fromkeys("ab", ("float32", (80_000,)))
     gradient = dict.fromkeys("ab", np.full(80_000, 2, np.float32))
     options = {"reduction_type": "SUM", "in_place_limit": 0}
@@ -97,14 +97,14 @@ def test_a_streamed_gradient_without_reply_is_finished_by_retry(proxy, real_clie
     with silence(proxy, through, direction), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through._commit(upload, gradient, 1.0, None, "")
     for _ in range(2):
-        assert failure.value.retry().outcome == "applied"
+        assert failure.value.settle().outcome == "applied"
     assert direct.info().applied == 2
     assert {path: set(found.tolist()) for path, found in direct.take_grad(2).items()} == {"a": {4}, "b": {4}}
     direct.delete()
     assert leftovers(real_client) == []
 
 
-def test_a_retry_may_be_in_vain_many_times(proxy, both):
+def test_settle_may_be_in_vain_many_times(proxy, both):
     through, direct = both
     with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through.apply_grad(np.ones(4))
@@ -114,14 +114,14 @@ def test_a_retry_may_be_in_vain_many_times(proxy, both):
     for _ in range(3):
         # No copy is sent during these, but the first one was.
         with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
-            error.retry()
+            error.settle()
         error = failure.value
     proxy.refuses = False
-    assert error.retry()
+    assert error.settle()
     assert direct.num_accumulated() == 1
 
 
-def test_a_retry_of_what_has_become_stale_says_so(proxy, both):
+def test_settle_says_what_has_become_stale(proxy, both):
     through, direct = both
     # It never arrives, which only this test knows.
     with silence(proxy, through, "request"):
@@ -131,7 +131,7 @@ def test_a_retry_of_what_has_become_stale_says_so(proxy, both):
         assert proxy.happened()
         proxy.cut_all()
         direct.set_global_step(1)
-    assert failure.value.retry().outcome == "stale"
+    assert failure.value.settle().outcome == "stale"
     assert direct.num_accumulated() == 0
 
 
@@ -163,7 +163,7 @@ def test_a_step_without_reply_is_set_once(proxy, both):
         through.set_global_step(7)
     direct.apply_grad(np.ones(4), local_step=7)
     direct.take_grad(1)
-    failure.value.retry()
+    failure.value.settle()
     assert direct.global_step() == 8
 
 
@@ -173,7 +173,7 @@ def acknowledgement(proxy):
 
 
 @pytest.mark.parametrize(("direction", "listed"), [("request", 1), ("reply", 0)])
-def test_a_round_in_memory_is_delivered_by_retry(proxy, both, direction, listed):
+def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed):
     through, direct = both
 
     def take():
@@ -189,7 +189,7 @@ def test_a_round_in_memory_is_delivered_by_retry(proxy, both, direction, listed)
         short_timeouts(through._transport, methods=ACKNOWLEDGES),
         pytest.raises(
             redisacc.OutcomeUnknownError,
-            match=r"has been read, but the server stopped .*\. retry\(\) of this error acknowledges it; until then",
+            match=r"has been read, but the server stopped .*\. settle\(\) of this error acknowledges it; until then",
         ) as failure,
     ):
         take()
@@ -197,11 +197,11 @@ def test_a_round_in_memory_is_delivered_by_retry(proxy, both, direction, listed)
     assert proxy.happened()
     assert len(direct.info().unacknowledged) == listed
     proxy.resume()
-    assert failure.value.retry().tolist() == [5.0] * 4
+    assert failure.value.settle().tolist() == [5.0] * 4
     assert direct.info().unacknowledged == []
 
 
-def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client):
+def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, real_client):
     acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.where)
     for take, unpacked in (
         (acc.take_grad, lambda t: t),
@@ -219,7 +219,7 @@ def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real
                     pytest.raises(redisacc.OutcomeUnknownError) as failure,
                 ):
                     take(1)
-                indices, values, *_ = unpacked(failure.value.retry())
+                indices, values, *_ = unpacked(failure.value.settle())
             assert (indices.tolist(), values.tolist()) == ([3], [[2.0]])
     acc.delete()
 
@@ -234,12 +234,12 @@ def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
         take.__exit__(None, None, None)
     proxy.resume()
     assert taken.gradient.tolist() == [5.0] * 4
-    assert failure.value.retry() is None
+    assert failure.value.settle() is None
     assert direct.info().unacknowledged == []
 
 
-def test_a_round_that_is_recovered_before_the_retry_is_not_delivered(proxy, both):
-    """The retry cannot take the recovery for an earlier copy of its own request."""
+def test_a_round_that_is_recovered_before_settle_is_not_delivered(proxy, both):
+    """settle() cannot take the recovery for an earlier copy of its own request."""
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))
     take = through.take(1)
@@ -252,7 +252,7 @@ def test_a_round_that_is_recovered_before_the_retry_is_not_delivered(proxy, both
     with direct.recover() as found:
         assert found.gradient.tolist() == [5.0] * 4
     with pytest.raises(redisacc.RoundRecoveredError) as caught:
-        failure.value.retry()
+        failure.value.settle()
     assert caught.value.new_owner == direct._worker
 
 
@@ -297,5 +297,5 @@ def test_a_refusal_that_can_not_be_resolved_is_unknown(proxy, both, monkeypatch)
     with pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through.apply_grad(np.ones(4))
     monkeypatch.undo()
-    assert failure.value.retry()
+    assert failure.value.settle()
     assert direct.num_accumulated() == 1

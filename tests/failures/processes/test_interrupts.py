@@ -246,7 +246,7 @@ def test_refused_gradients_are_not_counted(acc):
 
 
 @pytest.mark.servers("valkey")
-def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
+def test_an_interrupted_settle_is_counted_once(acc, monkeypatch):
     def silent(self, *arguments, **options):
         self._transport.losses.count += 1
         raise redisacc.ServerUnavailableError("silent")
@@ -270,10 +270,10 @@ def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
         for way, send in ways.items():
             patch.setattr(*way, interrupted(send))
         with pytest.raises(Interrupt):
-            unknown.value.retry()
+            unknown.value.settle()
     assert acc.settle() == redisacc.Tally(1, 0, 0, 0)
     acc.apply_grad([2, 2])
-    assert unknown.value.retry().outcome == "applied"
+    assert unknown.value.settle().outcome == "applied"
     assert acc.settle().applied == acc.info().applied == 2
 
 

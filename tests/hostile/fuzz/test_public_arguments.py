@@ -71,7 +71,7 @@ NAMES = (
     "name",
     "reduction_type",
     "worker",
-    "wire",
+    "encoding",
     "finite",
     "in_place_limit",
     "buffer_limit",
