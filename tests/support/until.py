@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import time
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep  # bound here: some tests replace those of the module
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -25,12 +25,12 @@ def until(
         timeout: how long to wait, in seconds.
         details: returns what the error shows besides the last value, such as a log.
     """
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     while not (value := condition()):
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             also = "" if details is None else f"\n{details()}"
             raise AssertionError(f"false for {timeout:g} s, last {value!r}: {_described(condition)}{also}")
-        time.sleep(PAUSE)
+        sleep(PAUSE)
     return value
 
 
