@@ -34,8 +34,9 @@ def open_existing(
     """
     # Held until the handle holds it, so that both use the same connections.
     transport = connect(redis)
-    record = Record(keys, transport.call(*Record.command(keys)))
-    spec = record.spec(transport.call(*Record.tree_command(keys)) if record.kind == "tree" else b"")
+    # In one command: between two, the server might lose it.
+    *reply, tree = transport.call(*Record.command(keys), "tree")
+    spec = Record(keys, reply).spec(tree)
     options: dict[str, Any] = {
         "reduction_type": spec.reduction_type,
         "redis": redis,

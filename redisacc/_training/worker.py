@@ -20,7 +20,7 @@ from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announced_quorum import read_quorum
 from redisacc._protocol.parameters.conclusion import is_concluded_by
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
@@ -268,7 +268,7 @@ class Worker(Participant):
             "the server has lost this training: it was flushed, or restarted without its data. Waiting for a chief to "
             "restore it"
         )
-        while not self._patience.call(self._claimant.look, "to look for the training"):
+        while not self._patience.call(self._is_there_again, "to look for the training"):
             self._check_lease()
             if log.is_due(clock.now()):
                 self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
@@ -278,7 +278,6 @@ class Worker(Participant):
         if self._accumulator is not None:
             self._accumulator.close()
             self._accumulator = None
-        self._patience.call(self._reopen_if_replaced, "to read the parameters")
         self._has_lost_gradient = True
 
     def _is_training_lost(self, keys: ParameterKeys) -> bool:
@@ -296,13 +295,20 @@ class Worker(Participant):
             self._transport.waits.sleep(ASK_EVERY)
         return True
 
-    def _reopen_if_replaced(self) -> None:
+    def _is_there_again(self) -> bool:
+        """Returns whether parameters are published: those that the server has lost, or others in their place."""
+        if not self._claimant.look():
+            return False
         try:
-            self._parameters.step()
+            return self._parameters.step() is not None
         except ParametersNotFoundError:
+            if not is_over(self._transport, ParameterKeys(self.shared_name), self._parameters._reader.incarnation):
+                # The server has lost them again.
+                return False
             self._warn("a chief has begun this training again from other parameters; continuing with those")
             self._parameters._forget()
             self._step = None
+            return True
 
     def _is_finished(self) -> bool:
         """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
@@ -499,18 +505,21 @@ class Worker(Participant):
         missing: str = "",
     ) -> ApplyResult:
         what = f"to apply the gradient of step {step}"
+        is_restored = False
         while True:
             try:
+                if is_restored:
+                    published = self._patience.call(self._parameters.step, "to read the step")
+                    if self._step is None or published is None or published < step:
+                        # The gradient belongs to parameters that nobody continues. The loop gets others.
+                        return ApplyResult("stale", published or 0, 0)
                 return self._patience.call(
                     lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing), what
                 )
             except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
-                published = self._patience.call(self._parameters.step, "to read the step")
-                if self._step is None or published is None or published < step:
-                    # The gradient belongs to parameters that nobody continues. The loop gets others.
-                    return ApplyResult("stale", published or 0, 0)
+                is_restored = True
             except (DataLossError, StaleSequenceError) as error:
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
                 self._warn("%s", error)

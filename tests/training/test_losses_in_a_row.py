@@ -1,4 +1,4 @@
-"""A server that loses its data again while a chief restores them: the chief restores them as often as needed."""
+"""A server that loses its data again while a chief restores them: they are restored as often as needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _brief(monkeypatch):
 
 
 class Losses:
-    """Empties the server that a chief reaches through a proxy, and empties it again while the chief restores it."""
+    """Empties the server that a process reaches through a proxy, and empties it again while it is being restored."""
 
     def __init__(self, proxy, client):
         self._proxy = proxy
@@ -28,7 +28,7 @@ class Losses:
         self.number = 0
 
     def begin(self, after, times=1):
-        """Empties the server now, and that many times again, each time after so many further requests of the chief."""
+        """Empties the server now, and that many times again, each time after so many requests of that process."""
         self._left, self._after = times, after
         self._empty()
 
@@ -112,6 +112,19 @@ def test_rounds_are_lost_again_at_each_exchange(training, losses, proxy, exchang
         assert parameters.latest_state()[1]["m"].item() == until - 1
         assert parameters.finished()
     assert losses.number > (1 + times) * len(exchanges) / 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_worker_outlives_losses_at_each_of_its_exchanges(training, losses, proxy, exchanges, times):
+    one = training.work(training.worker(redis=proxy.url))
+    chief = training.chief()
+    until, after = len(exchanges) + 1, dict(enumerate(exchanges, 1))
+    for taken in chief.rounds(until=until):
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+        if chief.step in after:
+            losses.begin(after[chief.step], times)
+    assert chief.parameters["w"].tolist() == [until, sum(range(until))]
+    assert one.result(60)[1] == list(range(until))
 
 
 def one_step(chief):
