@@ -1,7 +1,8 @@
 """Builds the files of a release in dist/ and checks them, uploading nothing: `make release`.
 
 1. The version in `redisacc/_version.py` has an entry in CHANGELOG.md, and CITATION.cff names it.
-2. The wheel holds what it should and nothing else, and so does the source distribution. `twine check` accepts both.
+2. The wheel holds what it should and nothing else, and so does the source distribution. `twine check` accepts both, and
+   the links of their description are absolute.
 3. In fresh environments of every Python that redisacc supports, `smoke.py` uses what is installed: the wheel alone
    and with its extras, the source distribution, the newest numpy and numpy 1.26, and the lowest versions that
    pyproject.toml allows. A Python that this machine lacks is skipped, and named at the end.
@@ -133,6 +134,16 @@ def check_contents(files: set[str]) -> None:
     compare(names, {name for name in files if not NOT_IN_SDIST.match(name)} | {"PKG-INFO"}, "the source distribution")
 
 
+def check_description() -> None:
+    """Checks that the description has the README's links, and none that needs the repository next to it."""
+    with zipfile.ZipFile(archive("whl")) as wheel:
+        metadata = wheel.read(f"redisacc-{VERSION}.dist-info/METADATA").decode()
+    targets = re.findall(r"\]\(([^)\s]+)\)", metadata)
+    relative = [target for target in targets if not target.startswith("https://")]
+    if relative or not targets:
+        raise Failure(f"the wheel's description has links that are relative, or none: {relative}")
+
+
 def archive(ending: str) -> Path:
     """Returns the file in dist/ with this ending."""
     [file] = DIST.glob(f"*.{ending}")
@@ -183,6 +194,7 @@ def main() -> None:
     check_statements()
     build()
     check_contents(files)
+    check_description()
     print(f"dist/ holds redisacc {VERSION}: twine accepts it, and both archives hold what they should", flush=True)
     missing = []
     for version in PYTHONS:

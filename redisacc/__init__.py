@@ -1,4 +1,4 @@
-"""Conditional gradient accumulators, dense, sparse and of whole models, shared by name over Redis."""
+"""TensorFlow 1's conditional accumulator over Redis, and fault-tolerant distributed training built on it."""
 
 import importlib
 import os

