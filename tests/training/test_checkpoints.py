@@ -478,7 +478,8 @@ def contents(folder):
 
 
 OF_ANOTHER = (
-    "cannot have the checkpoints of the training 'train': its {} is of the training 'other'. Give each training"
+    "cannot have the checkpoints of the training 'train': its {} is of the training 'other'. "
+    "Give each training a folder of its own"
 )
 
 

@@ -240,6 +240,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "pass the number of all: sampler(…, workers=)",
     ),
     "pytorch/test_schedulers.py": ("turn that off, for example with OneCycleLR(…, cycle_momentum=False)",),
+    "training/test_checkpoints.py": ("Give each training a folder of its own",),
     "training/test_crew_leases.py": ("Stop that process first, or leave this one out",),
     "training/test_local_steps.py": ("because its state stays in each worker: pass ema to outer",),
     "training/test_loop.py": (
