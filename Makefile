@@ -44,7 +44,7 @@ $(VENV)/.test: pyproject.toml $(ANOTHER)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[lint]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[lint]' build
 	@touch $@
 
 demo: $(VENV)/.demo ## 1 min | train word vectors with several processes, kill two of them, and check the result
