@@ -59,7 +59,7 @@ def test_local_steps() -> None:
             assert printed.count("was killed by SIGKILL; it starts again") == 1
         loss, kb = printed_by(printed)
         # In a process of its own, which has one thread for a matrix, as those of the example.
-        loss_of_every_step = float(output_of(programs.start(__file__), 250))
+        loss_of_every_step = float(output_of(programs.start(__file__, PYTHONPATH=str(TESTS)), 250))
     with Server() as server, Programs(server.url) as programs:
         _, kb_of_every_step = printed_by(
             output_of(programs.run(2, "local_steps.py", arguments=["--every-step", "--steps", "40"]), 100)
@@ -72,5 +72,5 @@ def test_local_steps() -> None:
 
 if __name__ == "__main__":
     # At the end: one of the examples has the name of a module of Python.
-    sys.path += map(str, (EXAMPLES, TESTS))
+    sys.path.append(str(EXAMPLES))
     print(compute_loss_of_every_step(importlib.import_module("local_steps")))
