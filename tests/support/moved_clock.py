@@ -191,7 +191,9 @@ class MovedClock:
         with self._lock:
             waiting, number = dict(self._waits), self._state[1]
             # Those that have begun to wait since the last move have done what was due.
-            known = [caller for caller, begun in self._known.items() if begun < number]
+            known = {caller for caller, begun in self._known.items() if begun < number}
+            # A thread may have a lease before it waits for the first time.
+            known |= {thread for thread in threading.enumerate() if thread not in self._known}
             renewing = [thread for thread in self._renewing() if self._known.get(thread, -1) < number]
         now, frames = clock.now(), sys._current_frames()
         busy = [caller for caller, end in waiting.items() if end <= now and not _has_ended(caller)]
@@ -386,7 +388,12 @@ def _has_ended(caller: Caller) -> bool:
 
 
 def _is_in_package(frame: Any) -> bool:
-    """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called."""
+    """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called.
+
+    A thread that waits until another one has something for it, for whatever time that takes, has nothing to do.
+    """
+    if frame is not None and frame.f_code.co_filename == threading.__file__:
+        return False
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(PACKAGE):
