@@ -6,8 +6,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of test processes: two more than processors, because many tests wait. Each starts servers of its own.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# The number of test processes: four more than processors, because many tests wait. Each starts servers of its own.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal

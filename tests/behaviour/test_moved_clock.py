@@ -104,6 +104,7 @@ PYTHONS = {
 }
 
 
+@pytest.mark.slow(keep="forked")
 @pytest.mark.parametrize("way", PYTHONS)
 @pytest.mark.servers("valkey", "cluster")
 def test_other_processes_follow(clock, real_server, real_client, until, way):

@@ -313,6 +313,7 @@ def test_a_second_run_is_refused(client, background, until):
     run.result(20)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, background, until, caplog):
     server = daemon()
     reducer = redisacc.Reducer(redis=server.url)

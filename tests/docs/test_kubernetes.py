@@ -124,6 +124,7 @@ def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path: Path) -> No
             process.kill()
 
 
+@pytest.mark.slow
 def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FILES["train.py"])
     jobs = manifests("training.yaml")

@@ -288,6 +288,7 @@ def test_data_of_a_killed_owner_are_saved(executable: str, tmp_path: Path, kind:
         assert keys(server) == {"a"}
 
 
+@pytest.mark.slow
 def test_directory_is_waited_for_while_its_last_server_saves(any_executable: str, tmp_path: Path) -> None:
     directory = DataDirectory.create(tmp_path)
     growing = tmp_path / "temp-1.rdb"

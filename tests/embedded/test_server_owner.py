@@ -17,7 +17,7 @@ from redisacc.embedded import Server
 pytestmark = pytest.mark.servers(*REAL)
 
 
-@pytest.mark.slow(keep="-9")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path: Path, how: signal.Signals) -> None:
     with run("-c", OWNER, executable, "", cwd=tmp_path) as owner:

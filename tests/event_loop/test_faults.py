@@ -68,6 +68,7 @@ async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
         await direct.delete()
 
 
+@pytest.mark.slow(keep="open")
 @pytest.mark.parametrize("are_open", [True, False], ids=["open connections", "new connections"])
 async def test_calls_that_wait_for_a_connection_to_a_silent_server_end_together(
     proxy, real_server, monkeypatch, are_open

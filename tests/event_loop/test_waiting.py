@@ -189,6 +189,7 @@ async def opened(handle):
     return await handle
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_is_dropped_in_the_middle_of_a_wait(real_server):
     async def main():
         async with accumulator(real_server.url) as acc:

@@ -131,6 +131,7 @@ with redisacc.Training("kept", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(
 """
 
 
+@pytest.mark.slow(keep="directory")
 @pytest.mark.parametrize(
     "options",
     [
@@ -169,6 +170,7 @@ FAILED = (
 )
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_starts_again_is_tried_again(start, unused_port, broken):
     run = start("--workers", 1, "--server-port", unused_port, script=TRAINING)
     run.seen("step 20")
@@ -180,6 +182,7 @@ def test_a_server_that_is_killed_while_it_starts_again_is_tried_again(start, unu
     assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_server_that_can_never_start_again_ends_the_run(start, unused_port, broken):
     script = "print('ready'); import signal; signal.pause()"
     run = start("--workers", 1, "--server-port", unused_port, "--restarts", 2, script=script)

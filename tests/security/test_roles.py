@@ -595,7 +595,7 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     run.result(20)
 
 
-@pytest.mark.slow(keep="valkey")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "partitions"),
     thorough(

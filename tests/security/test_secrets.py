@@ -124,6 +124,7 @@ def unread_port():
         return sock.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 def test_no_secret_in_any_log_line_error_or_repr(
     daemon, open_accumulator, ears, background, until, monkeypatch, tmp_path

@@ -476,6 +476,7 @@ def test_a_number_of_workers_that_somebody_else_has_written(training, value):
         _ = training.worker().workers
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training):
     worker = training.worker(0)
     training.give_lease("worker 0", "host:9", 60_000)

@@ -83,7 +83,7 @@ def updates(training, where, until, seen=lambda step: None):
     return step, int(state["updates"]), {path: leaf.tobytes() for path, leaf in arrays.items()}
 
 
-@pytest.mark.slow(keep="1]")
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_updates_are_lost_again_at_each_exchange(training, losses, proxy, client, exchanges, times):
     until = len(exchanges) + 1
@@ -114,6 +114,7 @@ def test_rounds_are_lost_again_at_each_exchange(training, losses, proxy, exchang
     assert losses.number > (1 + times) * len(exchanges) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_worker_outlives_losses_at_each_of_its_exchanges(training, losses, proxy, exchanges, times):
     one = training.work(training.worker(redis=proxy.url))
@@ -135,7 +136,7 @@ def one_step(chief):
 
 
 # Each place takes some seconds, because a chief waits until all workers have claimed what they have.
-@pytest.mark.slow(keep="22]")
+@pytest.mark.slow
 @pytest.mark.parametrize("after", thorough(range(0, 60, 2), usual=[6, 14, 22, 30]))
 def test_what_a_worker_hands_over_is_lost_again(training, losses, proxy, until, after):
     """A chief that begins asks a worker for what the server has lost, and loses that while it continues with it."""

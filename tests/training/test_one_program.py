@@ -155,6 +155,7 @@ class Processes:
         return bool(due)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("crew", "others"),
     [

@@ -180,6 +180,7 @@ def test_no_server_at_the_beginning_is_an_error(training, away):
             open_it()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_always_too_late_for_patience_zero_still_answers(training, away):
     """A server that answers gets the time for its answer, however short patience is."""
     chief, worker = training.chief(patience=0), training.worker(patience=0)

@@ -207,6 +207,7 @@ def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
     assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
 
 
+@pytest.mark.slow(keep="None")
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, partitions):
     master, replica = pair
@@ -246,6 +247,7 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, parti
     assert set(found["a"].tolist()) == {3.0}
 
 
+@pytest.mark.slow
 def test_a_master_that_is_demoted_while_it_waits_for_its_replicas(pair, open_acc, background, until):
     """It did what it was asked to do; but only what the new master has counts."""
     master, replica = pair
@@ -328,6 +330,7 @@ def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, 
     assert waits(recover) >= (2 if in_partitions else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
     """A call of a training gives the server as long to reply as WAIT gives its replicas."""
