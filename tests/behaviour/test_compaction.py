@@ -35,6 +35,7 @@ def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
     assert open_dense("float32", [3], "other").info().buffer_limit == 256 * 2**20
 
 
+@pytest.mark.slow(keep="in parts")
 @pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_a_dense_round_of_many_times_the_limit(client, open_dense):
@@ -55,6 +56,7 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense):
     assert buffered_bytes(client) == acc.info().buffered_bytes == 0
 
 
+@pytest.mark.slow(keep="in parts")
 @pytest.mark.every_server(dtype="float32")
 @pytest.mark.parametrize(
     "dtype", thorough(["float32", "float16", "int8", "uint64", "complex64"], usual=["float32", "int8"])
@@ -125,6 +127,7 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
     assert acc.info().stale == 1
 
 
+@pytest.mark.slow(keep="in parts")
 @pytest.mark.usual(client="asyncio")
 def test_many_clients_share_the_room(real_server, open_dense):
     """Exact numbers reveal a gradient that is lost or counted twice."""

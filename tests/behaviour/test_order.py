@@ -99,6 +99,7 @@ def test_gradients_in_parts(crew, elements, partitions, weights):
             assert bits(taken.gradient) == expected
 
 
+@pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("elements", [40, 30_000, 400_000], ids=["inline", "a part", "several parts"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_a_taker_that_waits(crew, background, until, elements, partitions):
@@ -134,6 +135,7 @@ def sum_of(weights, order):
     return total
 
 
+@pytest.mark.slow(keep="several")
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 @pytest.mark.parametrize("elements", [40, 400_000], ids=["inline", "several parts"])
 def test_encoded_gradients(crew, encoding, elements):

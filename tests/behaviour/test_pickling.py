@@ -67,6 +67,7 @@ def test_a_sparse_one_keeps_everything_that_it_was_opened_with(url, monkeypatch)
     acc.delete()
 
 
+@pytest.mark.slow
 def test_another_process_gets_it(handle):
     handle.apply_grad(np.float32([1, 2]))
     process = multiprocessing.get_context("spawn").Process(target=handle.apply_grad, args=([5, 6],))

@@ -294,6 +294,7 @@ def test_a_sum_that_lua_cannot_hold_is_buffered_with_the_whole_tree(open_tree):
     assert total["b"].values.tolist() == [(many * (2**32 - 1) + 7) % 2**32]
 
 
+@pytest.mark.slow(keep="mixed")
 @pytest.mark.usual(client="asyncio")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("sections", ["dense", "mixed"])

@@ -17,6 +17,7 @@ from redisacc.cli.export import Metrics
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
+@pytest.mark.slow
 def test_export(real_server, open_dense, background, until):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     other = open_dense("float32", [1], "other")

@@ -40,6 +40,7 @@ def test_every_step_has_torchs_bits(name, dtype):
     assert digest == recorded["digest"]
 
 
+@pytest.mark.slow(keep="float32")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CLIPPED)
 def test_clipping_by_the_global_norm(name, dtype):
@@ -49,6 +50,7 @@ def test_clipping_by_the_global_norm(name, dtype):
         assert distance(arrays, decoded(recorded[path], dtype)) <= BOUNDS[name]
 
 
+@pytest.mark.slow(keep="float32")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SPARSE)
 def test_rows_have_lazy_state_as_in_torch(name, dtype):

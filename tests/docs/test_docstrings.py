@@ -37,6 +37,7 @@ def _examples() -> Iterator[doctest.DocTest]:
 EXAMPLES = list(_examples())
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example(example: doctest.DocTest, real_server: ServerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

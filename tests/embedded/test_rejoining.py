@@ -26,7 +26,7 @@ def shards_in_file(node: ClusterNode) -> dict[str, str]:
     return {line[0]: line[1].partition(",")[2] for line in lines if line[0] != "vars"}
 
 
-@pytest.mark.slow(keep="master]")
+@pytest.mark.slow
 @pytest.mark.servers(*REAL)
 @pytest.mark.every_server
 @pytest.mark.parametrize(

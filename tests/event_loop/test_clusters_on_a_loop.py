@@ -12,6 +12,7 @@ import redisacc.asyncio
 pytestmark = [pytest.mark.servers("cluster"), pytest.mark.every_server]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [None, 3])
 async def test_a_cluster_by_its_url(real_server, partitions):
     options = {"shared_name": "w", "redis": real_server.url, "partitions": partitions}

@@ -157,6 +157,7 @@ def test_garbage_in_a_field_of_the_record(ops, client, field, value):
     assert failures
 
 
+@pytest.mark.slow(keep="None|x")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("field", ["kind", "dtype", "shape", "reduction_type", "format", "chunk", "lease_ms"])
 @pytest.mark.parametrize("value", GARBAGE, ids=repr)

@@ -88,6 +88,7 @@ def is_compacted(client, acc):
     return any(header["gradients"] > 1 for header in headers)
 
 
+@pytest.mark.slow(keep="mixed")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
 def test_sparse_equals_peek(client, open_sparse, dtype, stored, monkeypatch):

@@ -248,6 +248,7 @@ def test_a_worker_can_do_its_work(place):
     assert place.refused() == []
 
 
+@pytest.mark.slow
 def test_a_taker_can_do_its_work(place, background, until):
     place.refused()
     taker_works(place, background, until)

@@ -50,7 +50,7 @@ def speaks_tls(server):
         raise
 
 
-@pytest.mark.slow(keep="-0")
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_round_over_tls(tls, certificates, open_accumulator, background, until, limit):
@@ -71,6 +71,7 @@ def test_a_round_over_tls(tls, certificates, open_accumulator, background, until
         assert acc.take_grad(1, timeout=20).tolist() == [1] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.servers("redis7")
 @pytest.mark.parametrize(
     "how", ["another authority", "no certificate", "a stranger's certificate", "no TLS", "password"]

@@ -108,6 +108,7 @@ def ports(real_server: Any, certificates: Any) -> Iterator[dict[str, Any]]:
         yield {**certificates, **of}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_error_says_what_is_wrong_about_tls(ports, wrong, cluster, monkeypatch):

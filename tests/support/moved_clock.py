@@ -175,10 +175,14 @@ class MovedClock:
 
     def _until_due(self) -> float:
         """For how many seconds at least nobody has anything to do; at least a step."""
-        if self._followers():
+        # A caller waits now, or does something, or waits then.
+        with self._lock:
+            ends = list(self._waits.values())
+        if self._followers() or self._awake(math.inf):
             return STEP
         with self._lock:
-            return max(min(self._waits.values(), default=math.inf) - clock.now(), STEP)
+            ends += self._waits.values()
+        return max(min(ends, default=math.inf) - clock.now(), STEP)
 
     def _settle(self) -> None:
         give_up = time.monotonic() + PATIENCE
@@ -190,21 +194,28 @@ class MovedClock:
         """The callers of this process that have to do what is due, or are doing it."""
         with self._lock:
             waiting, number = dict(self._waits), self._state[1]
-            # Those that have begun to wait since the last move have done what was due.
+            renewing = [thread for thread in self._renewing() if self._known.get(thread, -1) < number]
+        now = clock.now()
+        busy = [caller for caller, end in waiting.items() if end <= now and not _has_ended(caller)]
+        busy += [thread for thread in renewing if thread not in waiting]
+        # Those that have begun to wait since the last move have done what was due.
+        return [_name(caller) for caller in [*busy, *self._awake(number)]]
+
+    def _awake(self, number: float) -> list[Caller]:
+        """The callers that do something in the package, and have not begun to wait since a move of this number."""
+        with self._lock:
+            waiting = set(self._waits)
             known = {caller for caller, begun in self._known.items() if begun < number}
             # A thread may have a lease before it waits for the first time.
             known |= {thread for thread in threading.enumerate() if thread not in self._known}
-            renewing = [thread for thread in self._renewing() if self._known.get(thread, -1) < number]
-        now, frames = clock.now(), sys._current_frames()
-        busy = [caller for caller, end in waiting.items() if end <= now and not _has_ended(caller)]
-        busy += [thread for thread in renewing if thread not in waiting]
-        here = threading.current_thread()
-        for caller in known:
-            if caller is here or caller in waiting or _has_ended(caller) or _name(caller) == LISTENING:
+        here, frames = threading.current_thread(), sys._current_frames()
+        awake = []
+        for caller in known - waiting - {here}:
+            if _has_ended(caller) or _name(caller) == LISTENING:
                 continue
             if _calls_package(caller) if isinstance(caller, asyncio.Task) else _is_in_package(frames.get(caller.ident)):
-                busy.append(caller)
-        return [_name(caller) for caller in busy]
+                awake.append(caller)
+        return awake
 
     def _renewing(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name in RENEWING]
@@ -390,9 +401,9 @@ def _has_ended(caller: Caller) -> bool:
 def _is_in_package(frame: Any) -> bool:
     """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called.
 
-    A thread that waits until another one has something for it, for whatever time that takes, has nothing to do.
+    A thread that waits without a timeout until another one has something for it has nothing to do.
     """
-    if frame is not None and frame.f_code.co_filename == threading.__file__:
+    if frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout") is None:
         return False
     while frame is not None:
         file = frame.f_code.co_filename

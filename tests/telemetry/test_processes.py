@@ -71,7 +71,7 @@ print([span.name for span in memory.get_finished_spans()], sorted(metric.name[10
 """
 
 
-@pytest.mark.slow(keep="sdk0")
+@pytest.mark.slow
 @pytest.mark.parametrize("sdk", [["spans"], ["metrics"], ["spans", "metrics"]])
 def test_an_sdk_that_is_set_up_later_records_from_then_on(real_server, sdk):
     found = subprocess.run(

@@ -229,6 +229,7 @@ def temporaries(folder):
     return [name for name in names(folder) if name.endswith(".tmp")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["step-00000009.safetensors", "other", "a long name " * 20])
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path, file):
     """The next one may be of another training, or `redisacc checkpoint` with another file in this folder."""

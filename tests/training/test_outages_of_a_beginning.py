@@ -109,6 +109,7 @@ async def train_on_a_loop(url):
     return step, found.round(3).tolist()
 
 
+@pytest.mark.slow(keep="22")
 @anywhere
 def test_while_a_training_begins(proxy, outages, training, background, after, direction):
     outages.begin_after(after, direction)
@@ -130,7 +131,7 @@ def test_an_address_that_is_wrong_from_the_beginning():
         train("redis://127.0.0.1:1")
 
 
-@pytest.mark.slow(keep="(22|41)")
+@pytest.mark.slow(keep="22")
 @anywhere
 def test_while_a_chief_takes_over(proxy, outages, training, background, until, caplog, after, direction):
     caplog.set_level("INFO")
@@ -151,7 +152,7 @@ def test_while_a_chief_takes_over(proxy, outages, training, background, until, c
     assert outages.number == 1
 
 
-@pytest.mark.slow(keep="optimizer-(22|41)")
+@pytest.mark.slow(keep="optimizer-22")
 @anywhere
 @pytest.mark.loses_data
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["update", "optimizer"])

@@ -74,6 +74,7 @@ def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, mo
     assert ahead[True] > 0
 
 
+@pytest.mark.slow(keep="3]")
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, monkeypatch, partitions):
     fetched = []
@@ -155,6 +156,7 @@ def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding
     assert {path: leaf.tobytes() for path, leaf in fresh.items()} == {p: leaf.tobytes() for p, leaf in expected.items()}
 
 
+@pytest.mark.slow(keep="sgd")
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize(
     "model",
@@ -221,6 +223,7 @@ def test_rows_of_nobody_change_nothing(training):
     assert {*(third != second).nonzero()[0]} == {7}
 
 
+@pytest.mark.slow(keep="adam-3")
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
 def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
@@ -278,6 +281,7 @@ def test_rows_of_a_table_that_was_brought_whole_since(training):
     worker.result(20)
 
 
+@pytest.mark.slow(keep="3]")
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
     """After the gradients were deleted, a chief may begin with others. Weights and state stay."""

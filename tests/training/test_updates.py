@@ -265,7 +265,7 @@ def test_workers_fetch_parts_before_they_are_published(
     assert max(taken) == len(one.chief._updating._record.model.parts)
 
 
-@pytest.mark.slow(keep="bfloat16")
+@pytest.mark.slow(keep="weights")
 @pytest.mark.parametrize(
     ("reduced", "partitions"),
     thorough(list(product([False, True], [None, 3])), usual=[(False, None), (True, 3)]),
@@ -327,6 +327,7 @@ def test_weights_are_added_in_the_order_of_the_workers(updated, until, size):
     one.check(3)
 
 
+@pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("name", ["adam", "adamw ema"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_an_updater_that_reads_the_record_after_the_order(

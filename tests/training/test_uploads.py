@@ -64,6 +64,7 @@ def calm(monkeypatch):
     monkeypatch.setattr(upload_module, "RENEWAL", 0.02)
 
 
+@pytest.mark.slow(keep="int8")
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_the_sum_has_the_bits_of_an_apply(training, background, encoding, partitions):

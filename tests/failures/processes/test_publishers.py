@@ -141,6 +141,7 @@ def test_what_cannot_be_pickled(real_client, real_server):
         real_client.config_set("requirepass", "")
 
 
+@pytest.mark.slow
 def test_a_forked_child_reads_and_publishes(real_server, real_client):
     program = """
         import os, sys, threading, warnings

@@ -142,6 +142,7 @@ def elements(gradient):
     return np.concatenate([gradient["a"], gradient["b"]])
 
 
+@pytest.mark.slow(keep="in parts")
 def test_an_upload(open_tree_stored, real_client, monkeypatch):
     suspension = Suspension(monkeypatch, real_client)
 
@@ -185,6 +186,7 @@ def test_an_upload_between_two_leaves(open_tree_stored, real_client, background,
     nothing_is_left(real_client)
 
 
+@pytest.mark.slow(keep="in parts")
 def test_a_take(open_stored, real_client, monkeypatch):
     suspension = Suspension(monkeypatch, real_client)
 
@@ -205,6 +207,7 @@ def test_a_take(open_stored, real_client, monkeypatch):
     everywhere(suspension, scene)
 
 
+@pytest.mark.slow(keep="in parts")
 def test_a_recovery(open_stored, real_client, monkeypatch):
     suspension = Suspension(monkeypatch, real_client)
 
@@ -305,6 +308,7 @@ def test_a_publication(real_client, monkeypatch, partitions, first):
     everywhere(suspension, scene)
 
 
+@pytest.mark.slow(keep="others")
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("values", ["the same", "others"])
 def test_a_publication_that_somebody_else_makes_meanwhile(real_client, monkeypatch, partitions, values):

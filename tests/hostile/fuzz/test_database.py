@@ -239,7 +239,7 @@ def forge(client, action, key, field, text, header, change):
             client.sadd(key, text, field)
 
 
-@pytest.mark.slow(keep="sparse-small")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=USUAL))
 def test_forged(request, search, real_client, real_server, kind):
     # Without `tail`: used again and again, its listener would not end between two tests, and count as left behind.

@@ -78,6 +78,7 @@ def test_headers(search, kind):
 TREE_FIELDS = [b"sparse:s:0", b"sparse:s:4", b"present:0", b"present:1"]
 
 
+@pytest.mark.slow(keep="float32")
 @pytest.mark.parametrize("dtype", ["float32", "int32", "complex128"])
 def test_rows(search, dtype):
     kind = dtypes.TABLE[dtype]
