@@ -304,10 +304,14 @@ def test_all_workers_are_counted_in_the_loop_only(join):
 
 def test_any_process_ends_the_training_for_all(join, background):
     every = [join(workers=2) for _ in range(2)]
+    # Whoever has not read a step before the end does not get it.
+    both_have_step_3 = threading.Barrier(2, timeout=20)
 
     def seen(one, step):
-        if step == 3 and not one.leads:
-            one.finish()
+        if step == 3:
+            both_have_step_3.wait()
+            if not one.leads:
+                one.finish()
 
     running = [background(train, one, None, seen) for one in every]
     assert [max(one.result(60)) for one in running] == [3, 3]
