@@ -93,7 +93,7 @@ class Node:
 
     def close(self) -> None:
         """Gives back, or closes, the connections that were kept. No call may be under way."""
-        # A settle() or settle() may follow: its connection then goes back to the pool.
+        # A settle() may follow, of the handle or of an error: its connection then goes back to the pool.
         self._keeps = 0
         self._leave()
 

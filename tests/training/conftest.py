@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import redis
 from support.moved_clock import MovedClock
+from support.proxy import proxy_before_server
 
 import redisacc
 from redisacc._format.entries import clock_ms
@@ -28,6 +29,13 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def proxy(real_server: Any) -> Iterator[Any]:
+    """A proxy before the server, whose connections a test can break."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

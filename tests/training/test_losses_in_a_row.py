@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.proxy import Fault, proxy_before_server
+from support.proxy import Fault
 from support.selection import thorough
 
 import redisacc
@@ -39,12 +39,6 @@ class Losses:
             self._proxy.arm(Fault("request", self._after, 0, "pass"))
         self.number += 1
         self._client.flushall()
-
-
-@pytest.fixture
-def proxy(real_server):
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

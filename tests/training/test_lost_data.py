@@ -441,6 +441,17 @@ def test_the_newest_worker_dies_before_it_hands_over(training, background, until
         waiting.result()
 
 
+def the_other_hands_over(training, background, other):
+    """A new process has the number of the worker that was ahead, and the chief gets step 2 from the other worker."""
+    assert training.worker().number == 0
+    waiting = background(next, other)
+    chief = training.chief({"w": np.full(2, 50)})
+    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
+    training.close()
+    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
+        waiting.result()
+
+
 @pytest.mark.loses_data
 def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training, background, until):
     """Nobody waits for the dead one to hand over what it had."""
@@ -457,13 +468,7 @@ def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training
         identity[1] = str(dead.pid)
     entry = b" ".join((step, incarnation, claimed_ms, ".".join(identity).encode()))
     training.client.hset(claims, "worker 0", entry)
-    assert training.worker().number == 0
-    waiting = background(next, second)
-    chief = training.chief({"w": np.full(2, 50)})
-    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
-    training.close()
-    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
-        waiting.result()
+    the_other_hands_over(training, background, second)
 
 
 @pytest.mark.loses_data
@@ -474,13 +479,7 @@ def test_a_claim_of_a_process_of_another_machine_ends_when_it_claims_no_more(tra
     step, incarnation, claimed_ms, _ = training.client.hget(claims, "worker 0").decode().split()
     ahead.close()
     training.client.hset(claims, "worker 0", f"{step} {incarnation} {claimed_ms} {'0' * 16}.1.1")
-    assert training.worker().number == 0
-    waiting = background(next, second)
-    chief = training.chief({"w": np.full(2, 50)})
-    assert (chief.step, chief.parameters["w"].tolist()) == (2, [2, 2])
-    training.close()
-    with pytest.raises((redisacc.CancelledError, redisacc.LeaseLostError)):
-        waiting.result()
+    the_other_hands_over(training, background, second)
 
 
 def test_workers_of_a_deleted_training_claim_nothing(training, background, until):

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.proxy import Fault, proxy_before_server
+from support.proxy import Fault
 from support.selection import thorough
 
 import redisacc
@@ -64,12 +64,6 @@ def _brief(monkeypatch):
     """How long each call tries to reach the server before an outage is logged."""
     monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
-
-
-@pytest.fixture
-def proxy(real_server):
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
 
 
 @pytest.fixture
