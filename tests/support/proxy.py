@@ -193,10 +193,11 @@ class Proxy:
         return len(late)
 
     def cut_all(self) -> None:
-        """Cuts every connection."""
+        """Cuts every connection. Whatever its threads still have in hand is neither numbered nor disturbed."""
         with self._lock:
             for sock in self._open:
                 _close(sock)
+            self._open.clear()
 
     def close(self) -> None:
         self._closed = True
@@ -241,14 +242,17 @@ class Proxy:
                 here = 0
                 for piece, ends in messages.feed(data):
                     if not begun:
-                        number, passed, begun = self._number(direction), 0, True
+                        number, passed, begun = self._number(direction, source), 0, True
                         fault = self._drawn(direction, number)
                     self._flowing.wait()
                     if ends:
                         # Counted before the other side can receive it and the test can go on.
                         with self._lock:
-                            self.lengths[direction].append(passed + len(piece))
+                            if source in self._open:
+                                self.lengths[direction].append(passed + len(piece))
                     happening = fault or self._fault
+                    if source not in self._open:
+                        happening = None
                     at = self._place(happening, direction, number, passed, piece, ends)
                     self._send(target, piece[:at])
                     if at is not None and happening is not None:
@@ -270,8 +274,10 @@ class Proxy:
                 _close(source)
                 _close(target)
 
-    def _number(self, direction: Direction) -> int:
+    def _number(self, direction: Direction, source: socket.socket) -> int:
         with self._lock:
+            if source not in self._open:
+                return -1
             number = self._numbers[direction]
             self._numbers[direction] += 1
             return number

@@ -25,7 +25,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
-    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.3)
     monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
