@@ -26,6 +26,12 @@ def child_processes(
 ) -> Iterator[ChildProcesses]:
     """Starts processes that do one operation each, through the proxy. They end before the server is looked at."""
     processes = ChildProcesses(proxy.url, tmp_path, clock.env)
-    with clock.running():
-        yield processes
+    yield processes
     processes.end()
+
+
+@pytest.fixture
+def time_runs(clock: MovedClock) -> Iterator[None]:
+    """Leases run out while the test waits. A process that is to meet a fault first would miss its deadlines."""
+    with clock.running():
+        yield

@@ -74,7 +74,7 @@ def succeed(client, size, partitions, running, *, child=None, until=None):
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(LARGE, 3)]))
 def test_a_chief_that_dies_anywhere(
-    proxy, child_processes, real_client, until, working, size, partitions, end, request
+    proxy, child_processes, real_client, until, working, size, partitions, end, request, clock
 ):
     kind = "partitions" if partitions else "dense"
     for _ in range(2):
@@ -84,7 +84,8 @@ def test_a_chief_that_dies_anywhere(
         until(lambda child=child: child.done)
         assert child.value == [1, 2]
         lengths = proxy.lengths
-        succeed(real_client, size, partitions, running)
+        with clock.running():
+            succeed(real_client, size, partitions, running)
     faults = [
         Fault(direction, number, offset, "stall")
         for direction in ("request", "reply")
@@ -107,7 +108,9 @@ def test_a_chief_that_dies_anywhere(
                 proxy.resume()
             proxy.cut_all()
         proxy.resume()
-        succeed(real_client, size, partitions, running, child=child if end == signal.SIGSTOP else None, until=until)
+        with clock.running():
+            stopped = child if end == signal.SIGSTOP else None
+            succeed(real_client, size, partitions, running, child=stopped, until=until)
         assert [key for key in real_client.scan_iter() if real_client.pttl(key) == -1] == []
     assert happened
 

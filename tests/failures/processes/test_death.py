@@ -130,7 +130,7 @@ class Scene:
         assert left == []
 
 
-def places(proxy, child_processes, client, until, case, request):
+def places(proxy, child_processes, client, until, case, request, clock):
     """Returns every place in an operation's messages, found by doing it twice, so that the server knows all scripts."""
     for _ in range(2):
         scene = Scene(client, case)
@@ -138,7 +138,8 @@ def places(proxy, child_processes, client, until, case, request):
         child = scene.start(child_processes)
         until(lambda child=child: child.done)
         lengths = proxy.lengths
-        scene.survivors_go_on(child.value)
+        with clock.running():
+            scene.survivors_go_on(child.value)
     found = [
         Fault(direction, number, offset, "stall")
         for direction in ("request", "reply")
@@ -152,8 +153,10 @@ def places(proxy, child_processes, client, until, case, request):
 
 
 @pytest.mark.parametrize("case", thorough(CASES, usual=USUAL))
-def test_whoever_is_killed_at_any_step_leaves_nothing_behind(proxy, child_processes, real_client, until, case, request):
-    for number, fault in enumerate(places(proxy, child_processes, real_client, until, case, request)):
+def test_whoever_is_killed_at_any_step_leaves_nothing_behind(
+    proxy, child_processes, real_client, until, case, request, clock
+):
+    for number, fault in enumerate(places(proxy, child_processes, real_client, until, case, request, clock)):
         scene = Scene(real_client, case)
         proxy.arm(fault)
         child = scene.start(child_processes)
@@ -166,7 +169,8 @@ def test_whoever_is_killed_at_any_step_leaves_nothing_behind(proxy, child_proces
         proxy.cut_all()
         proxy.resume()
         try:
-            scene.survivors_go_on(child.value if child.done else None)
+            with clock.running():
+                scene.survivors_go_on(child.value if child.done else None)
         except BaseException as error:
             error.add_note(str(fault))
             raise
@@ -180,9 +184,9 @@ def test_whoever_is_killed_at_any_step_leaves_nothing_behind(proxy, child_proces
     ),
 )
 def test_whoever_is_stopped_at_any_step_goes_on_when_it_wakes(
-    proxy, child_processes, real_client, until, case, request
+    proxy, child_processes, real_client, until, case, request, clock
 ):
-    faults = places(proxy, child_processes, real_client, until, case, request)
+    faults = places(proxy, child_processes, real_client, until, case, request, clock)
     for fault in faults if request.config.getoption("--long") else faults[::3]:
         scene = Scene(real_client, case)
         proxy.arm(fault)
@@ -190,17 +194,19 @@ def test_whoever_is_stopped_at_any_step_goes_on_when_it_wakes(
         assert proxy.happened(), fault
         child.signal(signal.SIGSTOP)
         proxy.resume()
-        # The others continue meanwhile, and find everything that the stopped process has not taken.
-        scene.apply(64.0, scene.open())
-        child.signal(signal.SIGCONT)
-        until(lambda child=child: child.done)
         try:
-            scene.survivors_go_on(child.value)
+            with clock.running():
+                # The others continue meanwhile, and find everything that the stopped process has not taken.
+                scene.apply(64.0, scene.open())
+                child.signal(signal.SIGCONT)
+                until(lambda child=child: child.done)
+                scene.survivors_go_on(child.value)
         except BaseException as error:
             error.add_note(str(fault))
             raise
 
 
+@pytest.mark.usefixtures("time_runs")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_queue_goes_on_without_its_head(child_processes, real_client, until, end):
     acc = open_shared(real_client, SMALL, 10**9)

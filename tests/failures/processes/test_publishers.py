@@ -47,7 +47,9 @@ CASES = [(size, partitions) for partitions in (None, 3) for size in (SMALL, LARG
 @pytest.mark.slow(keep="-6-")
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize(("size", "partitions"), thorough(CASES, usual=[(SMALL, None), (LARGE, None), (LARGE, 3)]))
-def test_a_publisher_that_dies_anywhere(proxy, child_processes, real_client, until, size, partitions, end, request):
+def test_a_publisher_that_dies_anywhere(
+    proxy, child_processes, real_client, until, size, partitions, end, request, clock
+):
     """In partitions, between the registration, the writes to the nodes and the commit, too."""
     for _ in range(2):
         begin(real_client, size, partitions)
@@ -75,31 +77,32 @@ def test_a_publisher_that_dies_anywhere(proxy, child_processes, real_client, unt
                 proxy.resume()
             proxy.cut_all()
         proxy.resume()
-        step = whole(reader.latest(), size)
-        assert step in (1, 2)
-        # A successor computes the same again, and publishes it whether or not it is there.
-        successor = redisacc.Parameters(NAME, redis=real_client)
-        successor.latest()
-        state = successor.latest_state()
-        assert set(state[1][0].tolist()) == {state[0]}
-        for again in (2, 3):
-            successor.publish(
-                version(again, size), again, changed={"table": range(again + 1)}, state=[np.full(size, again)]
-            )
-            assert whole(reader.wait(after=again - 1, timeout=20), size) == again
-        if end == signal.SIGSTOP:
-            child.signal(signal.SIGCONT)
-            until(lambda child=child: child.done)
-            # It has found the next step if it was stopped before it had looked.
-            assert child.value in (2, 4, "StepConflictError")
-        last = 4 if end == signal.SIGSTOP and child.value == 4 else 3
-        assert whole(reader.latest(), size) == last
-        assert whole(redisacc.Parameters(NAME, redis=real_client).latest(), size) == last
-        assert leftovers(real_client) == []
-        successor.delete()
-        # What was staged, or written and not persisted, expires.
-        left = [key for key in real_client.scan_iter() if real_client.pttl(key) == -1]
-        assert left == []
+        with clock.running():
+            step = whole(reader.latest(), size)
+            assert step in (1, 2)
+            # A successor computes the same again, and publishes it whether or not it is there.
+            successor = redisacc.Parameters(NAME, redis=real_client)
+            successor.latest()
+            state = successor.latest_state()
+            assert set(state[1][0].tolist()) == {state[0]}
+            for again in (2, 3):
+                successor.publish(
+                    version(again, size), again, changed={"table": range(again + 1)}, state=[np.full(size, again)]
+                )
+                assert whole(reader.wait(after=again - 1, timeout=20), size) == again
+            if end == signal.SIGSTOP:
+                child.signal(signal.SIGCONT)
+                until(lambda child=child: child.done)
+                # It has found the next step if it was stopped before it had looked.
+                assert child.value in (2, 4, "StepConflictError")
+            last = 4 if end == signal.SIGSTOP and child.value == 4 else 3
+            assert whole(reader.latest(), size) == last
+            assert whole(redisacc.Parameters(NAME, redis=real_client).latest(), size) == last
+            assert leftovers(real_client) == []
+            successor.delete()
+            # What was staged, or written and not persisted, expires.
+            left = [key for key in real_client.scan_iter() if real_client.pttl(key) == -1]
+            assert left == []
 
 
 def test_many_publishers_one_after_the_other(child_processes, real_client, until):

@@ -19,7 +19,7 @@ from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._protocol.sums import reducer_sums as stored_sums
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
 KEYS = Keys(NAME)
 WORKERS = 3
