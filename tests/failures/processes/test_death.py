@@ -160,7 +160,7 @@ def test_whoever_is_killed_at_any_step_leaves_nothing_behind(
         scene = Scene(real_client, case)
         proxy.arm(fault)
         child = scene.start(child_processes)
-        assert proxy.happened(), fault
+        assert proxy.happened(), (fault, proxy.lengths, child.done and child.value)
         child.signal(signal.SIGKILL)
         until(lambda child=child: child.gone)
         if number % 2:
@@ -191,7 +191,7 @@ def test_whoever_is_stopped_at_any_step_goes_on_when_it_wakes(
         scene = Scene(real_client, case)
         proxy.arm(fault)
         child = scene.start(child_processes)
-        assert proxy.happened(), fault
+        assert proxy.happened(), (fault, proxy.lengths, child.done and child.value)
         child.signal(signal.SIGSTOP)
         proxy.resume()
         try:
