@@ -380,12 +380,20 @@ def _runs(pid: int) -> bool:
     """Whether a process exists and is neither stopped nor waiting to be collected."""
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"
+        state = _state(Path(f"/proc/{pid}/stat"))
+        if state in "Tt":
+            # A thread may still be in a call of the system, such as one that sends a renewal.
+            return any(_state(file) not in "Tt" for file in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return state not in "ZX"
     except ProcessLookupError:
         return False
     except OSError:
         # This system has no such file.
         return not Path("/proc/self/stat").exists()
+
+
+def _state(file: Path) -> str:
+    return file.read_text().rpartition(")")[2].split()[0]
 
 
 def _name(caller: Caller) -> str:
