@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import stat
 from pathlib import Path
 
@@ -94,16 +95,21 @@ def test_directory_stays_locked_as_long_as_the_server_lives(any_executable: str,
         until [ -e {tmp_path}/end ]; do sleep 0.1; done
     """
     deaf = program(tmp_path / "deaf", text)
-    script = "import sys; from redisacc.embedded import Server; Server('data', executable=sys.argv[1]).start()"
-    with run("-c", script, str(deaf), cwd=tmp_path) as owner:
-        until((tmp_path / "pid").exists)
-        pid = int((tmp_path / "pid").read_text())
-        owner.kill()
-        owner.result()
-        with pytest.raises(ServerError, match="in use by"):
-            Server(tmp_path / "data", executable=any_executable).start()
-        (tmp_path / "end").touch()
-        assert gone(pid)
+    script = """import sys; from redisacc.embedded import Server
+Server('data', executable=sys.argv[1], port=int(sys.argv[2])).start()"""
+    with socket.create_server(("127.0.0.1", 0)) as asked:
+        asked.settimeout(60)
+        with run("-c", script, str(deaf), str(asked.getsockname()[1]), cwd=tmp_path) as owner:
+            until((tmp_path / "pid").exists)
+            pid = int((tmp_path / "pid").read_text())
+            # It asks the server whether it is ready, so it has told the guard which one that is.
+            asked.accept()[0].close()
+            owner.kill()
+            owner.result()
+            with pytest.raises(ServerError, match="in use by"):
+                Server(tmp_path / "data", executable=any_executable).start()
+            (tmp_path / "end").touch()
+            assert gone(pid)
     with Server(tmp_path / "data", executable=any_executable) as server:
         assert ask(server, "PING")
 
