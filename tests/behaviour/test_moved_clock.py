@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.moved_clock import runs
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
@@ -119,6 +120,7 @@ def test_other_processes_follow(clock, real_server, real_client, until, way):
         assert process.stdout.readline() == "timed out\n"
         # It renews nothing, and nobody waits for it.
         process.send_signal(signal.SIGSTOP)
+        until(lambda: not runs(process.pid))
         clock.advance(30.0)
         assert real_client.exists(record)
         # It may have renewed it just before it was stopped.

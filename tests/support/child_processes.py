@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from support.moved_clock import runs
+from support.until import until
 from support.warm_python import PIPE, WarmPython
 
 PROGRAM = Path(__file__).with_name("fork_server.py")
@@ -33,6 +35,9 @@ class ChildProcess:
         except ProcessLookupError:
             # It was stalled after the end of its last reply, and has ended by itself.
             assert self.done
+        if number == signal.SIGSTOP:
+            # What a thread is sending still leaves.
+            until(lambda: not runs(self.pid))
 
     @property
     def done(self) -> bool:

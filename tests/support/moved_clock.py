@@ -222,7 +222,7 @@ class MovedClock:
 
     def _followers(self) -> list[Path]:
         """The files of the processes that follow the clock and run."""
-        return [file for file in self.folder.iterdir() if file.name.isdigit() and _runs(int(file.name))]
+        return [file for file in self.folder.iterdir() if file.name.isdigit() and runs(int(file.name))]
 
     def _late_followers(self) -> list[str]:
         number = self._state[1]
@@ -376,7 +376,7 @@ def _shared(file: Path, numbers: int) -> memoryview:
         os.close(descriptor)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether a process exists and is neither stopped nor waiting to be collected."""
     try:
         os.kill(pid, 0)
