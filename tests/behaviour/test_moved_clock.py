@@ -125,7 +125,7 @@ def test_other_processes_follow(clock, real_server, real_client, until, way):
         assert real_client.exists(record)
         # It may have renewed it just before it was stopped.
         clock.advance(40.0)
-        assert {key: real_client.pttl(key) for key in real_client.keys()} == {}
+        assert {key: real_client.pttl(key) for key in real_client.scan_iter()} == {}
     finally:
         process.kill()
         process.communicate()
