@@ -39,31 +39,38 @@ def functions_entered(call: Callable[[], Any]) -> int:
     return len(entered) - 1
 
 
-def measured(apply: Callable[[int], Any], take: Callable[[], Any]) -> tuple[int, int]:
-    """Returns the fewest functions that an apply and a take enter, of several calls of a handle that is warm.
+def check(apply: Callable[[int], Any], take: Callable[[], Any], of_apply: int, of_take: int) -> None:
+    """Checks that an apply and a take of a handle that is warm enter at most so many functions, each at least once.
 
-    A call enters more functions when the kernel accepts only a part of its bytes, or when garbage of other tests is
-    collected meanwhile. Neither belongs to the path that is counted.
+    A call enters more functions when the kernel accepts or hands out only a part of its bytes, which is usual while
+    other processes use the processors, or when garbage of other tests is collected meanwhile. Neither belongs to the
+    path that is counted.
     """
     for step in range(5):
         apply(step)
         take()
-    counts = [(functions_entered(functools.partial(apply, step)), functions_entered(take)) for step in range(5, 30)]
-    return min(applied for applied, _ in counts), min(taken for _, taken in counts)
+    fewest = (10**6, 10**6)
+    for step in range(5, 305):
+        counts = functions_entered(functools.partial(apply, step)), functions_entered(take)
+        fewest = min(fewest[0], counts[0]), min(fewest[1], counts[1])
+        if fewest[0] <= of_apply and fewest[1] <= of_take:
+            return
+    pytest.fail(f"an apply and a take enter {fewest} functions, and not at most {(of_apply, of_take)}")
 
 
 @pytest.mark.parametrize(("rows", "width", "of_apply", "of_take"), [(10, 16, 60, 160), (1000, 64, 95, 240)])
 def test_a_sparse_gradient(real_client: Any, rows: int, width: int, of_apply: int, of_take: int) -> None:
     indices, values = np.arange(rows), np.ones((rows, width), np.float32)
     with redisacc.SparseConditionalAccumulator("float32", [None, width], "calls", redis=real_client) as acc:
-        applied, taken = measured(
-            lambda step: acc.apply_grad(indices, values, None, step), lambda: acc.take_indexed_slices_grad(1)
+        check(
+            lambda step: acc.apply_grad(indices, values, None, step),
+            lambda: acc.take_indexed_slices_grad(1),
+            of_apply,
+            of_take,
         )
-    assert (applied <= of_apply, taken <= of_take) == (True, True), (applied, taken)
 
 
 def test_a_dense_gradient_of_four_megabytes(real_client: Any) -> None:
     gradient = np.ones(2**20, np.float32)
     with redisacc.ConditionalAccumulator("float32", gradient.shape, "calls", redis=real_client) as acc:
-        applied, taken = measured(lambda step: acc.apply_grad(gradient, step), lambda: acc.take_grad(1))
-    assert (applied <= 110, taken <= 270) == (True, True), (applied, taken)
+        check(lambda step: acc.apply_grad(gradient, step), lambda: acc.take_grad(1), 110, 270)
