@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.plots import paint_file, plain
 from benchmarks.simulation import Array, Outcome, Problem, Setting, Training
+from redisacc import Quorum
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS, SEEDS = 240, 40
@@ -51,10 +52,10 @@ PLOTS: dict[str, dict[str, Panel]] = {
         "For how long to wait (grace)": Panel(
             {
                 "n = 8": Setting(8),
-                'workers = "all"': Setting("all", minimum=4),
-                '"all", grace 1 s': Setting("all", minimum=4, grace=1.0),
-                "n = 6, up to 8 in 0.5 s": Setting(6, up_to=8, grace=0.5),
-                "n = 6, up to 8 in 10 s": Setting(6, up_to=8, grace=10.0),
+                'workers = "all"': Setting(4, "all"),
+                '"all", grace 1 s': Setting(Quorum(4, grace=1.0), "all"),
+                "n = 6, up to 8 in 0.5 s": Setting(Quorum(6, 8, 0.5)),
+                "n = 6, up to 8 in 10 s": Setting(Quorum(6, 8, 10.0)),
             }
         ),
     },

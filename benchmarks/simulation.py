@@ -1,7 +1,7 @@
 """A simulated training on machines of unequal speed that die and return: loss over time for several settings.
 
 The clock is simulated, so a run takes a fraction of a second, and the same seed gives the same result. A step waits as
-the library would: its `Quorum` says how many gradients a step needs, and its leases say how long a step waits for a
+the library would: its `CrewQuorum` says how many gradients a step needs, and its leases say how long a step waits for a
 worker that has died.
 """
 
@@ -17,8 +17,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from redisacc._format.quorum import Quorum
+from redisacc._handles.environment import place
 from redisacc._protocol.leases.crew import LEASE
-from redisacc._training.quorum import LOOK_EVERY, Quorum
+from redisacc._training.quorum import LOOK_EVERY, CrewQuorum
 
 Array = npt.NDArray[np.float64]
 
@@ -72,18 +74,14 @@ class Setting:
     """One of the settings that are compared: arguments of a chief, and how late gradients may be.
 
     Attributes:
-        workers: how many gradients a step needs, or "all".
-        minimum: with "all".
-        up_to: ends the grace.
-        grace: in seconds.
+        quorum: what a step waits for.
+        workers: None: the number of machines. Or "all", those that are there.
         max_staleness: by how many steps a gradient may be late; None: by any number.
         staleness_weight: "constant", or "inverse_sqrt": a gradient that is τ steps late counts 1/√(1 + τ).
     """
 
-    workers: int | Literal["all"]
-    minimum: int | None = None
-    up_to: int | None = None
-    grace: float | None = None
+    quorum: int | Quorum
+    workers: Literal["all"] | None = None
     max_staleness: int | None = 0
     staleness_weight: Literal["constant", "inverse_sqrt"] = "constant"
 
@@ -146,7 +144,7 @@ class Training:
         self._machines = machines or Machines()
         self._problem = problem or Problem()
         self._setting = setting
-        self._quorum = Quorum.of(setting.workers, setting.minimum, setting.up_to, setting.grace)
+        self._crew_quorum = CrewQuorum.of(setting.workers or self._machines.workers, setting.quorum, place({}))
         self._seed = seed
         self._workers = [
             _Worker(np.random.default_rng([seed, number, 0]), np.random.default_rng([seed, number, 1]))
@@ -215,8 +213,8 @@ class Training:
             self._count += 1
             self._contributors.add(number)
             self._outcome.used += 1
-            if self._count == self._required and self._settings.grace:
-                self._grace_ends = self._now + self._settings.grace
+            if self._count == self._required and self._quorum.grace:
+                self._grace_ends = self._now + self._quorum.grace
                 self._at(self._grace_ends, "grace")
         worker.is_waiting = True
         if worker.step < self._step:
@@ -225,17 +223,17 @@ class Training:
     def _look(self) -> None:
         """Does what a chief does once a second: it counts those who hold a lease or have contributed."""
         holders = {number for number, worker in enumerate(self._workers) if self._now < worker.lease_ends}
-        self._settings = self._quorum.settings(len(holders | self._contributors))
+        self._quorum = self._crew_quorum.of_crew(len(holders | self._contributors))
 
     @property
     def _required(self) -> int:
-        assert self._settings.num_required is not None
-        return self._settings.num_required
+        assert self._quorum.least is not None
+        return self._quorum.least
 
     def _grant(self) -> None:
         enough = self._count >= self._required
-        if enough and self._settings.grace:
-            enough = self._now >= self._grace_ends or self._count >= (self._settings.up_to or math.inf)
+        if enough and self._quorum.grace:
+            enough = self._now >= self._grace_ends or self._count >= (self._quorum.most or math.inf)
         if not enough:
             return
         self._weights = self._weights - self._problem.rate / self._machines.workers * self._sum

@@ -33,7 +33,6 @@ default_role = "code"
 autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 # Shows these aliases by name, because the unions behind them would fill a page.
 autodoc_type_aliases = {
     "npt.ArrayLike": "ArrayLike",

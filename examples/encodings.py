@@ -118,9 +118,11 @@ def train(model, gradients_as, parameters_as, feeds_back, url):
     weights = model.begin()
     memory = [{leaf: np.zeros_like(values) for leaf, values in weights.items()} for _ in range(WORKERS)]
     errors, size = [], 0
-    mean_of = {"sparse_mean": "index", "sparse": model.sparse}
+    mean_of = {"mean": redisacc.Mean(rows="index"), "sparse": model.sparse}
     with (
-        redisacc.TreeAccumulator.like(weights, redis=url, encoding=gradients_as, in_place_limit=0, **mean_of) as acc,
+        redisacc.TreeAccumulator.like(
+            weights, redis=url, encoding=gradients_as, limits=redisacc.Limits(in_place=0), **mean_of
+        ) as acc,
         redisacc.Parameters(model.name, redis=url, encoding=parameters_as) as published,
     ):
         for step in range(model.steps):

@@ -6,7 +6,7 @@
 Each of eight clients has images of a few digits only. It is online for some rounds, and then away for a while. In a
 round, a client makes several steps of gradient descent on its own images, and sends how far its weights have moved.
 The server waits for five clients, whichever they are, and moves the common weights by the mean of these updates,
-weighted by the number of images. If fewer clients are left: redisacc set federated n=3
+weighted by the number of images. If fewer clients are left: redisacc set federated least=3
 """
 
 import time
@@ -65,7 +65,7 @@ def take_part(client):
 
 def serve():
     _, x, _, y = images()
-    with redisacc.Chief(NAME, np.zeros((x.shape[1], CLASSES)), workers=CLIENTS_PER_ROUND) as chief:
+    with redisacc.Chief(NAME, np.zeros((x.shape[1], CLASSES)), quorum=CLIENTS_PER_ROUND) as chief:
         for taken in chief.rounds(until=ROUNDS):
             weights = chief.parameters + taken.gradient
             chief.publish(weights)

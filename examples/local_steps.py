@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 
 import redisacc
 
-NAME, STEPS, SYNC_EVERY, BATCH, HIDDEN = "local-steps", 10_000, 500, 64, 512
+NAME, STEPS, EVERY, BATCH, HIDDEN = "local-steps", 10_000, 500, 64, 512
 INNER = redisacc.optim.AdamW(lambda step: 1e-3 * (1 - step / STEPS), weight_decay=0.01)
 # The paper's momentum of 0.9 is for hundreds of versions. Here are twenty.
 OUTER = redisacc.optim.SGD(0.9, momentum=0.5, nesterov=True)
@@ -85,8 +85,8 @@ def main():
     args = parser.parse_args()
     x, test_x, y, test_y = images()
     batches = redisacc.data.Batches(len(x), BATCH)
-    local = {} if args.every_step else {"sync_every": SYNC_EVERY, "outer": OUTER}
-    with redisacc.Training(NAME, begin(), optimizer=INNER, **local) as training:
+    optimizer = INNER if args.every_step else redisacc.LocalSteps(INNER, EVERY, OUTER)
+    with redisacc.Training(NAME, begin(), optimizer=optimizer) as training:
         for step, weights in training.steps(until=args.steps):
             mine = batches.indices(step, training.number, training.workers)
             loss, gradient = gradient_of(training.number, step, weights, x[mine], y[mine])

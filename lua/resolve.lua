@@ -14,7 +14,7 @@
 -- {'repeated', global_step, num_accumulated}  the request brought a worker's second gradient: the same
 -- {'set', global_step, num_accumulated}       the request set the step: the reply of set_global_step
 -- {'lowered', global_step, num_accumulated}   the request lowered the step: the reply of set_global_step
--- {'configured', global_step, num_accumulated} the request changed the settings: the reply of configure
+-- {'quorum', global_step, num_accumulated}    the request changed the quorum: the reply of set_quorum
 -- {'taken', global_step, num_accumulated}     the request was a take, and was granted this round
 -- {'fenced', global_step, num_accumulated}    the request was not executed, and no copy of it ever will be
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed

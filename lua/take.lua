@@ -18,7 +18,7 @@
 -- ARGV token           text     id of this take; the same one again gets the same round
 -- ARGV num_required    number   the round is not granted while num_accumulated < num_required; at least 1
 -- ARGV min_weight      number   nor while the sum of its weights is less than this, apart from rounding; 0 for any
--- ARGV up_to           number   a round that has both is granted if num_accumulated >= up_to; at least num_required
+-- ARGV most            number   a round that has both is granted if num_accumulated >= most; at least num_required
 -- ARGV grace_ms        number   or this long after the gradient that completed both
 -- ARGV lease_ms        number   the taker loses its place in the queue unless it asks again within this time
 -- ARGV taker           text     name of the taker
@@ -33,7 +33,7 @@
 --                                                          the step that was closed, and the contents of the round;
 --                                                          staleness is "" unless max_staleness > 0;
 --                                                          total_weight is "" if all weights are 1
--- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, up_to, grace_ms}
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, most, grace_ms}
 --                                                          the taker is in the queue, with `ahead` others before it;
 --                                                          grace_left_ms is "0" unless only the grace is missing; the
 --                                                          others are what the take requires
@@ -89,25 +89,25 @@ local function gone_back(record, entry)
   return {'gone_back', count_text(entry and entry.sequence or 0), count_text(record.takes), count_text(record.losses)}
 end
 
--- Returns what the take requires: a table with num_required, up_to and grace_ms; or nil and a refusal. The settings are
+-- Returns what the take requires: a table with num_required, most and grace_ms; or nil and a refusal. The quorum is
 -- read for each check, so a taker that waits follows a change.
 local function requirement(record)
   if args.num_required > 0 then
-    return {num_required = args.num_required, up_to = args.up_to, grace_ms = args.grace_ms}
+    return {num_required = args.num_required, most = args.most, grace_ms = args.grace_ms}
   end
   -- #include "read_more"
-  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'}, 3)
+  local refusal = read_more(keys.record, record, {'quorum', 'quorum_most', 'quorum_grace_ms'}, 3)
   if refusal then
     return nil, refusal
-  elseif record.num_required == 0 and args.min_weight == 0 then
+  elseif record.quorum == 0 and args.min_weight == 0 then
     if leave_queue() then
       announce(keys.record, 'left', 'left')
     end
     return nil, {'unset'}
   end
-  local least = math.max(record.num_required, 1)
-  local most = record.up_to > 0 and math.max(record.up_to, least) or MOST
-  return {num_required = least, up_to = most, grace_ms = record.grace_ms}
+  local least = math.max(record.quorum, 1)
+  local most = record.quorum_most > 0 and math.max(record.quorum_most, least) or MOST
+  return {num_required = least, most = most, grace_ms = record.quorum_grace_ms}
 end
 
 -- Returns when the grace began; 0 if the round has not enough for it. The record stores when this round had
@@ -224,14 +224,14 @@ local total_weight = round_weight(record)
 local is_enough = record.num_accumulated >= required.num_required
   and is_enough_weight(total_weight, args.min_weight)
 local grace_began_ms, grace_left = 0, 0
-required.has_grace = required.grace_ms > 0 and required.up_to > required.num_required
+required.has_grace = required.grace_ms > 0 and required.most > required.num_required
 if required.has_grace then
   -- #include "optional_weight"
   required.grace_weight = optional_weight(keys.record, 'grace_weight')
   if is_enough then
     grace_began_ms = grace_beginning(record, required, now)
   end
-  if record.num_accumulated < required.up_to then
+  if record.num_accumulated < required.most then
     grace_left = grace_began_ms + required.grace_ms - now
   end
 end
@@ -258,7 +258,7 @@ local function hold_place(record, ticket, required, now)
     weight = '*' .. weight_text(args.min_weight)
   end
   redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required, weight,
-    required.has_grace and string.format('..%.0f+%.0f', required.up_to, required.grace_ms) or '',
+    required.has_grace and string.format('..%.0f+%.0f', required.most, required.grace_ms) or '',
     now + args.lease_ms, args.taker))
   -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
   for _, key in ipairs({keys.queue, keys.takers}) do
@@ -281,7 +281,7 @@ end
 -- Notes in the record what wakes this taker, which is the first in the queue.
 local function note_wanted(record, required, is_enough, grace_began_ms)
   -- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
-  local wanted = is_enough and required.up_to or required.num_required
+  local wanted = is_enough and required.most or required.num_required
   if record.wanted ~= wanted then
     redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
   end
@@ -313,5 +313,5 @@ else
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
   count_text(is_enough and math.max(grace_left, 0) or 0), weight,
-  count_text(math.min(required.num_required, MOST)), count_text(math.min(required.up_to, MOST)),
+  count_text(math.min(required.num_required, MOST)), count_text(math.min(required.most, MOST)),
   count_text(math.min(required.grace_ms, MOST))}

@@ -8,153 +8,113 @@ from redisacc import errors
 from redisacc._version import __version__ as __version__
 from redisacc.errors import (
     AccumulatorFullError,
-    AccumulatorNotFoundError,
     CancelledError,
+    ConflictError,
     CorruptDataError,
     DataLossError,
-    EventLoopError,
     FinishedError,
     InvalidArgumentError,
-    LeaseHeldError,
-    LeaseLostError,
     NotFiniteError,
-    NotPermittedError,
+    NotFoundError,
     NotReplicatedError,
     OutcomeUnknownError,
-    ParametersNotFoundError,
-    ParametersTimeoutError,
-    PeekTimeoutError,
     RedisAccError,
-    RoundNotPublishedError,
-    RoundRecoveredError,
-    SchemaMismatchError,
     ServerError,
-    ServerOutOfMemoryError,
     ServerUnavailableError,
-    StaleSequenceError,
-    StepConflictError,
-    StepOverflowError,
-    StepTimeoutError,
     TakeTimeoutError,
+    WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
-    from redisacc import data, optim, raw_ops
-    from redisacc._data.results import ApplyResult, Round, Tally
+    from redisacc import data, optim, raw_ops, types
+    from redisacc._data.results import ApplyResult, Round
     from redisacc._data.slices import IndexedSlices
     from redisacc._data.tree.spec import Sparse
-    from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
-    from redisacc._format.history_entries import PastStep
-    from redisacc._format.reducer_lease import ReducerInfo
-    from redisacc._format.settings import Settings
+    from redisacc._format.quorum import Quorum
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
-    from redisacc._handles.environment import Place, place
+    from redisacc._handles.environment import place
+    from redisacc._handles.options import Limits, Mean, Staleness
     from redisacc._handles.parameters import Parameters
     from redisacc._handles.reducer import Reducer
     from redisacc._handles.sparse import SparseConditionalAccumulator
     from redisacc._handles.tree import TreeAccumulator
-    from redisacc._protocol.lifecycle.events import Event, Events
-    from redisacc._protocol.lifecycle.info import AccumulatorInfo
     from redisacc._training.chief import Chief
+    from redisacc._training.local_steps import LocalSteps
+    from redisacc._training.options import Checkpoints
     from redisacc._training.training import Training
-    from redisacc._training.upload import Upload
     from redisacc._training.worker import Worker
 
 __all__ = [
     "AccumulatorFullError",
-    "AccumulatorInfo",
-    "AccumulatorNotFoundError",
     "ApplyResult",
     "CancelledError",
+    "Checkpoints",
     "Chief",
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
+    "ConflictError",
     "CorruptDataError",
     "DataLossError",
-    "Event",
-    "EventLoopError",
-    "Events",
     "FinishedError",
     "IndexedSlices",
     "InvalidArgumentError",
-    "LeaseHeldError",
-    "LeaseLostError",
+    "Limits",
+    "LocalSteps",
+    "Mean",
     "NotFiniteError",
-    "NotPermittedError",
+    "NotFoundError",
     "NotReplicatedError",
     "OutcomeUnknownError",
     "Parameters",
-    "ParametersNotFoundError",
-    "ParametersTimeoutError",
-    "PastStep",
-    "PeekTimeoutError",
-    "Place",
+    "Quorum",
     "RedisAccError",
     "Reducer",
-    "ReducerInfo",
     "Round",
-    "RoundNotPublishedError",
-    "RoundRecoveredError",
-    "SchemaMismatchError",
     "ServerError",
-    "ServerOutOfMemoryError",
     "ServerUnavailableError",
-    "Settings",
     "Sparse",
     "SparseConditionalAccumulator",
-    "StaleSequenceError",
-    "StepConflictError",
-    "StepOverflowError",
-    "StepTimeoutError",
+    "Staleness",
     "TakeTimeoutError",
-    "Tally",
     "Training",
     "TreeAccumulator",
-    "UnacknowledgedRound",
-    "Upload",
-    "WaitingTaker",
+    "WaitTimeoutError",
     "Worker",
-    "WorkerInfo",
     "data",
     "errors",
     "optim",
     "place",
     "raw_ops",
+    "types",
 ]
 
 # name → its module. All are loaded when the first of these names is used: numpy and redis-py take most of the time of
 # an import, and `redisacc --help` needs neither. A test compares this with the imports above.
 _MODULES = {
-    "AccumulatorInfo": "redisacc._protocol.lifecycle.info",
     "ApplyResult": "redisacc._data.results",
+    "Checkpoints": "redisacc._training.options",
     "Chief": "redisacc._training.chief",
     "ConditionalAccumulator": "redisacc._handles.dense",
     "ConditionalAccumulatorBase": "redisacc._handles.base",
-    "Event": "redisacc._protocol.lifecycle.events",
-    "Events": "redisacc._protocol.lifecycle.events",
     "IndexedSlices": "redisacc._data.slices",
+    "Limits": "redisacc._handles.options",
+    "LocalSteps": "redisacc._training.local_steps",
+    "Mean": "redisacc._handles.options",
     "Parameters": "redisacc._handles.parameters",
-    "PastStep": "redisacc._format.history_entries",
-    "Place": "redisacc._handles.environment",
+    "Quorum": "redisacc._format.quorum",
     "Reducer": "redisacc._handles.reducer",
-    "ReducerInfo": "redisacc._format.reducer_lease",
     "Round": "redisacc._data.results",
-    "Settings": "redisacc._format.settings",
     "Sparse": "redisacc._data.tree.spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
-    "Tally": "redisacc._data.results",
+    "Staleness": "redisacc._handles.options",
     "Training": "redisacc._training.training",
     "TreeAccumulator": "redisacc._handles.tree",
-    "UnacknowledgedRound": "redisacc._format.entries",
-    "Upload": "redisacc._training.upload",
-    "WaitingTaker": "redisacc._format.entries",
     "Worker": "redisacc._training.worker",
-    "WorkerInfo": "redisacc._format.entries",
     "place": "redisacc._handles.environment",
 }
 # Public modules that are loaded with them.
-_SUBMODULES = ("data", "optim", "raw_ops")
+_SUBMODULES = ("data", "optim", "raw_ops", "types")
 
 
 # Type checkers read the imports above: with this function, they would accept every misspelt name.

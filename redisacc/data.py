@@ -83,8 +83,8 @@ class Batches:
         number = integer(number, "number", low=0)
         if number >= workers:
             raise InvalidArgumentError(
-                f"this is worker {number}, and the batch is cut among {workers} workers, 0 to {workers - 1}. If there "
-                "are spare workers, pass the number of all as workers"
+                f"this is worker {number}, and the batch is cut among {workers} workers, 0 to {workers - 1}: pass "
+                "the number of all workers"
             )
         first = integer(step, "step", low=0) * self._batch_size
         place, stop = first + number * self._batch_size // workers, first + (number + 1) * self._batch_size // workers

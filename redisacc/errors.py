@@ -3,39 +3,27 @@
 ::
 
     RedisAccError
-    ├── InvalidArgumentError (ValueError)        an argument is invalid; nothing was changed
-    │   ├── SchemaMismatchError                  a shared name was created with another schema
+    ├── InvalidArgumentError (ValueError)        an argument is invalid, or does not fit what is shared
     │   └── NotFiniteError                       with finite=True: a gradient holds NaN or an infinity
-    ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created again
-    ├── ParametersNotFoundError (LookupError)    nothing was published, or it was deleted
+    ├── NotFoundError (LookupError)              there is no such accumulator, or no such parameters
     ├── AccumulatorFullError                     the buffered gradients have reached their limit
-    ├── StepOverflowError (OverflowError)        a take at the last step that an int64 can hold
-    ├── TakeTimeoutError (TimeoutError)          too few gradients arrived before the timeout
-    ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
-    ├── ParametersTimeoutError (TimeoutError)    no new version was published before the timeout
-    ├── PeekTimeoutError (TimeoutError)          what was read changed during every attempt to read it
+    ├── WaitTimeoutError (TimeoutError)          what was waited for did not happen before the timeout
+    │   └── TakeTimeoutError                     too few gradients arrived before the timeout
     ├── FinishedError                            the last version has been published
-    ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
-    ├── EventLoopError (RuntimeError)            a handle of redisacc.asyncio was used outside of its event loop
-    ├── LeaseHeldError                           another process is the chief, or has this worker's number
-    ├── LeaseLostError                           another process has taken the place of this one
-    ├── RoundNotPublishedError (RuntimeError)    a chief asked for the next round too early
-    ├── StaleSequenceError                       the server has executed a later request of this session
-    ├── RoundRecoveredError                      the round that was taken belongs to another taker now
+    ├── ConflictError                            another process has the place of this one
     ├── DataLossError                            the server has lost what it had acknowledged
     ├── NotReplicatedError                       done, but fewer replicas than min_replicas have it
-    ├── CorruptDataError                         Redis holds something that redisacc did not write
+    ├── CorruptDataError                         Redis holds what this version of redisacc did not write
     └── ServerError                              the server refused a command
-        ├── NotPermittedError                    the user may not run it, or not on these keys
-        ├── ServerOutOfMemoryError               maxmemory is reached and nothing can be evicted
         └── ServerUnavailableError (ConnectionError)   no server answers
             └── OutcomeUnknownError              the request may have been executed, or not
+
+What has no class of its own is a plain RedisAccError, whose message says what happened.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,34 +31,21 @@ from redisacc._text import printable_lines
 
 __all__ = [
     "AccumulatorFullError",
-    "AccumulatorNotFoundError",
     "CancelledError",
+    "ConflictError",
     "CorruptDataError",
     "DataLossError",
-    "EventLoopError",
     "FinishedError",
     "InvalidArgumentError",
-    "LeaseHeldError",
-    "LeaseLostError",
     "NotFiniteError",
-    "NotPermittedError",
+    "NotFoundError",
     "NotReplicatedError",
     "OutcomeUnknownError",
-    "ParametersNotFoundError",
-    "ParametersTimeoutError",
-    "PeekTimeoutError",
     "RedisAccError",
-    "RoundNotPublishedError",
-    "RoundRecoveredError",
-    "SchemaMismatchError",
     "ServerError",
-    "ServerOutOfMemoryError",
     "ServerUnavailableError",
-    "StaleSequenceError",
-    "StepConflictError",
-    "StepOverflowError",
-    "StepTimeoutError",
     "TakeTimeoutError",
+    "WaitTimeoutError",
 ]
 
 
@@ -93,13 +68,10 @@ class RedisAccError(Exception):
 
 
 class InvalidArgumentError(RedisAccError, ValueError):
-    """An argument is invalid. It was refused before anything changed, in this process or on the server."""
+    """An argument is invalid. It was refused before anything changed, in this process or on the server.
 
-
-class SchemaMismatchError(InvalidArgumentError):
-    """A shared name was opened with another kind, dtype, shape, reduction or buffer limit than it was created with.
-
-    Or a version of parameters has another structure, dtype or shape than the first version.
+    That includes a shared name that is opened with another kind, dtype, shape, reduction or buffer limit than it was
+    created with, and parameters of another structure, dtype or shape than their first version.
     """
 
 
@@ -129,33 +101,29 @@ class NotFiniteError(InvalidArgumentError):
         self.index = index
 
 
-class AccumulatorNotFoundError(RedisAccError, LookupError):
-    """The accumulator does not exist.
+class NotFoundError(RedisAccError, LookupError):
+    """There is no accumulator of this name, or nothing is published under it.
 
-    It was never created, it was deleted, or it was deleted and created again since this handle was opened.
-    """
-
-
-class ParametersNotFoundError(RedisAccError, LookupError):
-    """There are no parameters of this name.
-
-    Nothing was ever published, or what was published has been deleted since this handle saw it.
+    It was never created or published, it was deleted, or it was deleted and created again since this handle was opened.
     """
 
 
 class AccumulatorFullError(RedisAccError):
     """A gradient would push the buffered gradients past the accumulator's limit, and compacting does not help.
 
-    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``. With partitions and
+    Nothing was stored. Take the round, or create the accumulator with a larger ``limits.buffer``. With partitions and
     ``min_replicas``, compacting does not help either while replicas do not confirm what it stores.
     """
 
 
-class StepOverflowError(RedisAccError, OverflowError):
-    """A take would move the global step past 2**63 - 1. Nothing was taken; call ``set_global_step`` to continue."""
+class WaitTimeoutError(RedisAccError, TimeoutError):
+    """A ``timeout`` ran out before the step was reached, or before a version of parameters was published.
+
+    Or what was to be read changed during every attempt to read it, so no attempt saw it as it was at one moment.
+    """
 
 
-class TakeTimeoutError(RedisAccError, TimeoutError):
+class TakeTimeoutError(WaitTimeoutError):
     """The ``timeout`` of a take ran out before enough gradients had arrived. Nothing was taken.
 
     There is one exception: if ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end and may
@@ -205,34 +173,6 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         self.num_expected, self.num_late, self.num_gone = num_expected, num_late, num_gone
 
 
-class StepTimeoutError(RedisAccError, TimeoutError):
-    """The ``timeout`` of ``wait_for_step`` ran out before the step was reached.
-
-    Attributes:
-        wanted: the step that was waited for.
-        global_step: the last step that was seen; None if no server answered.
-    """
-
-    def __init__(self, message: str, *, wanted: int, global_step: int | None) -> None:
-        super().__init__(message)
-        self.wanted = wanted
-        self.global_step = global_step
-
-
-class ParametersTimeoutError(RedisAccError, TimeoutError):
-    """The ``timeout`` of ``Parameters.wait`` ran out before a new version was published.
-
-    Attributes:
-        after: a version with a higher step than this was waited for; None: any version.
-        step: the step of the version that was there; None if there was none, or if no server answered.
-    """
-
-    def __init__(self, message: str, *, after: int | None, step: int | None) -> None:
-        super().__init__(message)
-        self.after = after
-        self.step = step
-
-
 class FinishedError(RedisAccError):
     """The publisher of parameters has said that no further version will follow.
 
@@ -245,90 +185,22 @@ class FinishedError(RedisAccError):
         self.step = step
 
 
-class StepConflictError(RedisAccError):
-    """Other parameters are published for the same step, or parameters for a later step. Nothing was published.
-
-    Two chiefs are publishing, or a chief has continued from older weights than those that are published.
-
-    Attributes:
-        step: the step that was to be published.
-        published: the step that is published.
-    """
-
-    def __init__(self, message: str, *, step: int, published: int) -> None:
-        super().__init__(message)
-        self.step = step
-        self.published = published
-
-
-class PeekTimeoutError(RedisAccError, TimeoutError):
-    """The accumulator changed during every attempt to read it, so no attempt saw it as it was at one moment.
-
-    Or versions of parameters were replaced faster than they could be read.
-    """
-
-
 class CancelledError(RedisAccError):
     """The handle was closed, either before the call or while the call was waiting. Nothing was taken."""
 
 
-class EventLoopError(RedisAccError, RuntimeError):
-    """A handle of ``redisacc.asyncio`` belongs to the event loop on which it was opened, and was used without that.
+class ConflictError(RedisAccError):
+    """Another process has the place of this one. The message says which of these cases it is.
 
-    It was used on another loop, in a thread without a loop, or in a child of the process. Open another handle there.
+    - Another process leads, or has this worker's number, and keeps extending its lease.
+    - This process did not extend its lease in time, and another one holds it now.
+    - Other parameters are published for the same step, or parameters for a later step. Nothing was published: two
+      chiefs are publishing, or a chief has continued from older weights than those that are published.
+    - Another process has recovered the round before its taker acknowledged it. ``take_grad`` raises it instead of
+      returning the gradient, and ``take()`` and ``recover()`` at the end of their blocks. Do not use the gradient: its
+      new owner does. If the block has used it already, undo that, for example by loading the weights that were saved
+      before.
     """
-
-
-class LeaseHeldError(RedisAccError):
-    """Another process holds the lease of the chief, or of this worker's number, and keeps extending it."""
-
-
-class LeaseLostError(RedisAccError):
-    """This process did not extend its lease in time, and another one holds it now."""
-
-
-class RoundNotPublishedError(RedisAccError, RuntimeError):
-    """The loop of a chief asked for the next round before it had published the parameters that follow from this one."""
-
-
-class StaleSequenceError(RedisAccError):
-    """The server has already executed a later request of this session, so it refused this one and did not count it.
-
-    The request was delayed for so long that its sender had given up on it.
-    """
-
-
-class RoundRecoveredError(RedisAccError):
-    """Another process has recovered the round before its taker acknowledged it, so the round belongs to that process.
-
-    ``take_grad`` raises it instead of returning the gradient, and ``take()`` and ``recover()`` at the end of their
-    blocks. Do not use the gradient: its new owner does. If the block has used it already, undo that, for example by
-    loading the weights that were saved before.
-
-    Attributes:
-        token: the id of the take that has lost the round.
-        global_step: the step that the take closed.
-        new_owner: the name of the taker that has the round now, or had it last before it was acknowledged.
-        new_token: the token under which that taker got it.
-        recovered_at: when that was, by the server's clock.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        token: str,
-        global_step: int,
-        new_owner: str,
-        new_token: str,
-        recovered_at: datetime.datetime,
-    ) -> None:
-        super().__init__(message)
-        self.token = token
-        self.global_step = global_step
-        self.new_owner = new_owner
-        self.new_token = new_token
-        self.recovered_at = recovered_at
 
 
 class DataLossError(RedisAccError):
@@ -382,24 +254,15 @@ class NotReplicatedError(RedisAccError):
 
 
 class CorruptDataError(RedisAccError):
-    """The keys of an accumulator hold something that redisacc did not write. Nothing was changed."""
+    """The keys hold something that redisacc did not write, or that another version of it wrote. Nothing was changed."""
 
 
 class ServerError(RedisAccError):
-    """The server refused a command, for example because it is a read-only replica."""
+    """The server refused a command, for example because it is a read-only replica.
 
-
-class NotPermittedError(ServerError):
-    """The server's access control list does not permit this command to the user.
-
-    ``redisacc acl`` prints rules that do.
-    """
-
-
-class ServerOutOfMemoryError(ServerError):
-    """The server has reached its ``maxmemory`` and refuses to store more. Nothing was stored.
-
-    Takes, acknowledgements, ``recover()`` and ``delete()`` still work, and free memory.
+    If its access control list does not permit the command to the user, ``redisacc acl`` prints rules that do. If it has
+    reached its ``maxmemory``, nothing was stored; takes, acknowledgements, ``recover()`` and ``delete()`` still work,
+    and free memory.
     """
 
 

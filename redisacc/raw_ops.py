@@ -35,7 +35,7 @@ from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._redis import forks
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
+from redisacc.errors import InvalidArgumentError, NotFoundError
 
 __all__ = [
     "AccumulatorApplyGradient",
@@ -83,8 +83,8 @@ def ConditionalAccumulator(
         The handle.
 
     Raises:
-        InvalidArgumentError: an argument is invalid.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape or reduction.
+        InvalidArgumentError: an argument is invalid, or the shared name exists with another kind, dtype, shape or
+            reduction.
         ServerUnavailableError: no server answers.
     """
     _check_container(container)
@@ -120,8 +120,8 @@ def SparseConditionalAccumulator(
         The handle.
 
     Raises:
-        InvalidArgumentError: an argument is invalid.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape or reduction.
+        InvalidArgumentError: an argument is invalid, or the shared name exists with another kind, dtype, shape or
+            reduction.
         ServerUnavailableError: no server answers.
     """
     _check_container(container)
@@ -318,7 +318,7 @@ def _use(accumulator: Accumulator, call: Callable[[Accumulator], Value]) -> Valu
     """Returns what a call returns, and forgets the accumulator if it is gone."""
     try:
         return call(accumulator)
-    except AccumulatorNotFoundError:
+    except NotFoundError:
         # A handle is only a name: if a new accumulator is created under it, the next operation has to find the new one.
         with _lock:
             for key in [key for key, known in _opened.items() if known is accumulator]:

@@ -26,6 +26,7 @@ leaves to `make test-rest`, is in support/selection.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import importlib.metadata
@@ -221,7 +222,9 @@ class Opener:
     def __call__(self, *schema: Any, **options: Any) -> Any:
         options = {"redis": self._client, **self._options, **options}
         if self._in_place_limit is not None:
-            options.setdefault("in_place_limit", self._in_place_limit)
+            limits = options.get("limits") or redisacc.Limits()
+            if limits.in_place is None:
+                options["limits"] = dataclasses.replace(limits, in_place=self._in_place_limit)
         if self._encoding and schema[0] in ("float32", np.float32):
             options.setdefault("encoding", self._encoding)
         accumulator = _opened(self._client, self._kind, *schema, **options)

@@ -10,11 +10,11 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import redisacc
+from redisacc.types import GradientOptions
 
 # The shape of the parameters: 1 MB of float32.
 SHAPE = (512, 512)
@@ -37,7 +37,7 @@ def main() -> None:
     if here.role == "chief":
         _chief(given)
     elif given.training:
-        with redisacc.Training("goodput", PARAMETERS, workers=given.needed, optimizer=_optimizer()) as training:
+        with redisacc.Training("goodput", PARAMETERS, quorum=given.needed, optimizer=_optimizer()) as training:
             _work(given, name, training)
     else:
         with redisacc.Worker("goodput") as worker:
@@ -49,8 +49,10 @@ def _optimizer() -> redisacc.optim.Optimizer:
 
 
 def _chief(given: argparse.Namespace) -> None:
-    options: dict[str, Any] = {"partitions": given.partitions, "min_replicas": 1} if given.partitions else {}
-    with redisacc.Chief("goodput", PARAMETERS, workers=given.needed, optimizer=_optimizer(), **options) as chief:
+    spread: GradientOptions = {"partitions": given.partitions, "min_replicas": 1} if given.partitions else {}
+    with redisacc.Chief(
+        "goodput", PARAMETERS, quorum=given.needed, optimizer=_optimizer(), accumulator=spread
+    ) as chief:
         for step in chief.updates():
             _note(given, "chief", step)
 

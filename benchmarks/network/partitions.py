@@ -209,7 +209,7 @@ def _gradient(kind: str) -> Any:
 
 
 def _open(given: argparse.Namespace) -> Any:
-    options = {"redis": given.url, "partitions": given.partitions, "buffer_limit": 2**33}
+    options = {"redis": given.url, "partitions": given.partitions, "limits": redisacc.Limits(buffer=2**33)}
     name = f"{given.kind} {given.partitions}"
     if given.kind.startswith("dense"):
         return redisacc.ConditionalAccumulator("float32", [GRADIENTS[given.kind] // 4], name, **options)

@@ -38,7 +38,7 @@ class Peer(common.Actor):
                 workload["shape"],
                 name,
                 redis=self.settings["url"],
-                in_place_limit=workload["in_place_limit"],
+                limits=redisacc.Limits(workload["in_place_limit"]),
                 **self.settings.get("options", {}),
             )
         return self.opened[name]

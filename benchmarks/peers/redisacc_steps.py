@@ -105,7 +105,7 @@ class LoopChief(Peer):
             self.model["name"],
             own,
             workers=settings["workers"],
-            sparse=self.sparse,
+            accumulator={"sparse": self.sparse},
             redis=settings["url"],
             **settings.get("chief_options", {}),
         )
@@ -193,7 +193,7 @@ class UpdatingChief(Peer):
             self.model["name"],
             self.initial,
             workers=settings["workers"],
-            sparse=self.sparse,
+            accumulator={"sparse": self.sparse},
             optimizer=redisacc.optim.SGD(self.rate),
             redis=settings["url"],
             **settings.get("chief_options", {}),

@@ -63,7 +63,7 @@ def observe(
                 model,
                 workers=workers,
                 optimizer=redisacc.optim.SGD(0.1),
-                partitions=partitions,
+                accumulator={"partitions": partitions},
                 redis=connect(),
             )
         )

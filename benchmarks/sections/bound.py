@@ -89,7 +89,7 @@ def _measure(client: redis.Redis, url: str, workload: Workload, rounds: int) -> 
     indices, values = workload.gradient(0, 0)
     kind = redisacc.ConditionalAccumulator if indices is None else redisacc.SparseConditionalAccumulator
     # Shared, as in real use: the scripts of a private accumulator also renew its lease.
-    with kind("float32", workload.shape, "bound", redis=url, in_place_limit=workload.in_place_limit) as acc:
+    with kind("float32", workload.shape, "bound", redis=url, limits=redisacc.Limits(workload.in_place_limit)) as acc:
         gradient = (values,) if indices is None else (indices, values)
         for _ in range(3):
             acc.apply_grad(*gradient)

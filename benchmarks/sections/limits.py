@@ -71,7 +71,7 @@ def large(client: redis.Redis, url: str, bare: Bare, shape: tuple[int, ...], rou
     same = np.empty(shape, np.float32)
     times: Times = {}
     with redisacc.ConditionalAccumulator(
-        "float32", shape, f"limits-{shape[0]}x{shape[1]}", redis=url, in_place_limit=0
+        "float32", shape, f"limits-{shape[0]}x{shape[1]}", redis=url, limits=redisacc.Limits(0)
     ) as acc:
         for number in range(-3, rounds):
             gradient = gradients[number % 2]

@@ -36,6 +36,7 @@ from redisacc._protocol.scripts.crews import CrewScripts
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.connect import connect
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.script_loader import load, names
@@ -233,10 +234,10 @@ class Hostile:
         self._indices = np.arange(32)
         self._values = np.ones((32, ROW), np.float32)
 
-    def open(self, **options: Any) -> redisacc.SparseConditionalAccumulator:
+    def open(self, in_place: int | None = None) -> redisacc.SparseConditionalAccumulator:
         """Returns a new handle."""
         return redisacc.SparseConditionalAccumulator(
-            "float32", [ROWS, ROW], self.name, redis=self._url, buffer_limit=2**40, **options
+            "float32", [ROWS, ROW], self.name, redis=self._url, limits=redisacc.Limits(in_place, 2**40)
         )
 
     def _scripts(self) -> Scripts:
@@ -255,7 +256,7 @@ class Hostile:
         """Opens, applies, buffers, resolves and sets the step, each also from sessions that are new."""
         self._repeat("open", self.open)
         step = 2**40
-        acc, buffering = self.open(), self.open(in_place_limit=0)
+        acc, buffering = self.open(), self.open(0)
         self._repeat("apply", lambda: acc.apply_grad(self._indices, self._values, local_step=step))
         new = lambda: self.open().apply_grad(self._indices, self._values, local_step=step)  # noqa: E731
         self._repeat("apply, new session", new)
@@ -265,7 +266,7 @@ class Hostile:
         self._repeat("buffer in parts", lambda: buffering.apply_grad(many, large, local_step=step))
         self._partitions(many, large)
         self._repeat("set_global_step", lambda: acc.set_global_step(0))
-        self._repeat("configure", lambda: acc.configure(num_required=2))
+        self._repeat("set_quorum", lambda: acc.set_quorum(least=2))
         scripts = self._scripts()
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
         request, header = GradientRequest(self._session(), 1, "w", step, (ROW,)), bytes(2000)
@@ -284,7 +285,7 @@ class Hostile:
     def _partitions(self, indices: Any, values: Any) -> None:
         """Registers, commits and sweeps gradients whose parts lie in other slots."""
         acc = redisacc.SparseConditionalAccumulator(
-            "float32", [ROWS, ROW], f"{self.name}-partitions", redis=self._url, in_place_limit=0, partitions=3
+            "float32", [ROWS, ROW], f"{self.name}-partitions", redis=self._url, limits=redisacc.Limits(0), partitions=3
         )
         calls = max(self._sizes.calls // 30, 1)
         self._repeat("buffer in partitions", lambda: acc.apply_grad(indices, values), calls)
@@ -318,7 +319,12 @@ class Hostile:
         session = session or self._session()
         token = f"{session.id}-{sequence}"
         return scripts.take(
-            token=token, session=session, sequence=sequence, num_required=required, lease_ms=60_000, taker="t" * 200
+            token=token,
+            session=session,
+            sequence=sequence,
+            required=TakeRequirement(required, required),
+            lease_ms=60_000,
+            taker="t" * 200,
         )()
 
     def takes(self) -> None:
@@ -361,7 +367,7 @@ class Hostile:
             nbytes = rows * (ROW * 4 + 8)
             kept = 70 if rows == 900 else 40
             with redisacc.SparseConditionalAccumulator(
-                "float32", [ROWS, ROW], name, redis=self._url, buffer_limit=kept * nbytes, in_place_limit=0
+                "float32", [ROWS, ROW], name, redis=self._url, limits=redisacc.Limits(0, kept * nbytes)
             ) as acc:
                 values = np.ones((rows, ROW), np.float32)
                 with self._meter.measure(f"compact {label}"):

@@ -89,7 +89,7 @@ def reduction(run: Run) -> dict[str, Any]:
             seconds, memory, buffered = [], [], [0]
             kind = redisacc.SparseConditionalAccumulator
             with (kind if workload.kind == "sparse" else redisacc.ConditionalAccumulator)(
-                "float32", workload.shape, workload.name, redis=client, in_place_limit=0
+                "float32", workload.shape, workload.name, redis=client, limits=redisacc.Limits(0)
             ) as acc:
 
                 def look(acc: Any = acc, buffered: list[int] = buffered) -> None:

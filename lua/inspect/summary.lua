@@ -35,8 +35,8 @@ end
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
-  'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions', 'staleness_weight', 'normalize',
-  'total_weight', 'order')
+  'max_staleness', 'staleness', 'quorum', 'quorum_most', 'quorum_grace_ms', 'partitions', 'staleness_weight',
+  'normalize', 'total_weight', 'order')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -98,12 +98,12 @@ if staleness_weight then
 end
 
 if fields[22] then
-  local num_required, most, wait_ms = unpack(fields, 22, 24)
+  local least, most, wait_ms = unpack(fields, 22, 24)
   local grace = ''
   if wait_ms then
     grace = string.format(', or up to %s within %.1f s', most or 'more', (tonumber(wait_ms) or 0) / 1000)
   end
-  say('settings: a take that does not say it requires %s%s', num_required, grace)
+  say('quorum: a take that does not say it requires %s%s', least, grace)
 end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.

@@ -78,7 +78,7 @@ ROLES = {
         applies=True,
     ),
     "taker": Role(
-        "opens, creates, takes, recovers, sets the step and the settings; publishes parameters",
+        "opens, creates, takes, recovers, sets the step and the quorum; publishes parameters",
         f"{_OPENS} {_TAKES} {_PUBLISHES}",
         "sismember sadd",
         takes=True,

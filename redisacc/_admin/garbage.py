@@ -42,7 +42,7 @@ from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError, ParametersNotFoundError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 # The number of keys that one call of the script removes.
 KEYS_PER_CALL = 50
@@ -246,7 +246,7 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
         return []
     try:
         held = _held_blobs(transport, keys) if incarnation else set()
-    except (CorruptDataError, SchemaMismatchError):
+    except CorruptDataError:
         # It is unknown which parts are in use, so none of them is garbage.
         return []
     orphans = {key: blob for key, blob in endless if blob not in held}
@@ -257,8 +257,7 @@ def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str]:
     """Returns the ids of all blobs that the record or an attempt lists.
 
     Raises:
-        CorruptDataError: redisacc did not write one of them.
-        SchemaMismatchError: another version of redisacc wrote the record.
+        CorruptDataError: redisacc did not write one of them, or another version of it wrote the record.
     """
     # In this order: a blob that is published meanwhile moves from the list to the record.
     listed_now = listed_attempts(transport, keys)
@@ -294,7 +293,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
         try:
             keys = read_partitions(transport, keys)
             listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
-        except (CorruptDataError, SchemaMismatchError):
+        except CorruptDataError:
             # It is unknown which parts are in use, so none of them is garbage.
             return []
         if not listed and keys.attempts not in objects:
@@ -420,7 +419,7 @@ def _unused(transport: Transport, leftover: Leftover) -> list[str]:
         if not use_up_numbers(transport, keys, max(map(_number_of, leftover.keys.values()))):
             return []
         held = _held_blobs(transport, keys)
-    except (CorruptDataError, SchemaMismatchError, ParametersNotFoundError):
+    except (CorruptDataError, NotFoundError):
         return []
     return [key for key, blob in leftover.keys.items() if blob not in held]
 

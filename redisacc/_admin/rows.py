@@ -27,7 +27,7 @@ from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import EVICTED, shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, InvalidArgumentError
+from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
 
 # How many paths an error names at most, and how many are compared with the one that was given: 0.4 s.
 _NAMED_PATHS, _COMPARED_PATHS = 5, 2000
@@ -82,7 +82,7 @@ def read_spec(transport: Transport, keys: Keys) -> AccumulatorSpec:
     """Returns the specification of an accumulator. For a tree, this reads the description of every leaf.
 
     Raises:
-        AccumulatorNotFoundError: there is no such accumulator.
+        NotFoundError: there is no such accumulator.
         CorruptDataError: redisacc did not write its record.
     """
     return _spec_of(transport, keys, Record(keys, transport.call(*Record.command(keys))))
@@ -106,14 +106,14 @@ class CurrentRows:
         reduction_type: "MEAN" or "SUM".
 
     Raises:
-        AccumulatorNotFoundError: there is no such accumulator.
+        NotFoundError: there is no such accumulator.
         InvalidArgumentError: it has no such leaf, or a path is missing or surplus.
     """
 
     def __init__(self, transport: Transport, keys: Keys, path: str | None = None) -> None:
         record = Record(keys, transport.call(*Record.command(keys)))
         if record.incarnation.startswith(DELETING):
-            raise AccumulatorNotFoundError(f"accumulator {shown(keys.name)} is being deleted")
+            raise NotFoundError(f"accumulator {shown(keys.name)} is being deleted")
         keys = Keys(keys.name, record.partitions)
         spec = _spec_of(transport, keys, record)
         self.leaf: Leaf | None = None
@@ -142,7 +142,7 @@ class CurrentRows:
         Of a dense leaf, only its own elements are read; otherwise, everything that the round holds.
 
         Raises:
-            PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
         """
         if self.leaf is not None and not self.is_sparse:
             return self._read_snapshot([])
@@ -167,7 +167,7 @@ class CurrentRows:
 
         Raises:
             InvalidArgumentError: an index is out of range.
-            PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
         """
         for index in indices:
             if not 0 <= index <= INT64_MAX:

@@ -7,7 +7,7 @@ import contextlib
 from redisacc._format.keys import Keys
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
-from redisacc.errors import AccumulatorNotFoundError, ParametersNotFoundError
+from redisacc.errors import NotFoundError
 
 
 def delete_training(name: str, *, redis: object) -> None:
@@ -20,7 +20,7 @@ def delete_training(name: str, *, redis: object) -> None:
     Raises:
         ServerUnavailableError: no server answers.
     """
-    with contextlib.suppress(AccumulatorNotFoundError):
+    with contextlib.suppress(NotFoundError):
         open_existing(Keys(name), redis=redis).delete()
-    with contextlib.suppress(ParametersNotFoundError), Parameters(name, redis=redis, create=False) as parameters:
+    with contextlib.suppress(NotFoundError), Parameters(name, redis=redis, create=False) as parameters:
         parameters.delete()

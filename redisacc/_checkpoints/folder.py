@@ -217,7 +217,7 @@ class Folder:
                 one.check()
                 known.is_whole = True
             except CorruptDataError as error:
-                logger.warning("%s: a checkpoint does not count for checkpoint_keep: %s", self._name, error)
+                logger.warning("%s: a checkpoint does not count for checkpoint.keep: %s", self._name, error)
                 known.is_whole = False
         return known.is_whole
 

@@ -160,7 +160,7 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         "step": str(info.global_step),
         "count": info.num_accumulated,
         # The next take will probably require as many as the last one.
-        "required": head.num_required if head else info.settings.num_required or view.required,
+        "required": head.num_required if head else info.quorum.least or view.required,
         "waiting": len(info.waiting),
         "taker": printable(head.taker, NAME) if head else None,
         "unacknowledged": len(info.unacknowledged),
@@ -213,7 +213,7 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
             {
                 "taker": printable(of.taker, NAME),
                 "required": of.num_required,
-                "up_to": of.up_to,
+                "most": of.most,
                 "grace": of.grace,
                 "weight": of.min_weight,
             }
@@ -245,7 +245,7 @@ def _training(view: View) -> dict[str, Any] | None:
         "share": None if not parameters.until or parameters.until < 0 else parameters.step / parameters.until,
         "finished": parameters.finished,
         "chief": printable(info.chief, NAME) if info.chief else None,
-        "required": parameters.workers,
+        "required": info.quorum.least,
         "optimizer": parameters.optimizer,
         "seconds": None if seconds is None else _rounded(seconds),
         "left": None

@@ -13,7 +13,7 @@ class ApplyResult:
     """The outcome of applying a gradient. It is true if the gradient was accepted.
 
     Attributes:
-        outcome: "applied"; "stale" if the gradient was dropped because its step was more than ``max_staleness`` below
+        outcome: "applied"; "stale" if the gradient was dropped because its step was more than ``staleness`` below
             the accumulator's; "repeated" if it was dropped because the round had a gradient of this worker, and accepts
             one only.
         global_step: the accumulator's step at that moment.
@@ -76,7 +76,7 @@ class Round(Generic[G_co]):
         workers: which workers they came from: worker's name → number of gradients.
         staleness: how stale they were: number of steps → number of gradients. A gradient counts under 0 if its
             ``local_step`` was not below the step when it was accepted, as all are unless the accumulator has a
-            ``max_staleness``.
+            ``staleness``.
         total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
         metrics: the mean of each metric, over the gradients that have it, by the weights that were given with them;
             NaN if one of these values is. Of a worker with several gradients in the round, those count whose metrics

@@ -21,6 +21,9 @@ Kind = Literal["dense", "sparse", "tree"]
 # What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or of all in the round.
 SparseMean = Literal["index", "round"]
 
+# What the mean of a leaf divides by if some gradients lack it: the number of all gradients, or of those that have it.
+Missing = Literal["zero", "skip"]
+
 # What a mean divides by: the sum of the weights of gradients, or their number.
 Normalize = Literal["weights", "count"]
 

@@ -13,7 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -184,24 +184,6 @@ def reduction_type(value: object) -> str:
     if isinstance(value, str) and value in ("MEAN", "SUM"):
         return value
     raise InvalidArgumentError(f"reduction_type must be 'MEAN' or 'SUM', not {shown(value)}")
-
-
-def sparse_mean(value: object) -> Literal["index", "round"]:
-    """Returns "index" or "round"."""
-    if isinstance(value, str) and value == "index":
-        return "index"
-    if isinstance(value, str) and value == "round":
-        return "round"
-    raise InvalidArgumentError(f"sparse_mean must be 'index' or 'round', not {shown(value)}")
-
-
-def missing(value: object) -> Literal["zero", "skip"]:
-    """Returns "zero" or "skip"."""
-    if isinstance(value, str) and value == "zero":
-        return "zero"
-    if isinstance(value, str) and value == "skip":
-        return "skip"
-    raise InvalidArgumentError(f"missing must be 'zero' or 'skip', not {shown(value)}")
 
 
 def array(value: object, what: str) -> Array:

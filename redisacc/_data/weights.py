@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from redisacc._data import foreign
-from redisacc._data.spec import Normalize
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -54,17 +53,17 @@ def checked_weight(value: object, what: str = "weight") -> float:
 
 
 def checked_staleness_weight(
-    value: object, max_staleness: int | None, *, can_weigh: bool
+    value: object, most: int, *, can_weigh: bool
 ) -> Literal["constant", "inverse_sqrt"] | tuple[float, ...]:
     """Returns the rule by which staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
 
     Args:
         value: what the caller has given.
-        max_staleness: what the caller has given for that.
+        most: the largest staleness.
         can_weigh: whether gradients of the accumulator may have weights.
 
     Raises:
-        InvalidArgumentError: it is not such a rule, or does not fit ``max_staleness``.
+        InvalidArgumentError: it is not such a rule, or does not fit ``most``.
     """
     if isinstance(value, str) and value == CONSTANT:
         return CONSTANT
@@ -77,38 +76,24 @@ def checked_staleness_weight(
         rule = _factors(value)
     else:
         raise InvalidArgumentError(
-            "staleness_weight must be 'constant', 'inverse_sqrt' or a sequence of max_staleness + 1 numbers, not "
-            f"{shown(value)}"
+            f"staleness.weight must be 'constant', 'inverse_sqrt' or a sequence of most + 1 numbers, not {shown(value)}"
         )
-    if not max_staleness:
+    if not most:
         raise InvalidArgumentError(
-            f"staleness_weight={shown(value)} needs a max_staleness of at least 1 as well: without that, no gradient "
+            f"staleness.weight={shown(value)} needs a staleness.most of at least 1 as well: without that, no gradient "
             "is late"
         )
-    if not isinstance(rule, str) and len(rule) != max_staleness + 1:
+    if not isinstance(rule, str) and len(rule) != most + 1:
         raise InvalidArgumentError(
-            f"staleness_weight must have a number for each staleness from 0 to max_staleness, {max_staleness + 1} "
-            f"together, not {len(rule)}: {shown(value)}"
+            f"staleness.weight must have a number for each staleness from 0 to most, {most + 1} together, not "
+            f"{len(rule)}: {shown(value)}"
         )
     if not can_weigh:
         raise InvalidArgumentError(
-            f"staleness_weight must be 'constant' for gradients of integers, not {shown(value)}: their weight is 1"
+            f"staleness.weight must be 'constant' for gradients of integers, not {shown(value)}: their weight is 1"
         )
     return rule
 
 
 def _factors(values: Sequence[object]) -> tuple[float, ...]:
-    return tuple([checked_weight(factor, f"staleness_weight[{number}]") for number, factor in enumerate(values)])
-
-
-def checked_normalize(value: object) -> Normalize:
-    """Returns what means are divided by: "weights" or "count".
-
-    Raises:
-        InvalidArgumentError: it is something else.
-    """
-    if isinstance(value, str) and value == "weights":
-        return "weights"
-    if isinstance(value, str) and value == "count":
-        return "count"
-    raise InvalidArgumentError(f"normalize must be 'weights' or 'count', not {shown(value)}")
+    return tuple([checked_weight(factor, f"staleness.weight[{number}]") for number, factor in enumerate(values)])

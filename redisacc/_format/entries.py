@@ -49,7 +49,7 @@ class WaitingTaker:
         num_required: how many gradients it requires.
         taker: name of the taker.
         lease_ends_at: when its lease ends, by the server's clock. After that it is passed over, unless it renews it.
-        up_to: with a grace, the number of gradients that ends it early; None if any number may come, or without a
+        most: with a grace, the number of gradients that ends it early; None if any number may come, or without a
             grace.
         grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
         min_weight: least sum of their weights; 0 if any will do.
@@ -59,7 +59,7 @@ class WaitingTaker:
     num_required: int
     taker: str
     lease_ends_at: datetime.datetime
-    up_to: int | None = None
+    most: int | None = None
     grace: float = 0.0
     min_weight: float = 0.0
 
@@ -331,16 +331,16 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
         required, lease_end, taker = _fields(text, 3)
         quantity, has_grace, grace_text = required.partition(b"..")
         number, has_weight, weight_text = quantity.partition(b"*")
-        up_to, grace = None, 0.0
+        most, grace = None, 0.0
         if has_grace:
-            up_to_text, _, grace_ms = grace_text.partition(b"+")
-            up_to, grace = _integer(up_to_text, 15), _integer(grace_ms, 15) / 1000
+            most_text, _, grace_ms = grace_text.partition(b"+")
+            most, grace = _integer(most_text, 15), _integer(grace_ms, 15) / 1000
         return WaitingTaker(
             token.decode(errors="backslashreplace"),
             _integer(number, 20),
             taker.decode(errors="backslashreplace"),
             time_of(_integer(lease_end, 15)),
-            None if up_to == ANY_NUMBER else up_to,
+            None if most == ANY_NUMBER else most,
             grace,
             parse_weight(weight_text.decode()) if has_weight else 0.0,
         )

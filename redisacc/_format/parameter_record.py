@@ -30,7 +30,7 @@ from redisacc._format.leaves import Flat, Layout, Schema, ranges_text
 from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, RedisAccError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, RedisAccError
 from redisacc.optim import Optimizer, from_config
 
 # The version of this part of the data model, in every record.
@@ -303,12 +303,12 @@ class ParameterRecord:
         finished, self.encoding, partitions, self._slots = texts
         self.finished = finished == "1"
         if found != FORMAT:
-            raise SchemaMismatchError(
+            raise CorruptDataError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
                 f"redisacc reads format {FORMAT!r}: delete them with the version that published them"
             )
         if self.encoding not in ENCODINGS:
-            raise SchemaMismatchError(
+            raise CorruptDataError(
                 f"parameters {shown(keys.name)} are stored with the encoding {shown(self.encoding)}, but this version "
                 f"of redisacc reads {' and '.join(ENCODINGS)}: read them with the version that published them"
             )
@@ -329,8 +329,7 @@ class ParameterRecord:
         """Returns the record from the reply to ``command``, or None if there is none, or none of a version yet.
 
         Raises:
-            CorruptDataError: redisacc did not write it.
-            SchemaMismatchError: another version of redisacc wrote it.
+            CorruptDataError: redisacc did not write it, or another version of it did.
         """
         if not isinstance(reply, list) or len(reply) != len(cls.FIELDS):
             raise CorruptDataError(f"{keys.record}: HMGET must reply {len(cls.FIELDS)} values, not {shown(reply)}")

@@ -11,12 +11,12 @@ from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
-from redisacc._format.settings import SETTINGS, Settings
+from redisacc._format.quorum import QUORUM_FIELDS, Quorum
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._format.weights import parse_rule, parse_weight
 from redisacc._text import printable, shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 _TEXTS = ("kind", "dtype", "shape", "reduction_type", "sparse_mean", "missing", "incarnation", "round_shape")
 _NUMBERS = (
@@ -42,7 +42,7 @@ _ABSENT = {
     "order": b"arrival",
     "total_weight": b"",
     "partitions": b"",
-    **dict.fromkeys(SETTINGS, b""),
+    **dict.fromkeys(QUORUM_FIELDS, b""),
 }
 
 
@@ -62,9 +62,9 @@ def parse_order(text: str) -> Order:
 
 
 def check_format(name: str, found: str) -> None:
-    """Raises SchemaMismatchError unless a record has the version of the data model that this library reads."""
+    """Raises CorruptDataError unless a record has the version of the data model that this library reads."""
     if found != FORMAT:
-        raise SchemaMismatchError(
+        raise CorruptDataError(
             f"accumulator {shown(name)} has format {shown(found)} of the data model, but this version of redisacc "
             f"reads format {FORMAT!r}: finish its training with the version that created it, or delete its keys"
         )
@@ -107,15 +107,15 @@ class Record:
         order: the order in which the gradients of a round are added: "arrival" or "worker".
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
-        settings: the defaults for takes that pass no ``num_required``.
+        quorum: what a take waits for that passes no ``num_required``.
 
     Raises:
-        AccumulatorNotFoundError: there is no record.
+        NotFoundError: there is no record.
         CorruptDataError: redisacc did not write the record.
     """
 
     FIELDS = (
-        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS),
+        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *QUORUM_FIELDS),
         *("staleness_weight", "normalize", "order", "total_weight"),
     )
 
@@ -123,9 +123,7 @@ class Record:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
             raise CorruptDataError(f"{keys.record}: HMGET must reply {len(self.FIELDS)} values, not {shown(reply)}")
         if reply == [None] * len(reply):
-            raise AccumulatorNotFoundError(
-                f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted"
-            )
+            raise NotFoundError(f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted")
         fields: dict[str, Any] = {
             name: _ABSENT.get(name) if value is None else value for name, value in zip(self.FIELDS, reply, strict=True)
         }
@@ -168,7 +166,7 @@ class Record:
             self.partitions = parse_partitions(texts["partitions"])
         except ValueError:
             raise self._foreign("partitions", texts["partitions"]) from None
-        self.settings = Settings.parse(texts)
+        self.quorum = Quorum.parse(texts)
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
@@ -285,7 +283,7 @@ def _right(name: str, value: bytes) -> bool:
         return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
-    if name in SETTINGS:
+    if name in QUORUM_FIELDS:
         return not value or (value.isdigit() and len(value) <= 15)
     if name in ("staleness", "staleness_weight", "partitions"):
         return value.isascii()

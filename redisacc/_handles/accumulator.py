@@ -17,8 +17,9 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
 from redisacc._data.weights import checked_weight
+from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
-from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._protocol.scripts.take_requirement import demand_of
 from redisacc._telemetry.operation import NOT_OBSERVED
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
@@ -50,7 +51,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         name: str | None = None,
         *,
         min_weight: float | None = None,
-        up_to: int | None = None,
+        most: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
     ) -> Taken:
@@ -65,12 +66,12 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more. None: the settings of the accumulator (``configure``) decide this, ``up_to`` and ``grace``, even
-                if they change while the take waits. Without settings, it is 1, provided that ``min_weight`` is given.
+                more. None: the quorum of the accumulator (``set_quorum``) decides this, ``most`` and ``grace``, even
+                if it changes while the take waits. Without a quorum, it is 1, provided that ``min_weight`` is given.
             name: labels log records.
             min_weight: also waits until the weights of the gradients add up to this (but for a part in 10^9, for
                 rounding). None: any sum will do.
-            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+            most: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
             grace: seconds to wait for more gradients once there are enough, from 0 to a week. The server measures them
                 and remembers when they began, so a take that is started again does not start the grace again. None:
@@ -84,23 +85,23 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             - from a ``ConditionalAccumulator``, an array;
             - from a ``SparseConditionalAccumulator``, ``(indices, values, shape)``: the indices as an int64 vector
               ``[n]``, sorted and unique; their rows ``[n, *row]``, where "MEAN" divides a row by the number of
-              gradients that held it, unless ``sparse_mean`` is "round"; and an int64 vector of the declared dimension 0
+              gradients that held it, unless ``mean.rows`` is "round"; and an int64 vector of the declared dimension 0
               (-1 if there is none) followed by the dimensions of a row;
             - from a ``TreeAccumulator``, a tree of the structure of ``spec``: an array for each dense leaf, and
               ``IndexedSlices`` with sorted unique indices for each sparse one. The arrays may be written to; leaves of
               one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
-                and the settings do not say how many, or no longer.
+            InvalidArgumentError: ``num_required``, ``min_weight``, ``most``, ``grace`` or ``timeout`` is invalid. Or
+                ``num_required`` is None, and ``most`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the accumulator has no quorum, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
+            NotFoundError: the accumulator was deleted.
+            ConflictError: another process has recovered the round before it was acknowledged, and owns it now.
                 The error names it.
-            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            RedisAccError: the step is 2**63 - 1. Nothing was taken.
             OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
                 The error's ``settle()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
@@ -109,11 +110,11 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
-        demand = TakeDemand.of(num_required, up_to, grace, min_weight)
+        demand = demand_of(num_required, most, grace, min_weight)
         return self._take_gradient(demand, timeout, name, self._taken)
 
     def _take_gradient(
-        self, demand: TakeDemand, timeout: float | None, name: str | None, form: Callable[[G], Value]
+        self, demand: Quorum, timeout: float | None, name: str | None, form: Callable[[G], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns.
 
@@ -177,9 +178,9 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         # Most gradients have the default weight.
         checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
-        if self._options.finite:
+        if self._options["finite"]:
             check_finite(gradient, self._spec, used)
-        worker = self._options.worker or host_and_process(os.getpid())
+        worker = self._options["worker"] or host_and_process(os.getpid())
         apply = functools.partial(
             self._applier.apply,
             gradient,

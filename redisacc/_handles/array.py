@@ -10,6 +10,7 @@ from redisacc._data import dtypes, validation
 from redisacc._data.spec import ArraySpec
 from redisacc._data.validation import Shape
 from redisacc._handles.accumulator import Accumulator
+from redisacc._handles.options import checked_mean
 
 # The gradient of a round: an array, or IndexedSlices.
 G = TypeVar("G")
@@ -42,17 +43,18 @@ def array_spec(
     dtype: object,
     shape: object,
     reduction_type: object,
-    sparse_mean: object = "index",
+    mean: object,
 ) -> ArraySpec:
     """Returns the specification that a caller's arguments describe.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
     """
+    rows = checked_mean(mean, rows="index" if kind == "sparse" else None).rows
     return ArraySpec.of(
         kind,
         dtypes.find_dtype(dtype),
         validation.shape(shape),
         reduction_type=validation.reduction_type(reduction_type),
-        sparse_mean=validation.sparse_mean(sparse_mean),
+        sparse_mean=rows or "index",
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.weights import rule_text
-from redisacc._handles.options import Options
+from redisacc._handles.options import AccumulatorOptions, Limits, Mean, Staleness
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.partition_writer import PartitionWriter
@@ -23,6 +23,7 @@ from redisacc._protocol.rounds.taker import Taker
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry
@@ -65,43 +66,46 @@ class Parts(Generic[G]):
 
 
 def assemble(
-    spec: AccumulatorSpec, options: Options, transport: Transport, incarnation: str | None = None
+    spec: AccumulatorSpec, shared_name: str | None, options: AccumulatorOptions, incarnation: str | None = None
 ) -> Parts[Any]:
     """Opens the accumulator, or creates it, and returns the parts of a handle on it.
 
     Args:
         spec: what the caller expects the accumulator to be.
+        shared_name: its name; None: a new private one.
         options: valid ones.
-        transport: the way to the server.
         incarnation: the only one that is opened, and none is created. None: any.
 
     Raises:
-        AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
-        SchemaMismatchError: it was created as something else.
+        NotFoundError: there is none, and none was to be created, or it is another incarnation.
+        InvalidArgumentError: it was created as something else.
         ServerUnavailableError: no server answers.
-        NotPermittedError: this user may not do what the handle has to do.
+        ServerError: this user may not do what the handle has to do.
     """
-    is_private = options.shared_name is None
-    keys = Keys(options.shared_name or private_leases.new_name())
-    scripts = PartitionScripts(transport, keys, min_replicas=options.min_replicas)
+    transport = connect(options["redis"])
+    is_private = shared_name is None
+    min_replicas = options["min_replicas"]
+    limits, staleness = options["limits"] or Limits(), cast(Staleness | None, options["staleness"])
+    keys = Keys(shared_name or private_leases.new_name())
+    scripts = PartitionScripts(transport, keys, min_replicas=min_replicas)
     opened = open_accumulator(
         transport,
         keys,
         scripts,
         spec,
-        buffer_limit=options.buffer_limit,
-        once_per_worker=options.once_per_worker,
-        max_staleness=options.max_staleness,
-        staleness_weight=None if options.staleness_weight is None else rule_text(options.staleness_weight),
-        normalize=options.normalize,
-        order=options.order,
-        partitions=options.partitions,
-        create=options.create,
+        buffer_limit=limits.buffer,
+        once_per_worker=options["once_per_worker"],
+        max_staleness=None if staleness is None else staleness.most,
+        staleness_weight=None if staleness is None or staleness.weight is None else rule_text(staleness.weight),
+        normalize=(options["mean"] or Mean()).by,
+        order=options["order"],
+        partitions=options["partitions"],
+        create=options["create"],
         lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
         incarnation=incarnation,
     )
     warn_if_evicting(transport, keys.record)
-    if options.min_replicas:
+    if min_replicas:
         # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
         transport.call("WAIT", 0, 1, beside=keys.record)
     keys = Keys(keys.name, opened.partitions)
@@ -118,10 +122,8 @@ def assemble(
     requests = Requests(transport, scripts, sessions)
     partitions = None
     if opened.partitions:
-        partitions = PartitionWriter(
-            transport, keys, scripts, min_replicas=options.min_replicas, lease_ms=opened.lease_ms
-        )
-    in_place_limit = IN_PLACE_LIMIT if options.in_place_limit is None else options.in_place_limit
+        partitions = PartitionWriter(transport, keys, scripts, min_replicas=min_replicas, lease_ms=opened.lease_ms)
+    in_place_limit = IN_PLACE_LIMIT if limits.in_place is None else limits.in_place
     applier = Applier(
         keys,
         scripts,
@@ -130,7 +132,7 @@ def assemble(
         buffer_writer=BufferWriter(transport, keys, scripts, spec, telemetry, partitions=partitions),
         in_place_limit=in_place_limit if opened.can_add_in_place else 0,
         staleness_weighs=opened.staleness_weight != CONSTANT,
-        min_replicas=options.min_replicas,
+        min_replicas=min_replicas,
     )
     taker: Taker[Any] = Taker(
         transport,
@@ -139,7 +141,7 @@ def assemble(
         spec,
         sessions=sessions,
         lifetime=lifetime,
-        min_replicas=options.min_replicas,
+        min_replicas=min_replicas,
         history=History(opened.takes, opened.losses),
     )
     records = RecordReader(transport, keys, opened.incarnation, lifetime)

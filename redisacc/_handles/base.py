@@ -18,9 +18,9 @@ from redisacc._data import validation
 from redisacc._data.encodings import Encoding
 from redisacc._data.results import Round, Tally
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._format.settings import Settings, SettingsChange
+from redisacc._format.quorum import Quorum, quorum_change
 from redisacc._handles.assembly import Parts, assemble
-from redisacc._handles.options import Options
+from redisacc._handles.options import AccumulatorOptions, checked_name, checked_options, options_of_a_copy
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.leases import private_leases
 from redisacc._protocol.lifecycle.deletion import delete
@@ -29,9 +29,8 @@ from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.step_wait import StepWait
 from redisacc._protocol.rounds.peek import read_round
 from redisacc._protocol.rounds.taker import TakenRound
-from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._protocol.scripts.take_requirement import demand_of
 from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._redis.connect import connect
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -56,7 +55,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
     be pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a
-    password: the copy opens the same accumulator by its name, and raises AccumulatorNotFoundError if that was deleted.
+    password: the copy opens the same accumulator by its name, and raises NotFoundError if that was deleted.
     Closing a handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a
     private one.
 
@@ -90,26 +89,17 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             are checked in the accumulator's dtype; with ``encoding="bfloat16"``, elements of 3.3961775e38 or more are
             refused as well, because they would round to infinity. Costs about as much time as copying the gradient in
             memory.
-        in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
-            up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
-            for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
-        buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
-            clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError). None: 256 MiB, or
-            no limit with ``order="worker"``, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
             ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
             accumulator was created with.
-        max_staleness: a gradient is accepted if its ``local_step >= global_step - max_staleness``, from 0 to 1000,
-            given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
-            gradient arrives. None: 0, or what the accumulator was created with.
-        staleness_weight: factor by which the server multiplies the weight of a late gradient when it accepts it, given
-            at creation together with ``max_staleness``, and for all handles: "constant" (1), "inverse_sqrt" (1 / sqrt(1
-            + staleness), where staleness is the number of steps by which the gradient is late), or a number for each
-            staleness from 0 to ``max_staleness``. None: "constant", or what the accumulator was created with.
-        normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
-            of gradients; "count" for their number, so that gradients of less weight move the result less. None:
-            "weights", or what the accumulator was created with.
+        staleness: by how many steps a gradient may be late, from 0 to 1000; or a ``redisacc.Staleness``, which also
+            says what a late gradient weighs. Given at creation and for all handles: the server decides, by the step at
+            which the gradient arrives. 0 is TensorFlow's rule. None: 0, or what the accumulator was created with.
+        mean: a ``redisacc.Mean``: what "MEAN" divides by, given at creation and for all handles. None: by the sum of
+            the weights of gradients, or as the accumulator was created.
+        limits: ``redisacc.Limits``: up to which size gradients are added in place, and how many bytes may be buffered.
+            None: the defaults, or as the accumulator was created.
         order: the order in which the gradients of a round are added, given at creation and for all handles: "arrival",
             or "worker" for the ascending numbers of their workers, so that the same gradients give the same bits
             whichever of them comes first. It implies ``once_per_worker``; a handle that applies gradients must be
@@ -131,24 +121,32 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             one's replicas have confirmed.
 
     Raises:
-        InvalidArgumentError: an argument is invalid.
-        AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
-            ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize``, ``order`` or
-            ``partitions``.
+        InvalidArgumentError: an argument is invalid; or the shared name exists with another kind, dtype, shape, tree,
+            reduction, buffer limit, ``once_per_worker``, ``staleness``, ``staleness.weight``, ``mean.by``,
+            ``order`` or ``partitions``.
+        NotFoundError: there is no accumulator of this name, and ``create`` is False.
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
     _spec: AccumulatorSpec
 
-    def __init__(self, spec: AccumulatorSpec, redis: object, options: Options) -> None:
-        self._open(spec, redis, options.checked(spec))
+    def __init__(self, spec: AccumulatorSpec, shared_name: str | None, name: str, options: AccumulatorOptions) -> None:
+        checked = checked_options(options, spec, type(self).__name__)
+        shared_name = checked_name(shared_name, create=checked["create"])
+        self._open(spec, shared_name, validation.text(name, "name", max_bytes=512), checked)
 
-    def _open(self, spec: AccumulatorSpec, redis: object, options: Options, incarnation: str | None = None) -> None:
+    def _open(
+        self,
+        spec: AccumulatorSpec,
+        shared_name: str | None,
+        name: str,
+        options: AccumulatorOptions,
+        incarnation: str | None = None,
+    ) -> None:
         """Opens the accumulator. A copy of a pickled handle opens only the ``incarnation`` that the original had."""
-        self._options = options
-        self._where = picklable_where(redis)
-        parts: Parts[G] = assemble(spec, options, connect(redis), incarnation)
+        self._shared_name, self._name, self._options = shared_name, name, options
+        self._where = picklable_where(options["redis"])
+        parts: Parts[G] = assemble(spec, shared_name, options, incarnation)
         self._transport = parts.transport
         self._spec = parts.spec
         self._keys = parts.keys
@@ -160,11 +158,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._requests = parts.requests
         self._applier = parts.applier
         self._taker = parts.taker
-        self._encoding: Encoding = options.encoding or "float32"
+        self._encoding: Encoding = options["encoding"] or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
-        self._own_label = f"{options.name} ({self._keys.name})"
+        self._own_label = f"{name} ({self._keys.name})"
         self._finalizer: Callable[[], object] | None = None
-        if options.shared_name is None:
+        if shared_name is None:
             transport = self._transport.blocking
             # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
             self._finalizer = weakref.finalize(
@@ -180,7 +178,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         self._lifetime.check()
         check_picklable(self._where, self.shared_name)
-        return _reopen, (type(self), self._spec, self._where, self._options.of_a_copy(), self._scripts.incarnation)
+        options = options_of_a_copy({**self._options, "redis": self._where})
+        return _reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
 
     # What it is
 
@@ -192,12 +191,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     @property
     def name(self) -> str:
         """The name of this handle, which labels log records."""
-        return self._options.name
+        return self._name
 
     @property
     def shared_name(self) -> str | None:
         """The name under which other processes find the accumulator; None for a private one."""
-        return self._options.shared_name
+        return self._shared_name
 
     @property
     def reduction_type(self) -> str:
@@ -228,14 +227,14 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         return self._records.read().num_accumulated
 
     def global_step(self) -> int:
-        """Returns the current step. Gradients that are more than ``max_staleness`` steps earlier are dropped."""
+        """Returns the current step. Gradients that are more than ``staleness`` steps earlier are dropped."""
         return self._records.read().global_step
 
     def info(self) -> AccumulatorInfo:
         """Returns everything that Redis holds about the accumulator, except for its gradients.
 
         Raises:
-            AccumulatorNotFoundError: the accumulator was deleted.
+            NotFoundError: the accumulator was deleted.
         """
         self._lifetime.check()
         info = read_info(self._transport, self._keys)
@@ -259,7 +258,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             A round whose ``gradient`` is reduced as a take would reduce it now, or None if the round is empty.
 
         Raises:
-            PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
             DataLossError: a part of a gradient in a partition is lost. ``part`` and ``gradient`` name it.
         """
         self._lifetime.check()
@@ -301,9 +300,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             The step as it was seen, ``step`` or higher.
 
         Raises:
-            StepTimeoutError: the step was not reached in time. The message says what it was.
+            WaitTimeoutError: the step was not reached in time. The message says what it was.
             CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
+            NotFoundError: the accumulator was deleted.
         """
         label = self._label(name)
         wanted = validation.integer(step, "step")
@@ -340,56 +339,55 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         self._applier.set_global_step(step, worker=self._worker, label=label)
 
-    # Settings
+    # Quorum
 
-    def settings(self) -> Settings:
+    def quorum(self) -> Quorum:
         """Returns what a take waits for if it is called without ``num_required``; nothing is set at first."""
-        return self._records.read().settings
+        return self._records.read().quorum
 
-    def configure(
+    def set_quorum(
         self,
         *,
-        num_required: int | EllipsisType | None = ...,
-        up_to: int | EllipsisType | None = ...,
+        least: int | EllipsisType | None = ...,
+        most: int | EllipsisType | None = ...,
         grace: float | EllipsisType | None = ...,
         name: str | None = None,
     ) -> None:
         """Changes how many gradients a round needs, and how long a taker waits, in all processes and at once.
 
-        The settings are in the record, for all takers that give no ``num_required``. Those that are waiting check again
-        at once, for example when a worker is gone. A taker that gives ``num_required`` is not affected.
+        The quorum is in the record, for all takers that give no ``num_required``. Those that are waiting check again at
+        once, for example when a worker is gone. A taker that gives ``num_required`` is not affected.
         `redisacc set` does the same.
 
         Example:
             >>> import redisacc
             >>> acc = redisacc.ConditionalAccumulator("float32", [2])
-            >>> acc.configure(num_required=3)
+            >>> acc.set_quorum(least=3)
             >>> result = acc.apply_grad([1.0, 2.0])
-            >>> acc.configure(num_required=1)
+            >>> acc.set_quorum(least=1)
             >>> acc.take_grad()
             array([1., 2.], dtype=float32)
 
         Args:
-            num_required: how many gradients such a take requires, at least 1. None: nothing is set any more, so that
-                takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
-                the other two: stays as it is.
-            up_to: the number of gradients that ends the grace, at least ``num_required``. None: the grace lasts its
-                whole time.
-            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
-                week. None: not at all.
+            least: how many gradients such a take requires, at least 1. None: nothing is set any more, so that takes
+                without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with the
+                other two: stays as it is.
+            most: the number of gradients that ends the grace, at least ``least``. None: the grace lasts its whole time.
+            grace: seconds to wait for more gradients after the one with number ``least`` arrived, from 0 to a week.
+                None: not at all.
             name: labels log records.
 
         Raises:
-            InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``up_to`` and
-                ``grace`` need ``num_required``, and ``up_to`` needs ``grace``. Nothing was changed.
-            NotPermittedError: this user is only allowed to be a worker.
-            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: changing the settings
+            InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``most`` and
+                ``grace`` need ``least``, and ``most`` needs ``grace``. Nothing was changed.
+            ServerError: this user is only allowed to be a worker.
+            OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: changing the quorum
                 again could undo a change that others have made since.
         """
         label = self._label(name)
-        change = SettingsChange.of(num_required, up_to, grace)
+        change = quorum_change(least, most, grace)
         self._lifetime.check()
-        self._applier.configure(change, worker=self._worker, label=label)
+        self._applier.set_quorum(change, worker=self._worker, label=label)
 
     def settle(self) -> Tally:
         """Settles this thread's requests, and returns how many gradients it has applied here, by outcome.
@@ -429,7 +427,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         num_required: int | None = None,
         *,
         min_weight: float | None = None,
-        up_to: int | None = None,
+        most: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
         cancel: Callable[[], bool] | None = None,
@@ -451,7 +449,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         Args:
             num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
             min_weight: as for ``take_grad``.
-            up_to: as for ``take_grad``.
+            most: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
             cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
@@ -462,14 +460,14 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
 
         Raises:
-            InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
+            InvalidArgumentError, TakeTimeoutError, CancelledError, NotFoundError, RedisAccError: as
                 ``take_grad``.
-            RoundRecoveredError: at the end of the block, if another process has recovered the round meanwhile. The
+            ConflictError: at the end of the block, if another process has recovered the round meanwhile. The
                 error names the new owner. If the block raises, its own error is the one that is seen.
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``settle()`` acknowledges.
         """
-        taken = self._take(TakeDemand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
+        taken = self._take(demand_of(num_required, most, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -477,7 +475,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def recover(self, token: str | None = None, *, skip_lost: bool = False) -> Iterator[Round[G] | None]:
         """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
 
-        Its former taker can then neither read nor acknowledge it, and gets ``RoundRecoveredError`` if it is still
+        Its former taker can then neither read nor acknowledge it, and gets ``ConflictError`` if it is still
         alive. A block of its ``take()`` may have used the gradient by then, so make sure that it is dead:
         ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``. If the
         server lists none, the block gets one that this handle keeps because its ``take_grad`` was interrupted.
@@ -504,11 +502,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             The round, or None if there is none to recover.
 
         Raises:
-            AccumulatorNotFoundError: the accumulator was deleted.
+            NotFoundError: the accumulator was deleted.
             DataLossError: a part of a gradient in a partition is lost. The round stays listed.
             NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
                 recovered again; a handle without ``min_replicas`` does not wait for them.
-            RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
+            ConflictError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)
@@ -547,7 +545,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        demand: TakeDemand,
+        demand: Quorum,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -556,7 +554,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         label = self._own_label if name is None else self._label(name)
         deadline = math.inf if timeout is None else _deadline(timeout)
         self._lifetime.check()
-        worker = self._options.worker or host_and_process(os.getpid())
+        worker = self._options["worker"] or host_and_process(os.getpid())
         take = functools.partial(
             self._taker.take, demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
         )
@@ -586,7 +584,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def delete(self) -> None:
         """Removes the accumulator and everything in it, for everybody.
 
-        Afterwards this handle and all others raise ``AccumulatorNotFoundError``, and so do takes that wait. If the
+        Afterwards this handle and all others raise ``NotFoundError``, and so do takes that wait. If the
         accumulator is gone already, or was created again by another process, nothing happens.
         """
         self._lifetime.check()
@@ -608,7 +606,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     @property
     def _worker(self) -> str:
-        return self._options.worker or host_and_process(os.getpid())
+        return self._options["worker"] or host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
         given = validation.label(name)
@@ -623,13 +621,13 @@ def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
 def _reopen(
     kind: type[ConditionalAccumulatorBase[Any]],
     spec: AccumulatorSpec,
-    where: str | None,
-    options: Options,
+    names: tuple[str, str],
+    options: AccumulatorOptions,
     incarnation: str,
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens a handle that was pickled. It never creates an accumulator: if the old one is gone, it raises an error."""
     handle = kind.__new__(kind)
-    handle._open(spec, where, options, incarnation)
+    handle._open(spec, *names, checked_options(options, spec, kind.__name__), incarnation)
     return handle
 
 

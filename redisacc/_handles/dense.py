@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, SupportsFloat
+from typing import SupportsFloat, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,9 @@ from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
-from redisacc._data.spec import Normalize, Order
 from redisacc._data.validation import Array, shape_text
-from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulator, array_spec
-from redisacc._handles.options import Options
+from redisacc._handles.options import AccumulatorOptions, with_options
 from redisacc.errors import InvalidArgumentError
 
 
@@ -33,7 +31,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             listed here.
 
     Raises:
-        InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
+        InvalidArgumentError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
 
     Example:
         >>> import redisacc
@@ -51,6 +49,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         >>> weights.delete()
     """
 
+    @with_options(AccumulatorOptions)
     def __init__(
         self,
         dtype: DTypeLike,
@@ -58,42 +57,13 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         shared_name: str | None = None,
         name: str = "conditional_accumulator",
         reduction_type: str | None = "MEAN",
-        *,
-        redis: object = None,
-        worker: str | None = None,
-        encoding: Encoding | None = None,
-        finite: bool = False,
-        in_place_limit: int | None = None,
-        buffer_limit: int | None = None,
-        once_per_worker: bool | None = None,
-        max_staleness: int | None = None,
-        staleness_weight: StalenessWeight | None = None,
-        normalize: Normalize | None = None,
-        order: Order | None = None,
-        partitions: int | Literal["auto"] | None = None,
-        create: bool = True,
-        min_replicas: int = 0,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
         super().__init__(
-            array_spec("dense", dtype, shape, reduction_type),
-            redis,
-            Options(
-                shared_name=shared_name,
-                name=name,
-                worker=worker,
-                encoding=encoding,
-                finite=finite,
-                in_place_limit=in_place_limit,
-                buffer_limit=buffer_limit,
-                once_per_worker=once_per_worker,
-                max_staleness=max_staleness,
-                staleness_weight=staleness_weight,
-                normalize=normalize,
-                order=order,
-                partitions=partitions,
-                create=create,
-                min_replicas=min_replicas,
-            ),
+            array_spec("dense", dtype, shape, reduction_type, options.get("mean")),
+            shared_name,
+            name,
+            options,
         )
 
     def apply_grad(
@@ -107,7 +77,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -120,12 +90,12 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 if it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows; a number
                 beyond a narrower floating-point type becomes infinite. Missing values are refused.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
-                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
                 set.
             name: labels log records.
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
-                ``staleness_weight``.
+                ``staleness.weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -141,11 +111,11 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             InvalidArgumentError: the dtype, shape or step is invalid. Nothing was changed.
             NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.
+            NotFoundError: the accumulator was deleted.
+            AccumulatorFullError: the buffered gradients have reached ``limits.buffer``; compacting frees too little.
             DataLossError: an earlier gradient of this handle is lost. This one was not counted.
             NotReplicatedError: the gradient was counted, but fewer than ``min_replicas`` replicas have it so far.
-            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
+            ServerError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``settle()``.

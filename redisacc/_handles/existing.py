@@ -11,6 +11,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.options import AccumulatorOptions, Mean
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._redis.connect import connect
@@ -29,7 +30,7 @@ def open_existing(
         finite: whether it refuses gradients with NaN or infinities.
 
     Raises:
-        AccumulatorNotFoundError: there is no such accumulator.
+        NotFoundError: there is no such accumulator.
         CorruptDataError: redisacc did not write its record.
     """
     # Held until the handle holds it, so that both use the same connections.
@@ -37,8 +38,8 @@ def open_existing(
     # In one command: between two, the server might lose it.
     *reply, tree = transport.call(*Record.command(keys), "tree")
     spec = Record(keys, reply).spec(tree)
-    options: dict[str, Any] = {
-        "reduction_type": spec.reduction_type,
+    reduction = spec.reduction_type
+    options: AccumulatorOptions = {
         "redis": redis,
         "worker": worker,
         "encoding": encoding,
@@ -47,9 +48,11 @@ def open_existing(
         "create": False,
     }
     if isinstance(spec, TreeSpec):
-        return TreeAccumulator(spec.tree, keys.name, sparse_mean=spec.sparse_mean, missing=spec.missing, **options)
+        options["mean"] = Mean(rows=spec.sparse_mean, missing=spec.missing)
+        return TreeAccumulator(spec.tree, keys.name, reduction_type=reduction, **options)
     assert isinstance(spec, ArraySpec)
     schema = (spec.dtype.name, spec.shape, keys.name)
     if spec.kind == "sparse":
-        return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
-    return ConditionalAccumulator(*schema, **options)
+        options["mean"] = Mean(rows=spec.sparse_mean)
+        return SparseConditionalAccumulator(*schema, reduction_type=reduction, **options)
+    return ConditionalAccumulator(*schema, reduction_type=reduction, **options)

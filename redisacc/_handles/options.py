@@ -1,124 +1,240 @@
-"""The arguments that all kinds of accumulators have, and how they are checked."""
+"""The options that all kinds of accumulators have, stated once: their names, types, defaults and checks."""
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from redisacc._data import validation
 from redisacc._data.encodings import Encoding, checked_encoding
-from redisacc._data.spec import AccumulatorSpec, Normalize, Order
-from redisacc._data.weights import StalenessWeight, checked_normalize, checked_staleness_weight
+from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
+from redisacc._data.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.staleness import MOST_STALENESS
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
+Init = TypeVar("Init", bound=Callable[..., Any])
+Group = TypeVar("Group", "Limits", "Mean")
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The arguments of a handle that do not depend on its kind. ``ConditionalAccumulatorBase`` describes each of them.
 
-    A caller's values become valid by ``checked``. A handle keeps that result, and its pickle holds ``of_a_copy``.
+@dataclass(frozen=True)
+class Staleness:
+    """Which late gradients an accumulator accepts, and what they weigh. The server decides, for all handles.
+
+    A gradient is late by ``global_step - local_step`` steps, as of the step at which it arrives.
+
+    Example:
+        >>> import redisacc
+        >>> late = redisacc.Staleness(2, weight="inverse_sqrt")
+        >>> acc = redisacc.ConditionalAccumulator("float32", [], staleness=late)
+        >>> acc.set_global_step(2)
+        >>> acc.apply_grad(1.0, local_step=0).outcome
+        'applied'
+
+    Args:
+        most: a gradient that is late by at most this many steps is accepted, from 0 to 1000. 0 is TensorFlow's rule.
+        weight: the factor by which the weight of a late gradient is multiplied: "constant" (1), "inverse_sqrt"
+            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None: "constant", or what the
+            accumulator was created with.
     """
 
-    shared_name: str | None
-    name: str
+    most: int
+    weight: StalenessWeight | None = None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What the means of an accumulator with ``reduction_type="MEAN"`` are divided by.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [], mean=redisacc.Mean(by="count"))
+        >>> results = [acc.apply_grad(value, weight=0.5) for value in (2.0, 4.0)]
+        >>> float(acc.take_grad(2))
+        1.5
+
+    Args:
+        by: "weights" for the sum of the weights of gradients; "count" for their number, so that gradients of less
+            weight move the result less. None: "weights", or what the accumulator was created with.
+        rows: what a sparse row is divided by: "index" for the gradients that held the index, as TensorFlow does;
+            "round" for the same as a dense array, which data-parallel training needs. None: "round" in a tree, else
+            "index".
+        missing: what a leaf of a tree is divided by if some gradients of the round lack it: "zero" for all gradients,
+            as if the leaf had been zero there; "skip" for those that have the leaf, and then a leaf that none of them
+            has is None in the result. Sums are the same for both. None: "zero".
+    """
+
+    by: Normalize | None = None
+    rows: SparseMean | None = None
+    missing: Missing | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How gradients are kept until they are taken.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], limits=redisacc.Limits(in_place=0, buffer=2**20))
+        >>> acc.apply_grad([1.0, 2.0]).num_accumulated, acc.info().buffered
+        (1, 1)
+
+    Args:
+        in_place: gradients of more elements than this, where each row counts for 24 more, are buffered and added up by
+            the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts for 72
+            more, except for the first. 0 buffers all. None: 1,280, which was measured. It concerns the gradients of
+            this handle.
+        buffer: how many bytes the buffered gradients of a round may have together, given at creation and for all
+            handles. Beyond it, clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError).
+            None: 256 MiB, or no limit with ``order="worker"``, or what the accumulator was created with.
+    """
+
+    in_place: int | None = None
+    buffer: int | None = None
+
+
+class AccumulatorOptions(TypedDict, total=False):
+    """The options of an accumulator. ``ConditionalAccumulatorBase`` describes each of them."""
+
+    redis: object
     worker: str | None
     encoding: Encoding | None
     finite: bool
-    in_place_limit: int | None
-    buffer_limit: int | None
     once_per_worker: bool | None
-    max_staleness: int | None
-    staleness_weight: StalenessWeight | None
-    normalize: Normalize | None
     order: Order | None
+    mean: Mean | None
+    staleness: Staleness | int | None
+    limits: Limits | None
     partitions: int | Literal["auto"] | None
-    create: bool
     min_replicas: int
-
-    def checked(self, spec: AccumulatorSpec) -> Options:
-        """Returns valid options for an accumulator: None instead of an empty ``shared_name``, and plain Python types.
-
-        Raises:
-            InvalidArgumentError: an argument is invalid, or does not fit the accumulator or the other arguments.
-        """
-        name = validation.text(self.name, "name", max_bytes=512)
-        worker = None if self.worker is None else validation.text(self.worker, "worker", max_bytes=200)
-        encoding = None if self.encoding is None else checked_encoding(self.encoding, spec.dtypes)
-        finite = validation.flag(self.finite, "finite")
-        in_place_limit = _integer(self.in_place_limit, "in_place_limit")
-        buffer_limit = _integer(self.buffer_limit, "buffer_limit")
-        once = None if self.once_per_worker is None else validation.flag(self.once_per_worker, "once_per_worker")
-        max_staleness = _integer(self.max_staleness, "max_staleness", high=MOST_STALENESS)
-        staleness_weight = None
-        if self.staleness_weight is not None:
-            staleness_weight = checked_staleness_weight(self.staleness_weight, max_staleness, can_weigh=spec.can_weigh)
-        normalize = None if self.normalize is None else checked_normalize(self.normalize)
-        order = None if self.order is None else checked_order(self.order)
-        if order == "worker":
-            if once is False:
-                raise InvalidArgumentError(
-                    "order='worker' cannot go together with once_per_worker=False: gradients of one worker would have "
-                    "no order"
-                )
-            once = True
-        partitions = checked_partitions(self.partitions)
-        create = validation.flag(self.create, "create")
-        shared_name = None
-        if self.shared_name is not None and not (isinstance(self.shared_name, str) and not self.shared_name):
-            shared_name = validation.text(self.shared_name, "shared_name", max_bytes=512)
-        elif not create:
-            raise InvalidArgumentError("create=False requires a shared_name: a private accumulator is always a new one")
-        return Options(
-            shared_name=shared_name,
-            name=name,
-            worker=worker,
-            encoding=encoding,
-            finite=finite,
-            in_place_limit=in_place_limit,
-            buffer_limit=buffer_limit,
-            once_per_worker=once,
-            max_staleness=max_staleness,
-            staleness_weight=staleness_weight,
-            normalize=normalize,
-            order=order,
-            partitions=partitions,
-            create=create,
-            min_replicas=validation.integer(self.min_replicas, "min_replicas", low=0, high=1000),
-        )
-
-    def of_a_copy(self) -> Options:
-        """Returns the options with which a pickled handle opens the same accumulator again.
-
-        What is decided at creation is left out: the accumulator has it.
-        """
-        return dataclasses.replace(
-            self,
-            buffer_limit=None,
-            once_per_worker=None,
-            max_staleness=None,
-            staleness_weight=None,
-            normalize=None,
-            order=None,
-            partitions=None,
-            create=True,
-        )
+    create: bool
 
 
-def checked_order(value: object) -> Order:
-    """Returns the argument ``order`` of a handle.
+# All others are None.
+DEFAULTS: Mapping[str, object] = {"finite": False, "min_replicas": 0, "create": True}
+# What is decided when an accumulator is created. One that exists has it.
+_FIXED = ("once_per_worker", "order", "mean", "staleness", "partitions", "create")
+
+
+def with_options(kind: type, defaults: Mapping[str, object] = DEFAULTS) -> Callable[[Init], Init]:
+    """Lets help() and editors show each option of a function that takes them as ``**options``.
+
+    Args:
+        kind: the typed dict of the options.
+        defaults: those that are not None.
+    """
+
+    def decorate(init: Init) -> Init:
+        signature = inspect.signature(init)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        hints = {name: getattr(hint, "__forward_arg__", hint) for name, hint in kind.__annotations__.items()}
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint)
+            for name, hint in hints.items()
+        ]
+        init.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return init
+
+    return decorate
+
+
+def check_names(given: Mapping[str, object], kind: type, where: str) -> None:
+    """Raises TypeError, as Python does, if an option is none of those of the typed dict ``kind``."""
+    for name in given:
+        if name not in kind.__annotations__:
+            raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
+
+
+def checked_name(shared_name: object, *, create: bool) -> str | None:
+    """Returns the argument ``shared_name`` of an accumulator; None instead of "".
 
     Raises:
-        InvalidArgumentError: it is neither "arrival" nor "worker".
+        InvalidArgumentError: it is invalid, or there is none and ``create`` is False.
     """
-    if isinstance(value, str) and value == "arrival":
-        return "arrival"
-    if isinstance(value, str) and value == "worker":
-        return "worker"
-    raise InvalidArgumentError(f"order must be 'arrival' or 'worker', not {shown(value)}")
+    if shared_name is None or (isinstance(shared_name, str) and not shared_name):
+        if not create:
+            raise InvalidArgumentError("create=False requires a shared_name: a private accumulator is always a new one")
+        return None
+    return validation.text(shared_name, "shared_name", max_bytes=512)
+
+
+def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str) -> AccumulatorOptions:
+    """Returns all options for an accumulator, valid, and as plain Python types.
+
+    Raises:
+        TypeError: there is no such option.
+        InvalidArgumentError: an option is invalid, or does not fit the accumulator or the other options.
+    """
+    check_names(given, AccumulatorOptions, where)
+    options = cast(AccumulatorOptions, {**dict.fromkeys(AccumulatorOptions.__annotations__), **DEFAULTS, **given})
+    options["finite"] = validation.flag(options["finite"], "finite")
+    options["create"] = validation.flag(options["create"], "create")
+    if options["worker"] is not None:
+        options["worker"] = validation.text(options["worker"], "worker", max_bytes=200)
+    if options["encoding"] is not None:
+        options["encoding"] = checked_encoding(options["encoding"], spec.dtypes)
+    once, order = options["once_per_worker"], options["order"]
+    options["once_per_worker"] = None if once is None else validation.flag(once, "once_per_worker")
+    options["order"] = None if order is None else one_of(order, "order", "arrival", "worker")
+    if options["order"] == "worker":
+        if options["once_per_worker"] is False:
+            raise InvalidArgumentError(
+                "order='worker' cannot go together with once_per_worker=False: gradients of one worker would have no "
+                "order"
+            )
+        options["once_per_worker"] = True
+    options["mean"] = group_of(options["mean"], "mean", Mean)
+    options["staleness"] = _staleness(options["staleness"], spec)
+    limits = group_of(options["limits"], "limits", Limits)
+    options["limits"] = Limits(_integer(limits.in_place, "limits.in_place"), _integer(limits.buffer, "limits.buffer"))
+    options["partitions"] = checked_partitions(options["partitions"])
+    options["min_replicas"] = validation.integer(options["min_replicas"], "min_replicas", low=0, high=1000)
+    return options
+
+
+def options_of_a_copy(options: AccumulatorOptions) -> AccumulatorOptions:
+    """Returns the options with which a pickled handle opens the same accumulator again."""
+    kept = {name: value for name, value in options.items() if name not in _FIXED}
+    return cast(AccumulatorOptions, {**kept, "limits": Limits(cast(Limits, options["limits"]).in_place)})
+
+
+def one_of(value: object, what: str, *allowed: str) -> Any:
+    """Returns an argument that is one of several words.
+
+    Raises:
+        InvalidArgumentError: it is none of them.
+    """
+    if isinstance(value, str) and value in allowed:
+        return str(value)
+    raise InvalidArgumentError(f"{what} must be {' or '.join(map(repr, allowed))}, not {shown(value)}")
+
+
+def checked_mean(value: object, *, rows: SparseMean | None = None, missing: Missing | None = None) -> Mean:
+    """Returns the argument ``mean`` of an accumulator, with the defaults of its kind.
+
+    Args:
+        value: what the caller has given.
+        rows: the default; None: the accumulator has no rows, so it is refused.
+        missing: the default; None: the accumulator has no leaves that may be missing, so it is refused.
+
+    Raises:
+        InvalidArgumentError: it is invalid.
+    """
+    mean = group_of(value, "mean", Mean)
+    for what, given, default, who in (
+        ("rows", mean.rows, rows, "a sparse accumulator and a tree have rows"),
+        ("missing", mean.missing, missing, "a tree has leaves that may be missing"),
+    ):
+        if given is not None and default is None:
+            raise InvalidArgumentError(f"mean.{what} must be None, not {shown(given)}: only {who}")
+    return Mean(
+        None if mean.by is None else one_of(mean.by, "mean.by", "weights", "count"),
+        rows if mean.rows is None else one_of(mean.rows, "mean.rows", "index", "round"),
+        missing if mean.missing is None else one_of(mean.missing, "mean.missing", "zero", "skip"),
+    )
 
 
 def checked_partitions(value: object) -> int | Literal["auto"] | None:
@@ -137,5 +253,28 @@ def checked_partitions(value: object) -> int | Literal["auto"] | None:
         ) from None
 
 
-def _integer(value: object, what: str, *, high: int = validation.INT64_MAX) -> int | None:
-    return None if value is None else validation.integer(value, what, low=0, high=high)
+def _staleness(value: object, spec: AccumulatorSpec) -> Staleness | None:
+    if value is None:
+        return None
+    given = value if isinstance(value, Staleness) else Staleness(cast(int, value))
+    most = validation.integer(given.most, "staleness", low=0, high=MOST_STALENESS)
+    if given.weight is None:
+        return Staleness(most)
+    return Staleness(most, checked_staleness_weight(given.weight, most, can_weigh=spec.can_weigh))
+
+
+def group_of(value: object, what: str, kind: type[Group]) -> Group:
+    """Returns an argument that is a group of options: an empty one for None.
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
+    if value is None:
+        return kind()
+    if isinstance(value, kind):
+        return value
+    raise InvalidArgumentError(f"{what} must be a redisacc.{kind.__name__} or None, not {shown(value)}")
+
+
+def _integer(value: object, what: str) -> int | None:
+    return None if value is None else validation.integer(value, what, low=0)

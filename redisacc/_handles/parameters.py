@@ -27,7 +27,7 @@ from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, ParametersNotFoundError
+from redisacc.errors import InvalidArgumentError, NotFoundError
 
 
 class Parameters(Closing):
@@ -80,9 +80,8 @@ class Parameters(Closing):
             raised, which suggests similar names.
 
     Raises:
-        InvalidArgumentError: an argument is invalid.
-        SchemaMismatchError: the parameters exist with another number of ``partitions``.
-        ParametersNotFoundError: nothing has been published under this name, and ``create`` is False.
+        InvalidArgumentError: an argument is invalid, or the parameters exist with another number of ``partitions``.
+        NotFoundError: nothing has been published under this name, and ``create`` is False.
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
@@ -124,7 +123,7 @@ class Parameters(Closing):
         if self._reader.poll(timeout=OPENING_TIMEOUT) is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
-            raise ParametersNotFoundError(
+            raise NotFoundError(
                 f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
                 f"{suggestion(self._transport, shared_name)}"
             )
@@ -217,11 +216,10 @@ class Parameters(Closing):
                 leaves that as it is.
 
         Raises:
-            InvalidArgumentError: the step, the tree, the state, an index or ``finished`` is invalid.
-            SchemaMismatchError: the structure, a dtype or a shape differs from the first version's. The message names
-                the first path that differs.
-            StepConflictError: something else is published for this step, or a later step is published.
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            InvalidArgumentError: the step, the tree, the state, an index or ``finished`` is invalid; or the structure,
+                a dtype or a shape differs from the first version's, and the message names the first path that differs.
+            ConflictError: something else is published for this step, or a later step is published.
+            NotFoundError: the parameters were deleted since this handle has seen them.
             NotReplicatedError: the version is published, but fewer than ``min_replicas`` replicas have it so far. Make
                 the same call again, which waits again.
             CancelledError: the handle is closed.
@@ -234,7 +232,7 @@ class Parameters(Closing):
         """Publishes a version that the server has lost, with the incarnation that this handle has seen.
 
         Raises:
-            ParametersNotFoundError: the parameters were not lost but deleted, or others were published meanwhile.
+            NotFoundError: the parameters were not lost but deleted, or others were published meanwhile.
         """
         self._publish(tree, step, None, state, False, restores=True)
 
@@ -271,9 +269,9 @@ class Parameters(Closing):
         If nothing is published, any tree of arrays will do. The state may be any tree of arrays, or None.
 
         Raises:
-            InvalidArgumentError: the tree, or the state, is not a tree of arrays.
-            SchemaMismatchError: it differs. The message names the first path.
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            InvalidArgumentError: the tree, or the state, is not a tree of arrays; or it differs, and the message names
+                the first path.
+            NotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
         self._publisher.check_agrees(tree, state)
@@ -287,14 +285,14 @@ class Parameters(Closing):
             finished: False: there will be more versions after all.
 
         Raises:
-            ParametersNotFoundError: nothing has been published, or the parameters were deleted.
+            NotFoundError: nothing has been published, or the parameters were deleted.
             CancelledError: the handle is closed.
             ServerUnavailableError: no server answers. Make the same call again.
         """
         finished = validation.flag(finished, "finished")
         self._lifetime.check()
         if not self._reader.incarnation and self._reader.poll() is None:
-            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self._keys.name)}")
+            raise NotFoundError(f"nothing has been published under the name {shown(self._keys.name)}")
         self._publisher.finish(finished)
 
     # Reading
@@ -303,7 +301,7 @@ class Parameters(Closing):
         """Returns the step of the latest version, or None if nothing has been published. Fetches no values.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            NotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
         record = self._reader.poll()
@@ -317,8 +315,8 @@ class Parameters(Closing):
             become a plain one, and arrays are read-only.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
-            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            NotFoundError: the parameters were deleted since this handle has seen them.
+            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
             DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
             CorruptDataError: Redis holds what redisacc did not write.
         """
@@ -368,12 +366,12 @@ class Parameters(Closing):
             have been skipped.
 
         Raises:
-            ParametersTimeoutError: no such version was published in time.
+            WaitTimeoutError: no such version was published in time; or versions were replaced faster than they could be
+                read, for 30 seconds.
             FinishedError: no such version will be published, as its publisher has said; or, with
                 ``skip_last``, the version that is there is the last one.
             CancelledError: the handle was closed, or ``cancel`` returned True.
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
-            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            NotFoundError: the parameters were deleted since this handle has seen them.
             DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
             CorruptDataError: Redis holds what redisacc did not write.
         """
@@ -403,7 +401,7 @@ class Parameters(Closing):
         """Returns whether the publisher has said that the latest version is the last. Fetches no values.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            NotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
         record = self._reader.poll()
@@ -419,7 +417,7 @@ class Parameters(Closing):
             True also if nothing has been published, or without partitions.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            NotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
         record = self._reader.poll()
@@ -442,7 +440,7 @@ class Parameters(Closing):
             "redisacc:float32". None if nothing has been published.
 
         Raises:
-            ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.
+            NotFoundError, WaitTimeoutError, DataLossError, CorruptDataError: as ``latest``.
         """
         self._lifetime.check()
         return self._reader.latest_state()
@@ -469,7 +467,7 @@ class Parameters(Closing):
     def delete(self) -> None:
         """Removes the parameters for everybody. An accumulator of the same name stays.
 
-        Afterwards every handle that has seen them raises ``ParametersNotFoundError``, and so do waits. If somebody has
+        Afterwards every handle that has seen them raises ``NotFoundError``, and so do waits. If somebody has
         begun to publish the first version with partitions, that attempt ends: the name is free again if they have died,
         and if not, they start over. If nothing has been published, or the parameters were deleted and published again
         by others, nothing happens.
@@ -481,7 +479,7 @@ class Parameters(Closing):
                 if begun is not None:
                     delete_parameters(self._transport, self._keys, begun[0])
                 return
-        except ParametersNotFoundError:
+        except NotFoundError:
             return
         delete_parameters(self._transport, self._keys, self._reader.incarnation)
 

@@ -22,15 +22,10 @@ from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis import forks
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable, shown
-from redisacc.errors import (
-    AccumulatorNotFoundError,
-    InvalidArgumentError,
-    NotPermittedError,
-    RedisAccError,
-    ServerUnavailableError,
-)
+from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError, ServerUnavailableError
 
 __all__ = ["Reducer"]
 
@@ -224,7 +219,7 @@ class Reducer(Closing):
         """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""
         try:
             record = Record(Keys(name), self._transport.call(*Record.command(Keys(name)), timeout=CALL_TIMEOUT))
-        except AccumulatorNotFoundError:
+        except NotFoundError:
             return
         except ServerUnavailableError:
             raise

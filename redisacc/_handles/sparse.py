@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, SupportsFloat
+from typing import Any, SupportsFloat, Unpack
 
 import numpy.typing as npt
 
@@ -14,12 +14,10 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
-from redisacc._data.spec import Normalize, Order
 from redisacc._data.validation import Array
-from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulator, array_spec
-from redisacc._handles.options import Options
-from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._handles.options import AccumulatorOptions, with_options
+from redisacc._protocol.scripts.take_requirement import demand_of
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -30,7 +28,7 @@ _ARGUMENTS = ("grad_indices", "grad_values")
 class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, Array, Array]]):
     """Sums sparse gradients (rows and their indices), and hands out their mean or sum once there are enough of them.
 
-    "MEAN" divides the sum of each row by the number of gradients *that held its index*, unless ``sparse_mean`` is
+    "MEAN" divides the sum of each row by the number of gradients *that held its index*, unless ``mean.rows`` is
     "round".
 
     Args:
@@ -41,12 +39,9 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             have more dimensions than declared. () means one value for each index.
         reduction_type: "MEAN" (or None) or "SUM". ``ConditionalAccumulatorBase`` describes the arguments that are not
             listed here.
-        sparse_mean: what "MEAN" divides the sum of a row by: "index" for the number of gradients that held its index,
-            as TensorFlow does; "round" for the number of all gradients of the round, as if the others had held zeros,
-            which is the mean that data-parallel training needs. Without effect on "SUM".
 
     Raises:
-        InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
+        InvalidArgumentError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
 
     Example:
         >>> import redisacc
@@ -64,6 +59,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         >>> rows.delete()
     """
 
+    @with_options(AccumulatorOptions)
     def __init__(
         self,
         dtype: DTypeLike,
@@ -71,43 +67,13 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         shared_name: str | None = None,
         name: str = "sparse_conditional_accumulator",
         reduction_type: str | None = "MEAN",
-        *,
-        sparse_mean: Literal["index", "round"] = "index",
-        redis: object = None,
-        worker: str | None = None,
-        encoding: Encoding | None = None,
-        finite: bool = False,
-        in_place_limit: int | None = None,
-        buffer_limit: int | None = None,
-        once_per_worker: bool | None = None,
-        max_staleness: int | None = None,
-        staleness_weight: StalenessWeight | None = None,
-        normalize: Normalize | None = None,
-        order: Order | None = None,
-        partitions: int | Literal["auto"] | None = None,
-        create: bool = True,
-        min_replicas: int = 0,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
         super().__init__(
-            array_spec("sparse", dtype, shape, reduction_type, sparse_mean),
-            redis,
-            Options(
-                shared_name=shared_name,
-                name=name,
-                worker=worker,
-                encoding=encoding,
-                finite=finite,
-                in_place_limit=in_place_limit,
-                buffer_limit=buffer_limit,
-                once_per_worker=once_per_worker,
-                max_staleness=max_staleness,
-                staleness_weight=staleness_weight,
-                normalize=normalize,
-                order=order,
-                partitions=partitions,
-                create=create,
-                min_replicas=min_replicas,
-            ),
+            array_spec("sparse", dtype, shape, reduction_type, options.get("mean")),
+            shared_name,
+            name,
+            options,
         )
 
     def apply_grad(
@@ -123,7 +89,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -140,12 +106,12 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
-                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
                 set.
             name: labels log records.
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
-                ``staleness_weight``.
+                ``staleness.weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -161,11 +127,11 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             InvalidArgumentError: the dtype, an index, the shape or the step is invalid. Nothing was changed.
             NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.
+            NotFoundError: the accumulator was deleted.
+            AccumulatorFullError: the buffered gradients have reached ``limits.buffer``; compacting frees too little.
             DataLossError: an earlier gradient of this handle is lost. This one was not counted.
             NotReplicatedError: the gradient was counted, but fewer than ``min_replicas`` replicas have it so far.
-            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
+            ServerError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``settle()``.
@@ -280,7 +246,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         name: str | None = None,
         *,
         min_weight: float | None = None,
-        up_to: int | None = None,
+        most: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
     ) -> IndexedSlices:
@@ -290,7 +256,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             num_required: as for ``take_grad``.
             name: labels log records.
             min_weight: as for ``take_grad``.
-            up_to: as for ``take_grad``.
+            most: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
@@ -300,7 +266,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         Raises:
             RedisAccError: any error that ``take_grad`` raises.
         """
-        demand = TakeDemand.of(num_required, up_to, grace, min_weight)
+        demand = demand_of(num_required, most, grace, min_weight)
         return self._take_gradient(demand, timeout, name, lambda slices: slices)
 
     def _taken(self, gradient: IndexedSlices) -> tuple[Array, Array, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self, SupportsFloat
+from typing import Any, Self, SupportsFloat, Unpack
 
 from redisacc._data import validation
 from redisacc._data.encodings import Encoding
@@ -12,13 +12,11 @@ from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
-from redisacc._data.spec import Normalize, Order
 from redisacc._data.tree.gradient import tree_gradient
 from redisacc._data.tree.spec import TreeSpec, described_by, described_like
-from redisacc._data.weights import StalenessWeight
 from redisacc._handles.accumulator import Accumulator
 from redisacc._handles.base import host_and_process
-from redisacc._handles.options import Options
+from redisacc._handles.options import AccumulatorOptions, checked_mean, with_options
 from redisacc._protocol.applying.upload import Upload
 from redisacc.errors import InvalidArgumentError
 
@@ -38,15 +36,9 @@ class TreeAccumulator(Accumulator[Any, Any]):
         shared_name: see ``ConditionalAccumulatorBase``, which describes all arguments that are not listed here.
         name: labels log records.
         reduction_type: "MEAN" (or None) or "SUM".
-        missing: what the mean of a leaf is divided by if some gradients of the round lack it: "zero" for the number of
-            all gradients, as if the leaf had been zero there; "skip" for the number of gradients that have the leaf,
-            and then a leaf that none of them has is None in the result. Sums are the same for both.
-        sparse_mean: what the mean of a row of a sparse leaf is divided by: "round" for the same number as in a dense
-            leaf, which data-parallel training needs; "index" for the number of gradients that held the index, as
-            TensorFlow does.
 
     Raises:
-        InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``. The
+        InvalidArgumentError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``. The
             message about a schema names the first leaf that differs.
 
     Example:
@@ -65,60 +57,38 @@ class TreeAccumulator(Accumulator[Any, Any]):
 
     _spec: TreeSpec
 
+    @with_options(AccumulatorOptions)
     def __init__(
         self,
         spec: object,
         shared_name: str | None = None,
         name: str = "tree_accumulator",
         reduction_type: str | None = "MEAN",
-        *,
-        missing: Literal["zero", "skip"] = "zero",
-        sparse_mean: Literal["index", "round"] = "round",
-        redis: object = None,
-        worker: str | None = None,
-        encoding: Encoding | None = None,
-        finite: bool = False,
-        in_place_limit: int | None = None,
-        buffer_limit: int | None = None,
-        once_per_worker: bool | None = None,
-        max_staleness: int | None = None,
-        staleness_weight: StalenessWeight | None = None,
-        normalize: Normalize | None = None,
-        order: Order | None = None,
-        partitions: int | Literal["auto"] | None = None,
-        create: bool = True,
-        min_replicas: int = 0,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
+        mean = checked_mean(options.get("mean"), rows="round", missing="zero")
         super().__init__(
             TreeSpec.of(
                 *described_by(spec),
                 reduction_type=validation.reduction_type(reduction_type),
-                sparse_mean=validation.sparse_mean(sparse_mean),
-                missing=validation.missing(missing),
+                sparse_mean=mean.rows or "round",
+                missing=mean.missing or "zero",
             ),
-            redis,
-            Options(
-                shared_name=shared_name,
-                name=name,
-                worker=worker,
-                encoding=encoding,
-                finite=finite,
-                in_place_limit=in_place_limit,
-                buffer_limit=buffer_limit,
-                once_per_worker=once_per_worker,
-                max_staleness=max_staleness,
-                staleness_weight=staleness_weight,
-                normalize=normalize,
-                order=order,
-                partitions=partitions,
-                create=create,
-                min_replicas=min_replicas,
-            ),
+            shared_name,
+            name,
+            options,
         )
 
     @classmethod
+    @with_options(AccumulatorOptions)
     def like(
-        cls, tree: object, shared_name: str | None = None, *, sparse: Collection[str] = (), **options: Any
+        cls,
+        tree: object,
+        shared_name: str | None = None,
+        name: str = "tree_accumulator",
+        reduction_type: str | None = "MEAN",
+        sparse: Collection[str] = (),
+        **options: Unpack[AccumulatorOptions],
     ) -> Self:
         """Returns an accumulator for gradients of a tree of arrays, such as the weights of a model.
 
@@ -126,8 +96,10 @@ class TreeAccumulator(Accumulator[Any, Any]):
             tree: the arrays. Each leaf gets the dtype and shape that it has here; a leaf that is ``IndexedSlices``
                 becomes a sparse one.
             shared_name: as for the class.
+            name: as for the class.
+            reduction_type: as for the class.
             sparse: the paths of further leaves whose gradients hold rows only.
-            options: the other arguments of the class.
+            options: as for the class.
 
         Raises:
             InvalidArgumentError: a leaf is not an array, or ``sparse`` names a path that the tree does not have.
@@ -141,7 +113,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         """
         structure, described = described_like(tree, sparse)
         spec = TreeSpec.of(structure, described, reduction_type="MEAN").tree
-        return cls(spec, shared_name, **options)
+        return cls(spec, shared_name, name, reduction_type, **options)
 
     @property
     def spec(self) -> Any:
@@ -168,7 +140,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -180,12 +152,12 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 indices and values, with the rules of ``SparseConditionalAccumulator.apply_grad``. None in the place of
                 a leaf means that the gradient lacks it (see ``missing``).
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
-                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
                 set.
             name: labels log records.
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
-                ``staleness_weight``.
+                ``staleness.weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -202,11 +174,11 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 the first path where that is so. Nothing was changed.
             NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.
+            NotFoundError: the accumulator was deleted.
+            AccumulatorFullError: the buffered gradients have reached ``limits.buffer``; compacting frees too little.
             DataLossError: an earlier gradient of this handle is lost. This one was not counted.
             NotReplicatedError: the gradient was counted, but fewer than ``min_replicas`` replicas have it so far.
-            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
+            ServerError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``settle()``. It sends large arrays from the memory where they are, so
@@ -251,7 +223,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         layout = self._applier.layout_for(self._encoding)
         if layout is None:
             return None
-        worker = self._options.worker or host_and_process(os.getpid())
+        worker = self._options["worker"] or host_and_process(os.getpid())
         return self._applier.begin(layout, local_step=local_step, worker=worker)
 
     def _commit(
@@ -276,7 +248,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             self._lifetime.check()
             checked = self._checked_weight(weight)
             noted = metric_notes(metrics, checked)
-            if self._options.finite and not missing:
+            if self._options["finite"] and not missing:
                 check_finite(whole(), self._spec, self._encoding)
         except BaseException:
             self._abandon(upload)

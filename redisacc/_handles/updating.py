@@ -9,9 +9,9 @@ from typing import Any
 
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
+from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.take_requirement import TakeDemand
 from redisacc._protocol.updates.committer import Committer
 
 
@@ -60,7 +60,7 @@ class Rounds:
         who = host_and_process(os.getpid())
         with handle._telemetry.observe("take", who):
             return handle._taker.grant(
-                TakeDemand.of(None, None, None, min_weight),
+                Quorum(min_weight=min_weight),
                 deadline=math.inf,
                 name=who,
                 label=handle._own_label,

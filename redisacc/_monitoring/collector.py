@@ -17,7 +17,7 @@ from redisacc._protocol.lifecycle.info import read_info, summary_commands
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Transport, limited
-from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
+from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 # The number of accumulators whose summaries are read in one round trip.
 BATCH = 100
@@ -103,7 +103,7 @@ class Collector:
             raise
         except RedisAccError as error:
             views.pop(keys.name, None)
-            if not isinstance(error, AccumulatorNotFoundError):
+            if not isinstance(error, NotFoundError):
                 self.problems.append(str(error))
             return
         view = views.setdefault(keys.name, View(info))

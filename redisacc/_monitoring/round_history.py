@@ -68,7 +68,7 @@ class Figures:
         round_seconds: from one take to the next.
         gathering_seconds: from the first gradient of a round to the last one.
         wait_seconds: how long takes waited, from the moment that they joined the queue; 0 if they did not need to.
-        staleness: of each accepted gradient, if ``max_staleness`` allows any.
+        staleness: of each accepted gradient, if ``staleness`` allows any.
         round_bytes: the bytes of the gradients of a round.
     """
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport
-from redisacc.errors import NotPermittedError, ServerError
+from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
 

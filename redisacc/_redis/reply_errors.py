@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from redisacc._redis.faults import RejectedError, ReplyError
-from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerOutOfMemoryError
+from redisacc.errors import CorruptDataError, ServerError
+
+
+class NotPermittedError(ServerError):
+    """The server's access control list does not permit the command to the user."""
+
+
+class ServerOutOfMemoryError(ServerError):
+    """The server has reached its ``maxmemory``. Nothing was stored."""
+
 
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves keys, a master that has just
 # been demoted. A new connection, through Sentinel or a name that moves, finds the replica that was promoted.

@@ -29,14 +29,14 @@ from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentErro
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.remedies import remedy_for
-from redisacc._redis.reply_errors import PASSING, refusal_of, rejection_of
+from redisacc._redis.reply_errors import PASSING, NotPermittedError, refusal_of, rejection_of
 from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
 from redisacc._redis.sockets.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._redis.sockets.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, NotPermittedError, ServerUnavailableError
+from redisacc.errors import CorruptDataError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 

@@ -269,5 +269,7 @@ class ObservedOperation(Operation):
 def _error_type(error: BaseException) -> str:
     """Returns the name of an error's class, one of a bounded number of names."""
     kind = type(error)
-    known = kind.__module__ == "builtins" or isinstance(error, RedisAccError)
-    return kind.__qualname__ if known else "_OTHER"
+    if isinstance(error, RedisAccError):
+        # Not the name of a class that only redisacc uses.
+        return next(each.__name__ for each in kind.__mro__ if each.__module__ == RedisAccError.__module__)
+    return kind.__qualname__ if kind.__module__ == "builtins" else "_OTHER"

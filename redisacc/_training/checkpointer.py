@@ -29,6 +29,7 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc._training.exact_parameters import unpack_state, with_exact
+from redisacc._training.options import Checkpoints
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -57,10 +58,7 @@ class Checkpointer:
     Args:
         transport: the way to the server.
         name: the name of the training.
-        folder: the path of the folder.
-        every: after how many steps a checkpoint is due, 1 or more, or after how much time.
-        keep: how many of the latest are kept, 1 or more.
-        keep_every: also keeps the first checkpoint in each interval of this many steps, 1 or more. None: none.
+        wanted: where, how often, and which of them stay.
 
     Raises:
         InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
@@ -68,21 +66,15 @@ class Checkpointer:
         ImportError: the library safetensors is not installed.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        name: str,
-        folder: object,
-        *,
-        every: object,
-        keep: object,
-        keep_every: object,
-    ) -> None:
+    def __init__(self, transport: Transport, name: str, wanted: Checkpoints) -> None:
+        folder = wanted.folder
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
-        self._steps, self._seconds = _interval(every)
-        kept = validation.integer(keep, "checkpoint_keep", low=1)
-        firsts = None if keep_every is None else validation.integer(keep_every, "checkpoint_keep_every", low=1)
+        self._steps, self._seconds = _interval(wanted.every)
+        kept = validation.integer(wanted.keep, "checkpoint.keep", low=1)
+        firsts = wanted.keep_every
+        if firsts is not None:
+            firsts = validation.integer(firsts, "checkpoint.keep_every", low=1)
         library()
         self._folder = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
         self._transport = transport
@@ -190,9 +182,9 @@ def _interval(every: object) -> tuple[int | None, float]:
     if isinstance(every, datetime.timedelta):
         seconds = every.total_seconds()
         if seconds <= 0:
-            raise InvalidArgumentError(f"checkpoint_every must be a positive time, not {shown(every)}")
+            raise InvalidArgumentError(f"checkpoint.every must be a positive time, not {shown(every)}")
         return None, seconds
     try:
-        return validation.integer(every, "checkpoint_every", low=1), math.inf
+        return validation.integer(every, "checkpoint.every", low=1), math.inf
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; or a datetime.timedelta") from None

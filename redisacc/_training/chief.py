@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
@@ -16,43 +14,39 @@ from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._data.results import Round
-from redisacc._data.spec import Order
 from redisacc._data.tree.arrays import as_arrays
 from redisacc._data.tree.structure import flatten
-from redisacc._data.weights import checked_weight
 from redisacc._format.claims import Claim
 from redisacc._format.history_entries import PastStep, history_text
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS, place
+from redisacc._handles.options import check_names, with_options
 from redisacc._protocol.leases.crew import Lease
 from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._protocol.scripts.parameters import gone
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import has_no_gradients, open_gradients
 from redisacc._training.loss import give_up, newest_claim, wait_for_handover
+from redisacc._training.options import GradientOptions, LeaderOptions, checkpoints, gradient_options
 from redisacc._training.participant import Participant
-from redisacc._training.quorum import Quorum, QuorumKeeper
+from redisacc._training.quorum import CrewQuorum, QuorumKeeper
 from redisacc._training.updating import Updating, check_optimizer
 from redisacc.errors import (
-    AccumulatorNotFoundError,
     CancelledError,
+    ConflictError,
     DataLossError,
     InvalidArgumentError,
-    LeaseLostError,
+    NotFoundError,
     NotReplicatedError,
-    ParametersNotFoundError,
     RedisAccError,
-    RoundNotPublishedError,
-    RoundRecoveredError,
-    StaleSequenceError,
-    StepConflictError,
     TakeTimeoutError,
 )
 from redisacc.optim import Optimizer
@@ -98,20 +92,15 @@ class Chief(Participant):
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
             dtypes and shapes. If parameters were published under this name before, the published ones count, and these
             only have to have the same structure.
-        workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. "all": a
-            gradient of each worker that holds its lease, so workers may come and go (see ``rounds``). None: the
-            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets. This and the next three become the
-            settings of the accumulator when the chief begins. With a number, `redisacc set` may then change them while
-            the training runs, for example when a machine is gone for good.
-        minimum: with ``workers="all"``, how many gradients a step needs at least; 1 or more. None: 1.
-        up_to: with ``grace``, a step ends as soon as it has this many gradients; at least ``workers``. None: as many as
-            arrive before the grace ends; with ``workers="all"``, one of every worker.
-        grace: how long a step waits for more gradients after the one with number ``workers`` arrived, or with
-            ``workers="all"`` the one with number ``minimum``, in seconds, from 0 to a week. A chief that is started
-            again does not start the grace again. None: it does not wait; with ``workers="all"``, it waits for
-            everybody.
-        min_weight: a step also waits until the weights of its gradients add up to this (see
-            ``Worker.apply``). None: any sum will do.
+        workers: how many workers there are, at least 1. They share the data: ``Worker.workers`` tells them this number.
+            "all": each worker that holds its lease, so workers may come and go (see ``rounds``). None: the environment
+            variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+        quorum: what a step waits for: how many gradients, or a ``Quorum``. None: a gradient of each worker. With a
+            number of workers, at most as many: ``workers=5, quorum=4`` has one backup worker. With ``workers="all"``, a
+            step waits for at least as many, and otherwise for everybody; with a grace, for as many, and then for the
+            grace or until everybody has contributed. A chief that is started again does not start the grace again. The
+            quorum becomes the accumulator's when the chief begins. With a number of workers, `redisacc set` may then
+            change it while the training runs, for example when a machine is gone for good.
         optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
             the sums are, by reducers if there are any, and the chief handles no dense arrays. All leaves have to be
             float32 or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that
@@ -121,10 +110,6 @@ class Chief(Participant):
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as a
             tree like the parameters, and "updates". None: it begins at the beginning.
-        sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
-        reduction_type: "MEAN" (or None) or "SUM".
-        missing: as for ``TreeAccumulator``.
-        sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         encoding: how float32 parameters travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
@@ -133,37 +118,38 @@ class Chief(Participant):
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
             error is raised after a few seconds.
-        partitions: among how many slots of a Redis Cluster parameters and gradients are spread, as for
-            ``ConditionalAccumulator`` and ``Parameters``. "auto": each of them as if it were given "auto". Workers
-            find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
-            loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
-            ``ConditionalAccumulator.recover``).
-        order: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``, so that a
-            training gives the same bits in every run, whatever is killed, as long as its gradients are the same and
-            each step has gradients of the same workers; or "arrival", which takes less memory and less time for small
-            gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what it has.
-        in_place_limit: as for ``ConditionalAccumulator``. Without effect with ``order="worker"``.
-        buffer_limit: as for ``ConditionalAccumulator``.
-        checkpoint: the path of a folder into which checkpoints are written: the parameters, the state and the step, in
-            one file of the format safetensors each (``pip install 'redisacc[checkpoint]'``). A thread reads them from
-            the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
-            continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
-            a warning says so. Each training needs a folder of its own. None: no checkpoints.
-        checkpoint_every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later
-            steps are published meanwhile, the checkpoint may be of a later step.
-        checkpoint_keep: how many of the latest checkpoints are kept, 1 or more.
-        checkpoint_keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None:
-            none.
+        accumulator: options of the ``TreeAccumulator`` of the gradients, as a dict:
+
+            - ``sparse``: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or
+              False.
+            - ``reduction_type``: "MEAN" (or None) or "SUM".
+            - ``order``: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``,
+              so that a training gives the same bits in every run, whatever is killed, as long as its gradients are the
+              same and each step has gradients of the same workers; or "arrival", which takes less memory and less time
+              for small gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what
+              it has.
+            - ``mean`` and ``limits``: as for ``ConditionalAccumulatorBase``. ``limits.in_place`` is without effect with
+              ``order="worker"``.
+            - ``partitions``: among how many slots of a Redis Cluster parameters and gradients are spread, as for
+              ``ConditionalAccumulatorBase`` and ``Parameters``. "auto": each of them as if it were given "auto".
+              Workers find out by themselves. If a failover loses a part of the parameters, the chief publishes them
+              again; if it loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
+              ``ConditionalAccumulator.recover``).
+            - ``min_replicas``: how many replicas must have a gradient of this handle, a taken round, and published
+              parameters, as for ``ConditionalAccumulatorBase`` and ``Parameters``.
+        checkpoint: the path of a folder into which checkpoints are written, or a ``redisacc.Checkpoints``, which also
+            says how often: the parameters, the state and the step, in one file of the format safetensors each
+            (``pip install 'redisacc[checkpoint]'``). A thread reads them from the server, so no step waits for a disk.
+            The last step of ``rounds(until=…)`` always gets one. A chief continues from the newest checkpoint that can
+            be read if the server has nothing, or only an earlier step; a warning says so. None: no checkpoints.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
             blocks for that time; a log message names the chief.
-        min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
-            for ``ConditionalAccumulator`` and ``Parameters``.
 
     Attributes:
         shared_name: the name of the training.
-        workers: how many gradients a step needs, as this chief last set it.
+        workers: how many workers there are, as this chief last announced it.
         step: the step of the parameters, and of the next round.
         parameters: the parameters of that step, as numpy arrays in dicts, lists and tuples, whatever library's arrays
             were given: the memory of your own arrays if you have published them from host memory, else copies. With an
@@ -172,10 +158,10 @@ class Chief(Participant):
             ``latest_state()`` fetches it.
 
     Raises:
-        InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
-        SchemaMismatchError: another model is trained under this name, or with other ``partitions`` or another
-            ``order``. The message names the first leaf that differs.
-        LeaseHeldError: another process is the chief, and this one does not stand by. Its predecessor may still be: if
+        InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker; or
+            another model is trained under this name, or with other ``partitions`` or another ``order``. The message
+            names the first leaf that differs.
+        ConflictError: another process is the chief, and this one does not stand by. Its predecessor may still be: if
             that is a process on this machine that is dead, its lease is taken at once; else it is waited for, for up to
             10 seconds.
         ServerUnavailableError: no server answers.
@@ -184,73 +170,49 @@ class Chief(Participant):
     # Whether a process that is a worker may be the chief as well.
     _is_beside_worker = False
 
+    @with_options(LeaderOptions, {})
     def __init__(
         self,
         shared_name: str,
         parameters: Any,
         *,
-        workers: int | Literal["all"] | None = None,
-        minimum: int | None = None,
-        min_weight: float | None = None,
-        up_to: int | None = None,
-        grace: float | None = None,
         optimizer: Optimizer | None = None,
         state: Any = None,
-        sparse: Collection[str] | bool = (),
-        reduction_type: str | None = "MEAN",
-        missing: Literal["zero", "skip"] = "zero",
-        sparse_mean: Literal["index", "round"] = "round",
-        redis: object = None,
+        workers: int | Literal["all"] | None = None,
         encoding: Literal["float32", "bfloat16"] | None = None,
-        patience: float | None = None,
-        partitions: int | Literal["auto"] | None = None,
-        order: Order | None = None,
-        in_place_limit: int | None = None,
-        buffer_limit: int | None = None,
-        min_replicas: int = 0,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | datetime.timedelta = 100,
-        checkpoint_keep: int = 3,
-        checkpoint_keep_every: int | None = None,
         standby: bool = False,
+        **options: Unpack[LeaderOptions],
     ) -> None:
+        check_names(options, LeaderOptions, type(self).__name__)
         here = place()
         if here.role == "worker" and not self._is_beside_worker:
             raise InvalidArgumentError(
                 f"the environment says that this process is {here}, so it cannot be the chief: start the program with "
                 "`redisacc run --chief`, and open a Chief only where redisacc.place().role is chief"
             )
-        if workers is None:
-            workers = here.workers
-            if workers is None:
-                raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
-        check_optimizer(optimizer, parameters, state=state, missing=missing)
+        gradients = gradient_options(options.get("accumulator"))
+        if "finite" in gradients:
+            raise InvalidArgumentError("finite is an option of Worker, because the chief applies no gradients")
+        check_optimizer(optimizer, parameters, state=state, mean=gradients.get("mean"))
         # Raises now, before anything is opened, if they are invalid.
-        quorum = Quorum.of(workers, minimum, up_to, grace)
-        self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
+        asked_for = CrewQuorum.of(workers, options.get("quorum"), here)
+        redis, partitions = options.get("redis"), gradients.get("partitions")
         super().__init__(
             "chief",
             shared_name,
             here,
             redis=redis,
-            patience=patience,
+            patience=options.get("patience"),
             encoding=encoding,
             partitions=partitions,
-            min_replicas=min_replicas,
+            min_replicas=gradients.get("min_replicas", 0),
         )
         self._rounds_parameters = encoding == "bfloat16"
         self._updating: Updating | None = None
         self._checkpointer = None
-        if checkpoint is not None:
+        if (checkpoint := options.get("checkpoint")) is not None:
             with self._closed_on_failure():
-                self._checkpointer = Checkpointer(
-                    self._transport,
-                    self.shared_name,
-                    checkpoint,
-                    every=checkpoint_every,
-                    keep=checkpoint_keep,
-                    keep_every=checkpoint_keep_every,
-                )
+                self._checkpointer = Checkpointer(self._transport, self.shared_name, checkpoints(checkpoint))
                 self._opened.callback(self._checkpointer.close)
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
@@ -272,25 +234,17 @@ class Chief(Participant):
                     self._begin,
                     parameters,
                     state,
-                    quorum,
+                    asked_for,
                     optimizer,
-                    sparse=sparse,
-                    missing=missing,
-                    sparse_mean=sparse_mean,
-                    reduction_type=reduction_type,
+                    gradients=gradients,
                     redis=redis,
-                    partitions=partitions,
-                    order=order,
-                    in_place_limit=in_place_limit,
-                    buffer_limit=buffer_limit,
-                    min_replicas=min_replicas,
                 ),
             )
-            if here.workers is not None and (quorum.workers or 0) > here.workers:
+            if here.workers is not None and (asked_for.workers or asked_for.least) > here.workers:
                 self._warn(
-                    "a step needs %d gradients, and %s says that there are only %d workers. Leave workers= out, and a "
-                    "step needs one of each",
-                    quorum.workers,
+                    "%d workers are expected, and %s says that there are only %d. Leave workers= out, and the data is "
+                    "shared among those",
+                    asked_for.workers or asked_for.least,
                     WORKERS,
                     here.workers,
                 )
@@ -306,11 +260,11 @@ class Chief(Participant):
             try:
                 self._patience.call(begin, "to begin the training", in_steps=True)
                 return
-            except LeaseLostError as error:
+            except ConflictError as error:
                 if not standby:
                     raise
                 self._warn("%s; standing by", error)
-            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            except NotFoundError as error:
                 if self._patience.call(self._was_deleted, "to look for the training"):
                     raise
                 self._warn("the server has lost this training while the chief began it; beginning again: %s", error)
@@ -321,11 +275,11 @@ class Chief(Participant):
         self,
         parameters: Any,
         state: Any,
-        quorum: Quorum,
+        asked_for: CrewQuorum,
         optimizer: Optimizer | None,
         *,
-        order: Order | None,
-        **options: Any,
+        gradients: GradientOptions,
+        redis: object,
     ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these.
 
@@ -341,9 +295,9 @@ class Chief(Participant):
         claimed = None
         if published is None:
             claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=self._follows)
-        if order is None and has_no_gradients(self._transport, self.shared_name):
-            order = "worker"
-        self._asked_for, self._gradient_options = quorum, {**options, "order": order}
+        if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
+            gradients = {**gradients, "order": "worker"}
+        self._asked_for, self._gradient_options, self._where = asked_for, gradients, redis
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._open_gradients(parameters)
         self._is_rescued = self._bring_back(published, claimed) or self._is_rescued
@@ -470,7 +424,14 @@ class Chief(Participant):
 
     def _open_gradients(self, parameters: Any) -> None:
         self._accumulator = self._opened.enter_context(
-            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **self._gradient_options)
+            open_gradients(
+                self.shared_name,
+                parameters,
+                self._gradient_options,
+                redis=self._where,
+                worker="chief",
+                once_per_worker=True,
+            )
         )
         self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
         self._quorum.until = self._last
@@ -546,7 +507,7 @@ class Chief(Participant):
         # The parameters go first: a worker that finds no accumulator looks for them.
         if not give_up(self._transport, ParameterKeys(self.shared_name)):
             raise lost
-        with suppress(AccumulatorNotFoundError):
+        with suppress(NotFoundError):
             self._accumulator.delete()
         self._accumulator.close()
         claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=True)
@@ -558,7 +519,7 @@ class Chief(Participant):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs, as this chief last set it."""
+        """How many workers there are, as this chief last announced it."""
         return self._quorum.workers
 
     def __repr__(self) -> str:
@@ -567,14 +528,14 @@ class Chief(Participant):
     def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
 
-        Blocks until ``workers`` gradients of the step have arrived, and for the grace if there is one. A message after
+        Blocks until the step has its ``quorum``, and for the grace if there is one. A message after
         5 seconds, and then less often, says who is expected, late or gone. A round stays in Redis until the parameters
         that follow from it are published. If the process dies before that, its successor gets the round again.
 
         With ``workers="all"``, the chief looks once a second who holds a worker's lease, and the step that waits
         follows. A worker that dies is waited for until its lease ends, 10 seconds at most, and not at all if
-        it died on this machine. One that joins is waited for from the next look on. While fewer than ``minimum`` are
-        there, the step waits for more to join.
+        it died on this machine. One that joins is waited for from the next look on. While fewer are there than the
+        ``quorum``, the step waits for more to join.
 
         Args:
             until: the loop ends when the parameters of this step are published, and so does the training: in the same
@@ -587,12 +548,12 @@ class Chief(Participant):
             from.
 
         Raises:
-            RoundNotPublishedError: the body of the loop has not called ``publish``. The round stays.
-            LeaseLostError: another process has become the chief, because this one stalled for too long.
+            ConflictError: another process has become the chief, because this one stalled for too long.
             DataLossError: the server has lost data that this process cannot restore.
             NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was taken. The round stays.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
-            RedisAccError: any other error of ``take``.
+            RedisAccError: the body of the loop has not called ``publish``, and the round stays; or any other error of
+                ``take``.
         """
         if self._updating is not None:
             raise InvalidArgumentError("this chief has an optimizer: its loop is one over updates(), and not rounds()")
@@ -633,7 +594,7 @@ class Chief(Participant):
 
         Raises:
             InvalidArgumentError: the chief has no ``optimizer``; or its schedule has returned no learning rate.
-            LeaseLostError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
+            ConflictError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
         """
         if self._updating is None:
             raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
@@ -675,7 +636,7 @@ class Chief(Participant):
             # It was used in a loop over rounds() of a chief that died before it acknowledged it.
             try:
                 self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
-            except AccumulatorNotFoundError as error:
+            except NotFoundError as error:
                 # Whether the server has lost more shows before the next round.
                 self._warn("%s", error)
             return
@@ -689,7 +650,7 @@ class Chief(Participant):
             self._patience.call(updating.refresh, "to read the parameters")
             self.step = updating.step
             raise
-        except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+        except NotFoundError as error:
             step = self.step
             self._restore(error)
             if self.step == step:
@@ -701,11 +662,6 @@ class Chief(Participant):
             self._warn("%s. Beginning step %d again: its workers apply their gradients again", error, self.step)
             self._surviving(self._begin_step_anew, "to begin the step again")
             return
-        except RoundRecoveredError as error:
-            raise LeaseLostError(
-                f"{self.shared_name}: another process has become the chief and has recovered the round of step "
-                f"{self.step}, because this one stood still. This process can no longer be the chief"
-            ) from error
         if not is_published:
             raise self._lost(self.step + 1)
         self.step += 1
@@ -747,7 +703,7 @@ class Chief(Participant):
                 return
             yield taken
             if self._block is not None:
-                raise RoundNotPublishedError(
+                raise RedisAccError(
                     f"{self.shared_name}: the parameters that follow from the round of step {self.step} were not "
                     "published. Call publish() once in the body of the loop"
                 )
@@ -782,7 +738,11 @@ class Chief(Participant):
         self._next_look = clock.now() + LOOK_EVERY
         self._quorum.follow()
         try:
-            return take(min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew))
+            return take(
+                min_weight=self._asked_for.quorum.min_weight,
+                cancel=self._is_over,
+                describe=lambda: crew_text(self._crew),
+            )
         except InvalidArgumentError:
             if not self._quorum.restore():
                 raise
@@ -859,7 +819,7 @@ class Chief(Participant):
         while True:
             try:
                 return self._patience.call(attempt, what, in_steps=True)
-            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            except NotFoundError as error:
                 # Bound to a name of its own, because Python unbinds the first.
                 found_gone = error
             self._restore(found_gone)
@@ -880,7 +840,7 @@ class Chief(Participant):
             try:
                 self._patience.call(self._restore_once, restoring, in_steps=True)
                 return
-            except (AccumulatorNotFoundError, ParametersNotFoundError):
+            except NotFoundError:
                 # What this process has put there a moment ago is gone. It may be only a part of it.
                 if self._patience.call(lambda: is_over(self._transport, keys, incarnation), looking):
                     raise
@@ -921,7 +881,7 @@ class Chief(Participant):
         # First: if nobody has what is lost of them, the round stays.
         if self._send_parameters():
             return
-        with suppress(AccumulatorNotFoundError):
+        with suppress(NotFoundError):
             self._accumulator.delete()
         self._accumulator.close()
         self._open_gradients(self._updating.like)
@@ -999,7 +959,7 @@ class Chief(Participant):
         published = self._parameters.step()
         if published is not None and published > self.step:
             # Its lease may have been given back since, so that it is this process's again.
-            return LeaseLostError(
+            return ConflictError(
                 f"{self.shared_name}: another process has published step {published}, while the chief in this process "
                 f"was at step {self.step}: this process or the server stood still, and another one was the chief "
                 f"meanwhile. This process can no longer be the chief; one that is started again continues with step "
@@ -1051,7 +1011,7 @@ class Chief(Participant):
         self._current = self._block = None
         try:
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
-        except (AccumulatorNotFoundError, DataLossError, RoundRecoveredError) as error:
+        except (NotFoundError, DataLossError, ConflictError) as error:
             # The round was used nevertheless. Whether the server has lost more shows before the next round.
             self._warn("%s", error)
             return
@@ -1080,11 +1040,9 @@ class Chief(Participant):
                 ``rounds()`` ends, and so do the workers' loops, without another gradient.
 
         Raises:
-            InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
-            InvalidArgumentError, SchemaMismatchError: the parameters, the rows or the state are invalid. Nothing was
-                changed.
-            StepConflictError: another chief has published different parameters for this step.
-            LeaseLostError: another process has become the chief.
+            InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``. Or
+                the parameters, the rows or the state are invalid. Nothing was changed.
+            ConflictError: another process has become the chief, or has published different parameters for this step.
             NotReplicatedError: the parameters are published, but fewer than ``min_replicas`` replicas have them so far.
                 Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
@@ -1100,18 +1058,11 @@ class Chief(Participant):
         stored = pack_state(parameters, state) if self._rounds_parameters else state
         taken = self._current
         past = "" if taken is None else history_text(self.step, taken.num_accumulated, taken.metrics)
-        try:
-            self._surviving(
-                lambda: self._parameters._publish(parameters, step, changed, stored, is_last, past=past),
-                f"to publish step {step}",
-            )
-        except StepConflictError as error:
-            # If the network was away for longer than the lease, a successor has published this step and later ones.
-            self._check_lease()
-            published = self._parameters.step()
-            if published is not None and published > step:
-                raise self._lost(published) from error
-            raise
+        # If the network was away for longer than the lease, a successor may have published this step and later ones.
+        self._surviving(
+            lambda: self._parameters._publish(parameters, step, changed, stored, is_last, past=past),
+            f"to publish step {step}",
+        )
         self.step, self.parameters, self.state = step, parameters, state
         self._is_finished = self._is_finished or is_last
         self._acknowledge()
@@ -1126,7 +1077,7 @@ class Chief(Participant):
         the training.
 
         Raises:
-            LeaseLostError: another process has become the chief.
+            ConflictError: another process has become the chief.
         """
         self._check_lease()
         self._surviving(self._declare_finished, "to finish the training")

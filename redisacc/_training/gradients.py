@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, SupportsFloat
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, SupportsFloat, Unpack
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import DELETING, Keys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.options import AccumulatorOptions, Mean
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._redis.transport import Transport
+from redisacc._training.options import GradientOptions
 from redisacc.errors import InvalidArgumentError
 
 
 def open_gradients(
-    shared_name: str, parameters: object, *, sparse: Collection[str] | bool, missing: object, **options: Any
+    shared_name: str, parameters: object, given: GradientOptions, **options: Unpack[AccumulatorOptions]
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens or creates the accumulator for the gradients of parameters.
 
     Args:
         shared_name: its name.
         parameters: a tree of arrays, or an array.
-        sparse: the paths of leaves whose gradients are rows; for a single array, whether they are.
-        missing: the divisor of the mean of a leaf that some gradients lack.
-        options: further arguments of every class of accumulators, and ``sparse_mean``.
+        given: what the program wants of it.
+        options: further options of the accumulator.
     """
+    rest: Any = {**given, **options}
+    sparse = rest.pop("sparse", None) or ()
     if isinstance(parameters, (Mapping, list, tuple)):
         if isinstance(sparse, bool):
             raise InvalidArgumentError(f"sparse must list the paths of sparse leaves of a tree, not be {sparse}")
-        return TreeAccumulator.like(parameters, shared_name, sparse=sparse, missing=missing, **options)
+        return TreeAccumulator.like(parameters, shared_name, sparse=sparse, **rest)
     if not isinstance(sparse, bool) and sparse:
         raise InvalidArgumentError(
             f"sparse must be True or False for parameters that are a single array, not {sparse!r}"
         )
     array = validation.array(parameters, "parameters")
-    sparse_mean = options.pop("sparse_mean")
     if sparse:
-        return SparseConditionalAccumulator(array.dtype, array.shape, shared_name, sparse_mean=sparse_mean, **options)
-    return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
+        mean = rest.pop("mean", None) or Mean()
+        rest["mean"] = replace(mean, rows=mean.rows or "round")
+        return SparseConditionalAccumulator(array.dtype, array.shape, shared_name, **rest)
+    return ConditionalAccumulator(array.dtype, array.shape, shared_name, **rest)
 
 
 def has_no_gradients(transport: Transport, shared_name: str) -> bool:

@@ -10,6 +10,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -25,7 +26,7 @@ from redisacc._data.validation import Array
 from redisacc._data.weights import checked_weight
 from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, ParametersNotFoundError, RedisAccError
+from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim import SGD, Optimizer
 from redisacc.optim.base import check_dtype
 from redisacc.optim.kernel import sum_of_squares, update_part
@@ -47,6 +48,37 @@ def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Arra
         after: those that it has now, of the same shapes and dtypes.
     """
     return [np.subtract(old, new) for old, new in zip(before, after, strict=True)]
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps that each worker makes alone, on weights of its own (DiLoCo); then it applies how far they have moved.
+
+    ``Training`` takes it in the place of an optimiser. The state of the inner optimiser stays in the worker, and is
+    lost with it. Every process has to give the same numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> import redisacc
+        >>> steps = redisacc.LocalSteps(redisacc.optim.SGD(0.5), every=10)
+        >>> with redisacc.Training("docs-alone", {"w": np.zeros(2)}, optimizer=steps, workers=1) as training:
+        ...     for step, weights in training.steps(until=100):
+        ...         result = training.apply({"w": weights["w"] - 3})
+        ...     training.latest()[0]
+        ...     training.delete()
+        100
+
+    Args:
+        optimizer: what makes these steps: an optimiser of ``redisacc.optim``, or of torch for
+            ``redisacc.torch.Optimizer``.
+        every: how many steps a worker makes alone, 1 or more.
+        outer: the optimiser of ``redisacc.optim`` that moves the weights by the mean of these differences. None:
+            SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
+    """
+
+    optimizer: Any
+    every: int
+    outer: Optimizer | None = None
 
 
 class InnerModel(ABC):
@@ -96,7 +128,7 @@ class LocalModel(InnerModel):
     def __init__(self, optimizer: Optimizer, parameters: object) -> None:
         if optimizer.ema is not None:
             raise InvalidArgumentError(
-                "the optimizer must have no ema with sync_every, because its state stays in each worker: pass ema to "
+                "the optimizer of local steps must have no ema, because its state stays in each worker: pass ema to "
                 "outer"
             )
         structure, described = described_like(parameters, ())
@@ -168,20 +200,20 @@ class LocalModel(InnerModel):
         return self._spec.structure.build(outer_gradient(self._before, self._weights))
 
 
-class LocalSteps:
-    """The loop of a worker that makes ``sync_every`` steps alone with each version of the weights.
+class LocalLoop:
+    """The loop of a worker that makes ``every`` steps alone with each version of the weights.
 
     Args:
         model: the weights, and what makes the steps alone.
-        sync_every: how many steps a worker makes alone.
+        every: how many steps a worker makes alone.
         finite: whether gradients with NaN or infinities are refused.
 
     Raises:
-        InvalidArgumentError: ``sync_every`` is invalid.
+        InvalidArgumentError: ``every`` is invalid.
     """
 
-    def __init__(self, model: InnerModel, sync_every: int, *, finite: bool) -> None:
-        self.sync_every = validation.integer(sync_every, "sync_every", low=1)
+    def __init__(self, model: InnerModel, every: int, *, finite: bool) -> None:
+        self.every = validation.integer(every, "every", low=1)
         self._model = model
         self._finite = finite
         self._send: Callable[..., ApplyResult] | None = None
@@ -197,10 +229,10 @@ class LocalSteps:
         Raises:
             InvalidArgumentError: there is no version of this step.
         """
-        if until is None or until % self.sync_every == 0:
-            return until if until is None else until // self.sync_every
+        if until is None or until % self.every == 0:
+            return until if until is None else until // self.every
         raise InvalidArgumentError(
-            f"until must be a multiple of sync_every, {self.sync_every}, because weights are published after as many "
+            f"until must be a multiple of every, {self.every}, because weights are published after as many "
             f"steps, unlike {until}"
         )
 
@@ -218,10 +250,10 @@ class LocalSteps:
         for version, weights in versions:
             self._model.set(weights)
             self._version, self._done, self._weights, self._notes = version, 0, [], []
-            while self._done < self.sync_every and not self._is_over(published):
+            while self._done < self.every and not self._is_over(published):
                 self._has_applied = False
-                yield version * self.sync_every + self._done, self._model.weights
-                if self._done == self.sync_every - 1 and not self._has_applied and self._weights:
+                yield version * self.every + self._done, self._model.weights
+                if self._done == self.every - 1 and not self._has_applied and self._weights:
                     self._send_outer_gradient(send)
                 self._done += 1
 
@@ -233,7 +265,7 @@ class LocalSteps:
         self._next_look = now + LOOK_EVERY
         try:
             return published.step() != self._version or published.finished()
-        except ParametersNotFoundError:
+        except NotFoundError:
             return True
         except RedisAccError as error:
             # The server is away. The worker needs it only when it applies.
@@ -250,11 +282,11 @@ class LocalSteps:
         notes = metric_notes(metrics, weight).encode().split()
         if self._finite:
             self._model.check_finite(gradient)
-        self._model.update(gradient, self._version * self.sync_every + self._done, mean_metrics(notes))
+        self._model.update(gradient, self._version * self.every + self._done, mean_metrics(notes))
         self._has_applied = True
         self._weights.append(weight)
         self._notes += notes
-        if self._done < self.sync_every - 1:
+        if self._done < self.every - 1:
             return ApplyResult("applied", self._version, 0)
         return self._send_outer_gradient(self._send)
 

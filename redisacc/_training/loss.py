@@ -207,7 +207,7 @@ class Claimant:
             Whether parameters are published.
 
         Raises:
-            ParametersNotFoundError: they were deleted.
+            NotFoundError: they were deleted.
         """
         reply = self._claim(self._transport)
         if reply == "there":

@@ -1,111 +1,116 @@
-"""The quorum: how many gradients a step of a training needs, as set by the chief, while its crew grows or shrinks.
+"""How many gradients a step of a training needs, as set by the chief, while its crew grows or shrinks.
 
-The chief keeps it in the settings of the accumulator, and announces it to the workers
-(``redisacc._protocol.parameters.announced_quorum``).
+The chief keeps the quorum of the accumulator, and announces to the workers among how many they share the data
+(``redisacc._protocol.parameters.announced_workers``).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from redisacc._clock import clock
 from redisacc._data import validation
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.settings import Settings, milliseconds
+from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.environment import WORKERS, Place
 from redisacc._protocol.leases.crew import Crew
-from redisacc._protocol.parameters.announced_quorum import announce_quorum
+from redisacc._protocol.parameters.announced_workers import announce_workers
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import DataLossError, InvalidArgumentError, StaleSequenceError
+from redisacc.errors import DataLossError, InvalidArgumentError
 
 logger = logging.getLogger("redisacc")
 
 # How often a chief that waits for all workers counts them, in seconds.
 LOOK_EVERY = 1.0
 
-ALL: Literal["all"] = "all"
-
 
 @dataclass(frozen=True)
-class Quorum:
-    """How many gradients a step needs, as the arguments of a chief say it.
+class CrewQuorum:
+    """What a step waits for, as the arguments of a chief say it.
 
     Attributes:
-        workers: how many; None: as many as there are workers.
-        minimum: the least number if ``workers`` is None; else the same as ``workers``.
-        up_to: the number that ends the grace.
-        grace: how long a step waits for more gradients, in seconds.
+        workers: the number of workers; None: as many as there are.
+        least: how many gradients a step needs at least.
+        quorum: the same, and what else it waits for.
     """
 
     workers: int | None
-    minimum: int
-    up_to: int | None
-    grace: float | None
+    least: int
+    quorum: Quorum
 
     @classmethod
-    def of(cls, workers: object, minimum: object, up_to: object, grace: object) -> Quorum:
-        """Returns the quorum that the arguments of a chief ask for.
+    def of(cls, workers: object, quorum: object, here: Place) -> CrewQuorum:
+        """Returns what the arguments of a chief ask for, or the environment.
 
         Raises:
-            InvalidArgumentError: an argument is invalid, or does not go together with the others.
+            InvalidArgumentError: an argument is missing or invalid, or they do not go together.
         """
-        if workers == ALL and isinstance(workers, str):
-            if up_to is not None:
-                raise InvalidArgumentError(
-                    f'up_to={shown(up_to)} needs a number of workers: with workers="all", the grace ends when '
-                    "everybody has contributed"
-                )
-            number, least = None, validation.integer(1 if minimum is None else minimum, "minimum", low=1)
-        else:
-            if isinstance(workers, str):
-                raise InvalidArgumentError(f'workers must be an integer or "all", not {shown(workers)}')
-            if minimum is not None:
-                raise InvalidArgumentError(
-                    f'minimum={shown(minimum)} needs workers="all": a number of workers says how many gradients a step '
-                    "needs"
-                )
-            number = least = validation.integer(workers, "workers", low=1)
-        required = TakeRequirement.of(least, up_to, grace)
-        assert required is not None
-        return cls(number, least, None if up_to is None else required.up_to, None if grace is None else _rounded(grace))
+        workers = here.workers if workers is None else workers
+        if workers is None:
+            raise InvalidArgumentError(
+                f"workers is missing. A number is in the environment variable {WORKERS}, unless this host joins with "
+                'more workers: say how many, or "all" for as many as there are'
+            )
+        if isinstance(workers, str) and workers != "all":
+            raise InvalidArgumentError(f'workers must be an integer or "all", not {shown(workers)}')
+        number = None if isinstance(workers, str) else validation.integer(workers, "workers", low=1)
+        if not isinstance(quorum, Quorum):
+            quorum = Quorum(None if quorum is None else validation.integer(quorum, "quorum", low=1))
+        if number is None and quorum.most is not None:
+            raise InvalidArgumentError(
+                f'most={shown(quorum.most)} needs a number of workers: with workers="all", the grace ends when '
+                "everybody has contributed"
+            )
+        asked = quorum.most or quorum.least or 1
+        if number is not None and asked > number:
+            raise InvalidArgumentError(
+                f"{'most' if quorum.most else 'least'} must be in [1, {number}], the number of workers, not {asked}: a "
+                "step has one gradient of each worker, so it would never have as many"
+            )
+        # In whole milliseconds, as the record will hold it.
+        grace = None if quorum.grace is None else milliseconds(quorum.grace) / 1000
+        least = quorum.least or number or 1
+        # A step has one gradient of each worker, so nothing is left to wait for.
+        most = quorum.most if grace is None or quorum.most is not None else number
+        return cls(number, least, replace(quorum, least=least, most=most, grace=grace))
 
-    def settings(self, crew: int) -> Settings:
-        """Returns the settings of the accumulator for a crew of this many workers."""
+    def of_crew(self, workers: int) -> Quorum:
+        """Returns the quorum of the accumulator while there are this many workers."""
+        quorum = replace(self.quorum, min_weight=None)
         if self.workers is not None:
-            return Settings(self.workers, self.up_to, self.grace)
-        everybody = max(self.minimum, crew)
-        if self.grace is None:
-            return Settings(everybody)
-        return Settings(self.minimum, everybody, self.grace)
-
-
-def _rounded(grace: Any) -> float:
-    """Returns a grace as the record will hold it: in whole milliseconds."""
-    return milliseconds(float(grace)) / 1000
+            return quorum
+        everybody = max(self.least, workers)
+        return Quorum(everybody) if quorum.grace is None else replace(quorum, most=everybody)
 
 
 class QuorumKeeper:
-    """Keeps the settings of the accumulator as the quorum demands, and announces to the workers what a step needs.
+    """Keeps the quorum of the accumulator, and announces to the workers among how many they share the data.
 
     Args:
-        quorum: the quorum that the chief was told.
+        quorum: what the chief was told.
         accumulator: of the training.
         crew: its chief and workers.
         transport: the way to the server.
         name: the name of the training.
 
     Attributes:
-        workers: how many gradients a step needs.
+        workers: among how many workers the data is shared.
         until: the step with which the training ends, as it is announced; None if nobody knows.
     """
 
     def __init__(
-        self, quorum: Quorum, accumulator: ConditionalAccumulatorBase[Any], crew: Crew, transport: Transport, name: str
+        self,
+        quorum: CrewQuorum,
+        accumulator: ConditionalAccumulatorBase[Any],
+        crew: Crew,
+        transport: Transport,
+        name: str,
     ) -> None:
         self._quorum = quorum
         self._accumulator = accumulator
@@ -113,26 +118,26 @@ class QuorumKeeper:
         self._transport = transport
         self._name = name
         self._next_look = 0.0
-        self.workers = quorum.minimum
+        self.workers = quorum.workers or quorum.least
         self.until: int | None = None
 
     def store(self) -> None:
-        """Stores the settings, even if another process has changed them. Something must have been published."""
-        self._store(self._settings())
-        self._announce(self.workers)
+        """Stores the quorum, even if another process has changed it. Something must have been published."""
+        self._store()
+        self._announce(self.until)
 
     def aim(self, until: int | None) -> None:
         """Announces the step with which the training ends, for people who watch it; None: nobody knows."""
         if until != self.until:
-            announce_quorum(self._transport, ParameterKeys(self._name), self.workers, until)
+            self._announce(until)
             self.until = until
 
     def restore(self) -> bool:
-        """Stores the settings again if the record has lost them. Returns whether it had."""
-        if self._accumulator.settings().num_required is not None:
+        """Stores the quorum again if the record has lost it. Returns whether it had."""
+        if self._accumulator.quorum().least is not None:
             return False
         logger.warning(
-            "%s: the settings are gone, so they are again as this chief was told",
+            "%s: the quorum is gone, so it is again as this chief was told",
             self._name,
             extra={"accumulator": self._name},
         )
@@ -142,7 +147,7 @@ class QuorumKeeper:
     def follow(self) -> None:
         """Checks once a second whether the crew has grown or shrunk, if the chief waits for all of it.
 
-        With a fixed number of workers, it checks that the settings are still there: without them, a take with a minimum
+        With a fixed number of workers, it checks that the quorum is still there: without it, a take with a minimum
         weight would require a single gradient only.
         """
         now = clock.now()
@@ -153,7 +158,7 @@ class QuorumKeeper:
             self.restore()
             return
         before = self.workers
-        self._store(self._settings())
+        self._store()
         if self.workers != before:
             logger.info(
                 "%s: there are %d workers instead of %d",
@@ -162,29 +167,23 @@ class QuorumKeeper:
                 before,
                 extra={"accumulator": self._name},
             )
-            self._announce(self.workers)
+            self._announce(self.until)
 
-    def _settings(self) -> Settings:
-        if self._quorum.workers is not None:
-            self.workers = self._quorum.workers
-            return self._quorum.settings(self.workers)
-        # A worker that has gone counts as long as its gradient is in the round. Otherwise, the round would be complete
-        # while another worker is still computing.
-        everybody = self._crew.workers() | contributors_of_round(self._transport, Keys(self._name))
-        self.workers = max(self._quorum.minimum, len(everybody))
-        return self._quorum.settings(len(everybody))
-
-    def _store(self, settings: Settings) -> None:
-        while self._accumulator.settings() != settings:
+    def _store(self) -> None:
+        if self._quorum.workers is None:
+            # A worker that has gone counts as long as its gradient is in the round. Otherwise, the round would be
+            # complete while another worker is still computing.
+            everybody = self._crew.workers() | contributors_of_round(self._transport, Keys(self._name))
+            self.workers = max(self._quorum.least, len(everybody))
+        quorum = self._quorum.of_crew(self.workers)
+        while self._accumulator.quorum() != quorum:
             try:
-                self._accumulator.configure(
-                    num_required=settings.num_required, up_to=settings.up_to, grace=settings.grace
-                )
+                self._accumulator.set_quorum(least=quorum.least, most=quorum.most, grace=quorum.grace)
             except (DataLossError, StaleSequenceError) as error:
                 # The server has lost its data about this process and reports that once. It changed nothing.
                 logger.debug("%s: %s", self._name, error)
             else:
                 return
 
-    def _announce(self, workers: int) -> None:
-        announce_quorum(self._transport, ParameterKeys(self._name), workers, self.until)
+    def _announce(self, until: int | None) -> None:
+        announce_workers(self._transport, ParameterKeys(self._name), self.workers, until)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal, SupportsFloat, Unpack
 
 from redisacc._data import validation
-from redisacc._data.encodings import Encoding
 from redisacc._data.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys
 from redisacc._handles import exit_code
-from redisacc._handles.environment import WORKERS, place
+from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
+from redisacc._handles.options import check_names, with_options
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.process_identity import fate_of
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
@@ -26,17 +25,18 @@ from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.chief import Chief
 from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.local_steps import OUTER, InnerModel, LocalModel, LocalSteps
+from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
+from redisacc._training.options import GradientOptions, TrainingOptions, gradient_options
 from redisacc._training.patience import Patience
+from redisacc._training.quorum import CrewQuorum
 from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
-    AccumulatorNotFoundError,
     CancelledError,
+    ConflictError,
     InvalidArgumentError,
-    LeaseLostError,
+    NotFoundError,
     NotReplicatedError,
-    ParametersNotFoundError,
     RedisAccError,
 )
 from redisacc.optim import Optimizer
@@ -72,81 +72,70 @@ class Training(Closing):
     Args:
         shared_name: the name of the training.
         parameters: the parameters to begin with, as for ``Chief``. If some are published under this name, those count.
-        optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``.
+        optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``; or ``redisacc.LocalSteps``, with which each
+            worker makes several steps alone. ``step`` counts all of them everywhere in this class, so the weights are
+            published at every so many steps only, and ``until`` must be a multiple.
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
             and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the
             next one that leads has to be able to run it: it must depend on nothing but its arguments.
         state: the state to begin with, as for ``Chief``.
-        workers: how many gradients a step needs, as for ``Chief``: usually the number of processes.
+        workers: how many processes work, among which the data is shared, as for ``Chief``.
         number: the number of this worker, as for ``Worker``.
+        quorum: what a step waits for, as for ``Chief``. None: a gradient of each worker.
+        checkpoint: as for ``Chief``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        patience: as for ``Worker``.
+        accumulator: as for ``Chief``, and ``finite`` as for ``Worker``; ``partitions`` is "auto" here, so a large model
+            is spread over all nodes of a cluster. Every process should give the same options, because each may lead.
         encoding: how float32 elements travel in both directions: "float32" (or None); "bfloat16"; or "int8", in which
             gradients travel, and parameters in float32.
-        finite: as for ``Worker``.
-        patience: as for ``Worker``.
         log: called with each step and the means of its metrics, in the thread that leads, for example
             ``lambda step, metrics: wandb.log(metrics, step=step)`` in a program whose processes all call ``init``. If
             the process that leads dies, the next one logs the steps that follow; a step may be missing, or logged
             twice. An error that it raises ends this process as an error of ``update`` does.
-        sync_every: each worker makes this many steps alone, on weights of its own, with ``optimizer``; then it applies
-            the difference (DiLoCo). ``step`` counts these steps everywhere in this class, so the weights are published
-            at every ``sync_every``-th step only, and ``until`` must be a multiple. The state of ``optimizer`` stays in
-            the worker, and is lost with it. Every process has to give the same number. None: every gradient is sent.
-        outer: with ``sync_every``, the optimiser of ``redisacc.optim`` that moves the weights by the mean of these
-            differences. None: SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
-        options: any further argument of ``Chief``, such as ``checkpoint``, ``sparse`` or ``grace``. Every process
-            should give the same ones, because each may lead. ``partitions`` is "auto" here, so a large model is spread
-            over all nodes of a cluster.
 
     Attributes:
         shared_name: the name of the training.
         number: the number of this worker. None in a process that only leads.
-        workers: how many gradients a step needs, as for ``Worker``.
+        workers: how many workers there are, as for ``Worker``.
         leads: whether this process leads at the moment.
+        finished: whether the training is finished.
 
     Raises:
-        InvalidArgumentError: an argument or a variable of the environment is invalid.
-        SchemaMismatchError: another model is trained under this name.
-        LeaseHeldError: another process has this number.
+        InvalidArgumentError: an argument or a variable of the environment is invalid, or another model is trained
+            under this name.
+        ConflictError: another process has this number.
         ServerUnavailableError: no server answers.
     """
 
+    @with_options(TrainingOptions, {})
     def __init__(
         self,
         /,
         shared_name: str,
         parameters: Any,
         *,
-        optimizer: Optimizer | InnerModel | None = None,
+        optimizer: Optimizer | LocalSteps | None = None,
         update: Update | None = None,
         state: Any = None,
         workers: int | Literal["all"] | None = None,
         number: int | None = None,
-        redis: object = None,
-        encoding: Encoding | None = None,
-        finite: bool = False,
-        patience: float | None = None,
-        log: Callable[[int, dict[str, float]], object] | None = None,
-        sync_every: int | None = None,
-        outer: Optimizer | None = None,
-        **options: Any,
+        **options: Unpack[TrainingOptions],
     ) -> None:
+        check_names(options, TrainingOptions, type(self).__name__)
         if (optimizer is None) == (update is None):
             raise InvalidArgumentError("a training needs either an optimizer or an update, a function")
+        log, redis, patience = options.get("log"), options.get("redis"), options.get("patience")
         for name, function in (("update", update), ("log", log)):
             if function is not None and not callable(function):
                 raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
-        _check_options(options)
+        gradients = gradient_options(options.get("accumulator"))
+        finite = gradients.pop("finite", False)
+        encoding, quorum = options.get("encoding"), options.get("quorum")
         seconds = validation.timeout(patience, "patience")
-        self._local = _local_steps(optimizer, sync_every, outer, parameters, options, finite=finite)
+        self._local, optimizer = _local_loop(optimizer, parameters, gradients, finite=finite)
         here = place()
-        needed = here.workers if workers is None else workers
-        if needed is None:
-            raise InvalidArgumentError(
-                f"workers is missing. A number is in the environment variable {WORKERS}, unless this host joins with "
-                'more workers: say how many, or "all" for as many as there are'
-            )
-        self._workers = needed
+        self._workers = CrewQuorum.of(workers, quorum, here).workers
         self._redis = redis
         self._update = update and exit_code.noting_its_first_call(update)
         self._log = log and exit_code.noting_its_first_call(log)
@@ -171,16 +160,18 @@ class Training(Closing):
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
             on_failure.pop_all()
-        self._options = {
+        # Each process may lead, and gives what it has been given.
+        self._options: dict[str, Any] = {
             "workers": workers,
-            "optimizer": optimizer if self._local is None else outer or OUTER,
+            "quorum": quorum,
+            "optimizer": optimizer,
             "state": state,
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
             "redis": transport.blocking,
             "encoding": None if encoding == "int8" else encoding,
             "patience": patience,
-            "partitions": "auto",
-            **options,
+            "checkpoint": options.get("checkpoint"),
+            "accumulator": {"partitions": "auto", **gradients},
         }
 
     def __repr__(self) -> str:
@@ -193,7 +184,7 @@ class Training(Closing):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs: as given, and in a loop over ``steps()`` as ``Worker.workers`` says.
+        """How many workers there are: as given, and in a loop over ``steps()`` as ``Worker.workers`` says.
 
         With it, a worker cuts its share of the data: ``data[training.number :: training.workers]``.
 
@@ -203,7 +194,7 @@ class Training(Closing):
         """
         if self._worker is not None and self._worker._step is not None:
             return self._worker.workers
-        if isinstance(self._workers, str):
+        if self._workers is None:
             # To wait for it would be to wait for this process itself, which leads in the loop only.
             raise InvalidArgumentError(
                 'with workers="all", each step has as many as there are: ask how many in the loop over steps()'
@@ -214,6 +205,19 @@ class Training(Closing):
     def leads(self) -> bool:
         """Whether this process leads at the moment."""
         return self._leads
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training is finished: ``until`` was reached, or a process has called ``finish``.
+
+        Asks the server, so it blocks for a round trip. It is the same as ``Parameters.finished``: False before the
+        training has begun, and again once a process continues it up to a later step.
+
+        Raises:
+            NotFoundError: the training was deleted.
+            ServerUnavailableError: no server answers.
+        """
+        return self._published.finished()
 
     def steps(self, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
@@ -229,8 +233,8 @@ class Training(Closing):
             The step, and the parameters as a tree of read-only arrays.
 
         Raises:
-            LeaseLostError: another process has this worker's number now, because this one stalled for too long.
-            ParametersNotFoundError: the training was deleted.
+            ConflictError: another process has this worker's number now, because this one stalled for too long.
+            NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``Chief``, of its loop, or of ``update``, if this process leads.
         """
@@ -275,7 +279,7 @@ class Training(Closing):
                         self._leads = True
                         self._update_each(chief)
                         return
-                except LeaseLostError as error:
+                except ConflictError as error:
                     # This process stood still, and another one leads now. Its worker goes on.
                     logger.warning("%s: %s; standing by", self.shared_name, error)
                 except NotReplicatedError as error:
@@ -299,17 +303,25 @@ class Training(Closing):
         if self._update is None:
             for step in chief.updates(until=self._until):
                 if self._log is not None:
-                    self._log(self._step_of(step) - 1, chief.metrics)
+                    self._call(self._log, self._step_of(step) - 1, chief.metrics)
             return
         for taken in chief.rounds(until=self._until):
-            updated = self._update(taken, chief.parameters, chief.state)
+            updated = self._call(self._update, taken, chief.parameters, chief.state)
             if not (isinstance(updated, tuple) and len(updated) == 2):
                 raise InvalidArgumentError(
                     f"update must return the parameters and the state, a tuple of two, not {type(updated).__name__}"
                 )
             chief.publish(updated[0], state=updated[1])
             if self._log is not None:
-                self._log(taken.global_step, taken.metrics)
+                self._call(self._log, taken.global_step, taken.metrics)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the program, whose errors end this process, also those that a leader itself handles."""
+        try:
+            return function(*args)
+        except BaseException as error:
+            self._failure = error
+            raise CancelledError(f"the program of {shown(self.shared_name)} has failed") from error
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -358,7 +370,7 @@ class Training(Closing):
         if self._worker is None:
             raise InvalidArgumentError("begin() needs the step of a loop over steps()")
         if self._local is not None:
-            raise InvalidArgumentError("begin() sends a gradient for each step, and there are none with sync_every")
+            raise InvalidArgumentError("begin() sends a gradient for each step, and there are none with LocalSteps")
         return self._worker.begin()
 
     def latest(self) -> tuple[int, Any]:
@@ -367,7 +379,7 @@ class Training(Closing):
         Blocks until they have been fetched. The arrays are read-only.
 
         Raises:
-            ParametersNotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the training was deleted.
         """
         version, parameters = self._required(self._published.latest())
         return self._step_of(version), parameters
@@ -376,18 +388,18 @@ class Training(Closing):
         """Returns the step, and the state that is published for it, as ``Chief.latest_state`` does.
 
         Raises:
-            ParametersNotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the training was deleted.
         """
         version, published = self._required(self._published.latest_state())
         return self._step_of(version), unpack_state(published)[1]
 
     def _step_of(self, version: int) -> int:
-        return version if self._local is None else version * self._local.sync_every
+        return version if self._local is None else version * self._local.every
 
     def history(self) -> list[PastStep]:
         """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does.
 
-        With ``sync_every``, there is one entry for as many steps: ``step`` is the last of them, as for ``log``.
+        With ``LocalSteps``, there is one entry for as many steps: ``step`` is the last of them, as for ``log``.
         """
         found = self._published.history()
         if self._local is None:
@@ -396,21 +408,23 @@ class Training(Closing):
 
     def _required(self, found: tuple[int, Any] | None) -> tuple[int, Any]:
         if found is None:
-            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
+            raise NotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
         return found
 
     def finish(self) -> None:
         """Ends the training: the loops of all processes end, within a second. A round that is complete still counts.
 
+        `redisacc finish` does the same.
+
         Raises:
-            ParametersNotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the training was deleted.
         """
         self._published.finish()
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Other processes get an error."""
         self._stop_leading()
-        with suppress(AccumulatorNotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
+        with suppress(NotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
             gradients.delete()
         self._published.delete()
 
@@ -427,38 +441,22 @@ class Training(Closing):
         self._join(CLOSING)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises TypeError for an option that ``Chief`` does not have."""
-    known = inspect.signature(Chief.__init__).parameters.keys() - {"self", "shared_name", "parameters", "standby"}
-    for name in options:
-        if name not in known:
-            raise TypeError(f"Training() got an unexpected keyword argument {name!r}")
-
-
-def _local_steps(
-    optimizer: Optimizer | InnerModel | None,
-    sync_every: int | None,
-    outer: Optimizer | None,
-    parameters: Any,
-    options: Mapping[str, Any],
-    *,
-    finite: bool,
-) -> LocalSteps | None:
-    if sync_every is None:
-        if outer is not None:
-            raise InvalidArgumentError("outer needs sync_every, the number of steps that a worker makes alone")
-        return None
-    if optimizer is None:
-        raise InvalidArgumentError("sync_every needs an optimizer, with which a worker makes steps alone")
-    for name, given in (("optimizer", optimizer), ("outer", outer or OUTER)):
+def _local_loop(
+    optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: bool
+) -> tuple[LocalLoop | None, Optimizer | None]:
+    """Returns the loop of local steps, if there are any, and the optimiser of the training."""
+    if not isinstance(optimizer, LocalSteps):
+        return None, optimizer
+    inner, outer = optimizer.optimizer, optimizer.outer or OUTER
+    for name, given in (("optimizer", inner), ("outer", outer)):
         if not isinstance(given, (Optimizer, InnerModel) if name == "optimizer" else Optimizer):
             raise InvalidArgumentError(
-                f"{name} must be an optimizer of redisacc.optim, not {shown(type(given).__name__)}"
+                f"{name} of LocalSteps must be an optimizer of redisacc.optim, not {shown(type(given).__name__)}"
             )
-    if options.get("sparse"):
-        raise InvalidArgumentError("sync_every must be None with sparse leaves: each step needs their rows")
-    model = LocalModel(optimizer, parameters) if isinstance(optimizer, Optimizer) else optimizer
-    return LocalSteps(model, sync_every, finite=finite)
+    if gradients.get("sparse"):
+        raise InvalidArgumentError("there are no local steps with sparse leaves: each step needs their rows")
+    model = LocalModel(inner, parameters) if isinstance(inner, Optimizer) else inner
+    return LocalLoop(model, optimizer.every, finite=finite), outer
 
 
 class _Leader(Chief):

@@ -14,6 +14,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import UPDATES
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
+from redisacc._handles.options import Mean
 from redisacc._handles.parameters import Parameters
 from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
@@ -30,7 +31,7 @@ from redisacc.optim import Optimizer
 logger = logging.getLogger("redisacc")
 
 
-def check_optimizer(optimizer: object, parameters: object, *, state: object, missing: object) -> None:
+def check_optimizer(optimizer: object, parameters: object, *, state: object, mean: Mean | None) -> None:
     """Checks what a chief with an optimiser cannot have.
 
     Raises:
@@ -49,8 +50,8 @@ def check_optimizer(optimizer: object, parameters: object, *, state: object, mis
             f"state must be None with an optimizer, which keeps its own state, or a dict of {sorted(slots)} as "
             "latest_state() returns it"
         )
-    if missing != "zero":
-        raise InvalidArgumentError(f"missing must be 'zero' with an optimizer, not {shown(missing)}")
+    if mean is not None and mean.missing not in (None, "zero"):
+        raise InvalidArgumentError(f"mean.missing must be 'zero' with an optimizer, not {shown(mean.missing)}")
     check_leaves(schema_of(parameters, "parameters")[0], optimizer)
 
 
@@ -205,7 +206,7 @@ class Updating:
         """Reads the version that is published.
 
         Raises:
-            ParametersNotFoundError: there is none.
+            NotFoundError: there is none.
         """
         found = read_update_record(self._parameters._transport, self._keys, self._record)
         if found is None:

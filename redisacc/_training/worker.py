@@ -18,10 +18,11 @@ from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.parameters.ahead import PartsAhead
-from redisacc._protocol.parameters.announced_quorum import read_quorum
+from redisacc._protocol.parameters.announced_workers import read_workers
 from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_encoded, has_no_gradients
@@ -29,14 +30,12 @@ from redisacc._training.loss import Claimant
 from redisacc._training.participant import Participant
 from redisacc._training.upload import OpenUpload, Upload
 from redisacc.errors import (
-    AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
     FinishedError,
     InvalidArgumentError,
-    ParametersNotFoundError,
+    NotFoundError,
     RedisAccError,
-    StaleSequenceError,
 )
 
 logger = logging.getLogger("redisacc")
@@ -97,11 +96,11 @@ class Worker(Participant):
     Attributes:
         shared_name: the name of the training.
         number: the number of this worker.
-        workers: how many gradients a step needs.
+        workers: among how many workers the data is shared.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
-        LeaseHeldError: another process has this number. Its predecessor may still have it: if that is a process on this
+        ConflictError: another process has this number. Its predecessor may still have it: if that is a process on this
             machine that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
     """
@@ -150,7 +149,7 @@ class Worker(Participant):
         self._went_back = False
         # Whether the server has lost the gradient of this step for sure.
         self._has_lost_gradient = False
-        # How many gradients a step needs, as the chief announced for this step; None: it was not read yet.
+        # Among how many workers the data is shared, as the chief announced for this step; None: it was not read yet.
         self._workers: int | None = None
         self._has_warned = False
 
@@ -159,18 +158,17 @@ class Worker(Participant):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs, as announced by the chief: the number of workers, unless some are spare.
+        """How many workers there are, as announced by the chief.
 
-        With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. If there are more
-        workers than a step needs, so that the slowest need not be waited for, cut it by ``place().workers`` instead; a
-        warning says so once in a worker whose number is not below this one.
+        With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. A worker whose number
+        is not below this one has no share of its own; a warning says so once.
 
         Blocks for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
         is read at most once in each step.
 
         Raises:
-            LeaseLostError: another process has this worker's number now.
-            ParametersNotFoundError: the training was deleted.
+            ConflictError: another process has this worker's number now.
+            NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._workers is None:
@@ -178,9 +176,8 @@ class Worker(Participant):
         if self.number >= self._workers and not self._has_warned:
             self._has_warned = True
             self._warn(
-                "this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
-                "already. If it is a spare one, cut the data by the number of all workers instead; if workers come "
-                "and go, draw shares at random; else start the chief with more workers",
+                "this is worker %d, and the data is shared among %d workers, 0 to %d, so it has no share of its own. "
+                "Start the chief with more workers=; if workers come and go, draw examples at random instead",
                 self.number,
                 self._workers,
                 self._workers - 1,
@@ -189,7 +186,7 @@ class Worker(Participant):
 
     def _read_workers(self) -> int:
         keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
-        while (found := read_quorum(self._transport, keys)) is None:
+        while (found := read_workers(self._transport, keys)) is None:
             self._lease.check()
             now = clock.now()
             if log.is_due(now):
@@ -210,8 +207,8 @@ class Worker(Participant):
             The step, and the parameters as a tree of read-only arrays.
 
         Raises:
-            LeaseLostError: another process has this worker's number now, because this one stalled for too long.
-            ParametersNotFoundError: the training was deleted.
+            ConflictError: another process has this worker's number now, because this one stalled for too long.
+            NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._is_finished():
@@ -223,7 +220,7 @@ class Worker(Participant):
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
             except FinishedError:
                 return
-            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            except NotFoundError as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
                 continue
@@ -301,7 +298,7 @@ class Worker(Participant):
             return False
         try:
             return self._parameters.step() is not None
-        except ParametersNotFoundError:
+        except NotFoundError:
             if not is_over(self._transport, ParameterKeys(self.shared_name), self._parameters._reader.incarnation):
                 # The server has lost them again.
                 return False
@@ -410,8 +407,8 @@ class Worker(Participant):
             InvalidArgumentError: the gradient is invalid, and the message names the first path where that is so; or the
                 weight is.
             NotFiniteError: with ``finite=True``, if an element is NaN or infinite. Another gradient may follow.
-            LeaseLostError: another process has this worker's number now.
-            AccumulatorNotFoundError, ParametersNotFoundError: the training was deleted.
+            ConflictError: another process has this worker's number now.
+            NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``apply_grad``.
         """
@@ -435,7 +432,7 @@ class Worker(Participant):
 
         Raises:
             InvalidArgumentError: there is no step.
-            LeaseLostError, AccumulatorNotFoundError, ParametersNotFoundError, ServerUnavailableError: as for ``apply``.
+            ConflictError, NotFoundError, ServerUnavailableError: as for ``apply``.
         """
         step = self._step
         if step is None:
@@ -447,7 +444,7 @@ class Worker(Participant):
             try:
                 gradients = self._patience.call(self._gradients, what)
                 break
-            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            except NotFoundError as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
         spec = None
@@ -488,7 +485,7 @@ class Worker(Participant):
 
         Raises:
             InvalidArgumentError: the gradient is invalid.
-            AccumulatorNotFoundError: the training does not exist, or was deleted.
+            NotFoundError: the training does not exist, or was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         gradients = self._patience.call(self._gradients, "to open the accumulator")
@@ -516,7 +513,7 @@ class Worker(Participant):
                 return self._patience.call(
                     lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing), what
                 )
-            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+            except NotFoundError as error:
                 found_gone = error
                 self._wait_until_restored(found_gone)
                 is_restored = True
@@ -546,8 +543,7 @@ class Worker(Participant):
         """Returns the accumulator, and opens it first if it is not open yet.
 
         Raises:
-            AccumulatorNotFoundError, ParametersNotFoundError: the training was deleted or lost, or another one has its
-                name now.
+            NotFoundError: the training was deleted or lost, or another one has its name now.
         """
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.

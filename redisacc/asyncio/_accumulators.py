@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 
 from redisacc._data.validation import Shape
 from redisacc._handles import dense, sparse, tree
 from redisacc._handles.base import ConditionalAccumulatorBase as Base
+from redisacc._handles.options import AccumulatorOptions, with_options
 from redisacc._protocol.lifecycle import events
 from redisacc._protocol.lifecycle.events import Event
 from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_arguments_of
@@ -22,7 +23,7 @@ class Events:
     """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
 
     Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is
-    as for ``redisacc.Events``.
+    as for ``redisacc.types.Events``.
 
     Args:
         waits: how its calls wait.
@@ -100,8 +101,8 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
     info = awaited(Base.info)
     wait_for_step = awaited(Base.wait_for_step)
     set_global_step = awaited(Base.set_global_step)
-    settings = awaited(Base.settings)
-    configure = awaited(Base.configure)
+    quorum = awaited(Base.quorum)
+    set_quorum = awaited(Base.set_quorum)
     settle = awaited(Base.settle)
     delete = awaited(Base.delete)
 
@@ -168,19 +169,28 @@ class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
         super().__init__(tree.TreeAccumulator, *args, **kwargs)
 
     @classmethod
+    @with_options(AccumulatorOptions)
     def like(
-        cls, tree: object, shared_name: str | None = None, *, sparse: Collection[str] = (), **options: Any
+        cls,
+        tree: object,
+        shared_name: str | None = None,
+        name: str = "tree_accumulator",
+        reduction_type: str | None = "MEAN",
+        sparse: Collection[str] = (),
+        **options: Unpack[AccumulatorOptions],
     ) -> Self:
         """Returns an accumulator for gradients of a tree of arrays, which is still to be opened.
 
         Args:
             tree: as for ``redisacc.TreeAccumulator.like``.
             shared_name: as for the class.
+            name: as for the class.
+            reduction_type: as for the class.
             sparse: as for ``redisacc.TreeAccumulator.like``.
-            options: the other arguments of the class.
+            options: as for the class.
         """
         handle = cls.__new__(cls)
-        Handle.__init__(handle, _LIKE, tree, shared_name, sparse=sparse, **options)
+        Handle.__init__(handle, _LIKE, tree, shared_name, name, reduction_type, sparse, **options)
         return handle
 
     @property

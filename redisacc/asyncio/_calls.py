@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from greenlet import getcurrent, greenlet
 
-from redisacc.errors import EventLoopError
+from redisacc.errors import RedisAccError
 
 Value = TypeVar("Value")
 
@@ -129,12 +129,12 @@ def wait(future: Any) -> Any:
     """Waits for a future, or what tasks accept as one, in code that ``Calls`` runs. Returns its result.
 
     Raises:
-        EventLoopError: the caller is other code, and would block the event loop.
+        RedisAccError: the caller is other code, and would block the event loop.
     """
     stack = getcurrent()
     if not isinstance(stack, _Stack):
         future.cancel()
-        raise EventLoopError("a handle of redisacc.asyncio was used without await")
+        raise RedisAccError("a handle of redisacc.asyncio was used without await")
     if stack.is_abandoned:
         future.cancel()
         raise asyncio.CancelledError

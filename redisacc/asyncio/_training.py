@@ -30,7 +30,7 @@ class Chief(Handle[chief.Chief]):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs."""
+        """How many workers there are."""
         return self.blocking.workers
 
     @property
@@ -64,7 +64,7 @@ class Chief(Handle[chief.Chief]):
 
 
 class Upload:
-    """A gradient whose leaves are put one by one, as ``redisacc.Upload``, for asyncio.
+    """A gradient whose leaves are put one by one, as ``redisacc.types.Upload``, for asyncio.
 
     ``Worker.begin`` and ``Training.begin`` return it. Parts leave while other tasks run.
     """
@@ -83,19 +83,19 @@ class Upload:
 
     @property
     def is_over(self) -> bool:
-        """Whether others have completed the step, as :meth:`redisacc.Upload.is_over` says."""
+        """Whether others have completed the step, as :meth:`redisacc.types.Upload.is_over` says."""
         return self._blocking.is_over
 
     def put(self, path: str, array: Any) -> None:
-        """Does what :meth:`redisacc.Upload.put` does. It sends nothing itself, so there is nothing to await."""
+        """Does what :meth:`redisacc.types.Upload.put` does. It sends nothing itself, so there is nothing to await."""
         self._blocking.put(path, array)
 
     async def commit(self, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None) -> ApplyResult:
-        """Does what :meth:`redisacc.Upload.commit` does, and is to be awaited."""
+        """Does what :meth:`redisacc.types.Upload.commit` does, and is to be awaited."""
         return await self._waits.run(lambda: self._blocking.commit(weight=weight, metrics=metrics))
 
     async def abandon(self) -> None:
-        """Does what :meth:`redisacc.Upload.abandon` does, and is to be awaited."""
+        """Does what :meth:`redisacc.types.Upload.abandon` does, and is to be awaited."""
         await self._waits.run(self._blocking.abandon)
 
 
@@ -121,7 +121,7 @@ class Worker(Handle[worker.Worker]):
         return self.blocking.number
 
     async def workers(self) -> int:
-        """Returns how many gradients a step needs, as ``redisacc.Worker.workers`` says.
+        """Returns how many workers there are, as ``redisacc.Worker.workers`` says.
 
         Waits for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
         is read again in each step in which you ask for it.
@@ -165,8 +165,12 @@ class Training(Handle[training.Training]):
         return self.blocking.leads
 
     async def workers(self) -> int:
-        """Returns how many gradients a step needs, as ``redisacc.Training.workers`` says."""
+        """Returns how many workers there are, as ``redisacc.Training.workers`` says."""
         return await self.waits.run(lambda: self.blocking.workers)
+
+    async def finished(self) -> bool:
+        """Returns whether the training is finished, as ``redisacc.Training.finished`` says."""
+        return await self.waits.run(lambda: self.blocking.finished)
 
     steps = iterated(training.Training.steps)
     apply = awaited(training.Training.apply)

@@ -23,8 +23,8 @@ from redisacc._redis.sockets.fast_socket import TICK, Connection
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
-from redisacc.errors import EventLoopError
 from redisacc.errors import OutcomeUnknownError as BlockingOutcomeUnknownError
+from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
 
@@ -67,11 +67,11 @@ class LoopWaits:
         """Returns what blocking code returns, which waits by this object.
 
         Raises:
-            EventLoopError: another loop is running.
+            RedisAccError: another loop is running.
             OutcomeUnknownError: the code has raised that. Its ``settle()`` is to be awaited.
         """
         if asyncio.get_running_loop() is not self.loop or os.getpid() != self._pid:
-            raise EventLoopError(
+            raise RedisAccError(
                 "this handle belongs to another event loop, or to a parent of this process: open one on this loop"
             )
         self._calls += 1

@@ -28,6 +28,7 @@ _COMMANDS = {
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
     "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
+    "finish": ("redisacc.cli.finish", "End a training: all its loops end after the same step."),
     "forget-worker": ("redisacc.cli.forget_worker", "Forget a worker that will not return."),
     "gc": ("redisacc.cli.gc", "Remove garbage: keys that nothing uses."),
     "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts for users who may not load them."),

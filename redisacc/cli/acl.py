@@ -44,7 +44,7 @@ def acl(
 
     \b
     worker     creates, applies gradients, reads parameters
-    taker      creates, takes, recovers, sets the step and settings, publishes
+    taker      creates, takes, recovers, sets the step and the quorum, publishes
     reducer    adds up large gradients, and updates parameters with the sums
     observer   reads, listens to events
     operator   all of the above; also deletes, collects garbage, loads the scripts

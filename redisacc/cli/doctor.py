@@ -17,8 +17,10 @@ import redis as redis_py
 
 from redisacc import __version__
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.options import Limits
 from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.cluster import examine_cluster, examine_partitions
@@ -28,7 +30,7 @@ from redisacc.cli.checks.slot_moves import examine_moves
 from redisacc.cli.shared.failures import EXIT_CODES, FAILED, report_failures
 from redisacc.cli.shared.options import json_option, redis_option, transport_of
 from redisacc.cli.shared.output import bytes_text, console, count_text, echo_json
-from redisacc.errors import NotPermittedError, RedisAccError, ServerError
+from redisacc.errors import RedisAccError, ServerError
 
 __all__ = ["doctor"]
 
@@ -334,7 +336,7 @@ def _trial(transport: Transport) -> Finding:
     step = "creating an accumulator"
     try:
         with ConditionalAccumulator(
-            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", in_place_limit=0
+            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", limits=Limits(in_place=0)
         ) as accumulator:
             step = "listening to events"
             with accumulator.events(timeout=_TRIAL_TIMEOUT) as events:

@@ -170,7 +170,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[Figures], Histogram]], ...] = (
     ("take_wait_seconds", "Time that a take waited in the queue.", lambda figures: figures.wait_seconds),
     (
         "staleness_steps",
-        "Steps by which accepted gradients were late, if max_staleness allows any.",
+        "Steps by which accepted gradients were late, if staleness allows any.",
         lambda figures: figures.staleness,
     ),
     ("round_bytes", "Bytes of the gradients of a round.", lambda figures: figures.round_bytes),
@@ -296,7 +296,7 @@ def _of_accumulators(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
         yield counter
     late = GaugeMetricFamily(
         "redisacc_accumulated_staleness",
-        "Gradients in the current round by the number of steps by which they were late, if max_staleness allows any.",
+        "Gradients in the current round by the number of steps by which they were late, if staleness allows any.",
         labels=["accumulator", "staleness"],
     )
     for info in infos:

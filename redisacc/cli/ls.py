@@ -15,7 +15,7 @@ from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, redis_option, transport_of
 from redisacc.cli.shared.output import bytes_text, count_text, echo_json, echo_wrapped, print_table, schema_shape_text
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 __all__ = ["ls"]
 
@@ -43,11 +43,11 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
             published = read_parameters_info(transport, ParameterKeys(name))
             if published is not None:
                 parameters.append(published)
-        except (CorruptDataError, SchemaMismatchError) as error:
+        except CorruptDataError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
         try:
             found.append((read_info(transport, keys), sum(sort.nbytes for sort in memory(transport, keys))))
-        except AccumulatorNotFoundError:
+        except NotFoundError:
             # Deleted since it was listed, or a name without a record, which `redisacc gc` removes.
             continue
         except CorruptDataError as error:

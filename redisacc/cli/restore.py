@@ -20,7 +20,7 @@ from redisacc._text import printable
 from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.shared.options import NonEmptyPath, json_option, keys_of, name_argument, redis_option, transport_of
 from redisacc.cli.shared.output import echo_json, echo_wrapped
-from redisacc.errors import StepConflictError
+from redisacc.errors import ConflictError
 
 __all__ = ["restore"]
 
@@ -77,7 +77,7 @@ def _publish(
                 parameters.publish(found.parameters, found.step, state=found.state)
                 return before
             reason = f"step {before} is published, which is later than step {found.step}"
-        except StepConflictError as error:
+        except ConflictError as error:
             reason = str(error)
         if not force:
             fail(f"{reason}. To go back, give --force, which deletes the training first")

@@ -25,7 +25,7 @@ from redisacc.cli.shared.options import (
     yes_option,
 )
 from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 __all__ = ["rm"]
 
@@ -74,14 +74,14 @@ def _look_at(transport: Transport, keys: Keys) -> list[tuple[str, Callable[[], N
     """Returns what has this name: for each, its kind, what deletes it, and what is in it.
 
     Raises:
-        AccumulatorNotFoundError: nothing has.
+        NotFoundError: nothing has.
     """
     found: list[tuple[str, Callable[[], None], str]] = []
     parameter_keys = ParameterKeys(keys.name)
     parameters = _look_at_parameters(transport, parameter_keys)
     try:
         incarnation, contents = _look_at_accumulator(transport, keys)
-    except AccumulatorNotFoundError:
+    except NotFoundError:
         if parameters is None:
             raise
     else:
@@ -99,7 +99,7 @@ def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> tuple[str,
     """Returns the incarnation of parameters, and what is in them; None if there are none."""
     try:
         info = read_parameters_info(transport, keys)
-    except (CorruptDataError, SchemaMismatchError) as error:
+    except CorruptDataError as error:
         is_readable, contents = False, f"unreadable parameters ({printable(str(error))})"
     else:
         if info is not None:

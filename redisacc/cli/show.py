@@ -15,7 +15,6 @@ from redisacc._data.validation import INT64_MAX
 from redisacc._data.weights import CONSTANT
 from redisacc._format.entries import WaitingTaker
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.settings import Settings
 from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.opening import BUFFER_LIMIT_BY_WORKER
@@ -40,7 +39,7 @@ from redisacc.cli.shared.output import (
     step_seconds_text,
 )
 from redisacc.cli.shared.row_output import ELEMENTS, leaf_facts, print_leaf, print_leaves, print_rows, select_rows
-from redisacc.errors import AccumulatorNotFoundError
+from redisacc.errors import NotFoundError
 
 __all__ = ["show"]
 
@@ -120,7 +119,7 @@ def show(
     parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
     try:
         info = read_info(transport, keys)
-    except AccumulatorNotFoundError:
+    except NotFoundError:
         if parameters is None:
             raise
         if as_json:
@@ -232,7 +231,7 @@ def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
         ("weight", "" if info.total_weight == counted else f"{number_text(info.total_weight)} in this round"),
         ("metrics", metrics_text(info.metrics, _METRICS)),
         ("chief", info.chief),
-        ("settings", "" if info.settings == Settings() else str(info.settings)),
+        ("quorum", str(info.quorum)),
         ("last active", f"{age_text(read_at, info.last_activity)} ago"),
         ("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(read_at, info.created_at)} ago"),
         ("incarnation", info.incarnation),
@@ -245,7 +244,7 @@ def _print_parameters(info: ParametersInfo) -> None:
     facts = [
         ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),
         ("step time", "" if latest is None or math.isnan(latest.seconds) else step_seconds_text(latest.seconds)),
-        ("workers", "" if info.workers is None else f"{count_text(info.workers, 'gradient')} for a step"),
+        ("workers", "" if info.workers is None else f"the data is shared among {info.workers}"),
         ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
         ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),
         ("state", bytes_text(info.state_bytes) if info.state_bytes else ""),
@@ -271,7 +270,7 @@ def _mean_text(info: AccumulatorInfo) -> str:
 
 
 def _requirement_text(waiting: WaitingTaker) -> str:
-    most = "more" if waiting.up_to is None else str(waiting.up_to)
+    most = "more" if waiting.most is None else str(waiting.most)
     grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
     weight = f" with a weight of {number_text(waiting.min_weight)}" if waiting.min_weight else ""
     return f"{waiting.num_required}{weight}{grace}"

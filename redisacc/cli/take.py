@@ -29,7 +29,7 @@ from redisacc.cli.shared.options import (
     yes_option,
 )
 from redisacc.cli.shared.output import console, count_text, echo_json, echo_wrapped
-from redisacc.errors import RedisAccError, RoundRecoveredError
+from redisacc.errors import ConflictError, RedisAccError
 
 __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"]
 
@@ -43,7 +43,7 @@ __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"
 )
 @click.option("--discard", is_flag=True, help="Discard the gradient for good.")
 @click.option("--grace", type=Seconds(min=0), metavar="S", help="Wait S seconds for more than NUM_REQUIRED gradients.")
-@click.option("--up-to", type=click.IntRange(min=1), metavar="N", help="End the grace when there are N gradients.")
+@click.option("--most", type=click.IntRange(min=1), metavar="N", help="End the grace when there are N gradients.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
 @redis_option
@@ -58,7 +58,7 @@ def take(
     output: Path | None,
     discard: bool,
     grace: float | None,
-    up_to: int | None,
+    most: int | None,
     timeout: float | None,
     worker: str | None,
     url: str | None,
@@ -74,7 +74,7 @@ def take(
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
     float32. The round is acknowledged once the file is safely written; if that fails, `redisacc recover` gets the
     round. If another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has
-    written must not be used. With --grace, the take waits for more gradients, until they are --up-to many or S seconds
+    written must not be used. With --grace, the take waits for more gradients, until they are --most many or S seconds
     have passed since NUM_REQUIRED were there. With --min-weight, NUM_REQUIRED may be left out; if both are given, both
     are needed. Exit code 4 means that too few gradients arrived in time.
 
@@ -89,7 +89,7 @@ def take(
     with (
         naming_file(output),
         _waiting(accumulator, 1 if num_required is None and min_weight is not None else num_required),
-        accumulator.take(num_required, min_weight=min_weight, up_to=up_to, grace=grace, timeout=timeout) as taken,
+        accumulator.take(num_required, min_weight=min_weight, most=most, grace=grace, timeout=timeout) as taken,
     ):
         if output is not None:
             write_gradient(taken.gradient, form, output)
@@ -124,7 +124,7 @@ def naming_file(output: Path | None) -> Iterator[None]:
     """Adds to the failure of a command that has lost its round that its file must not be used."""
     try:
         yield
-    except RoundRecoveredError as error:
+    except ConflictError as error:
         if output is None:
             raise
         # The file stays. It may have replaced an older one, so that removing it would not restore anything.
@@ -179,7 +179,7 @@ def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | N
         task = bar.add_task("waiting", total=num_required)
 
         def update() -> None:
-            total = num_required or accumulator.settings().num_required or 1
+            total = num_required or accumulator.quorum().least or 1
             bar.update(task, total=total, completed=min(accumulator.num_accumulated(), total))
 
         update()

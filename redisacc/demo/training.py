@@ -31,9 +31,8 @@ def lead(name: str, settings: Settings, corpus: Corpus) -> None:
     state = {"squares": skipgram.initial_squares(start), "losses": np.zeros((settings.steps, 2))}
     # The mean of a row is over the workers whose words include it. Divided by the number of all workers, the rows of
     # rare words, which one worker of several sees, would move less.
-    with redisacc.Chief(
-        name, start, workers=settings.workers, state=state, sparse=SPARSE, sparse_mean="index"
-    ) as chief:
+    rows = redisacc.types.GradientOptions(sparse=SPARSE, mean=redisacc.Mean(rows="index"))
+    with redisacc.Chief(name, start, workers=settings.workers, state=state, accumulator=rows) as chief:
         check_fingerprint(chief.parameters, start, name)
         first = chief.step
         for taken in chief.rounds(until=settings.steps):

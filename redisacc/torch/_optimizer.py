@@ -8,16 +8,19 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any, NoReturn, SupportsFloat
+from dataclasses import replace
+from typing import Any, NoReturn, SupportsFloat, Unpack
 
 import numpy as np
 import torch
 
-from redisacc import optim
-from redisacc._handles.environment import place
+from redisacc._handles.environment import Place, place
+from redisacc._handles.options import check_names, with_options
 from redisacc._text import shown
+from redisacc._training.local_steps import LocalSteps
+from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
-from redisacc.errors import InvalidArgumentError, SchemaMismatchError
+from redisacc.errors import InvalidArgumentError
 from redisacc.torch._counterpart import LR, counterpart, trained_names
 from redisacc.torch._local import TorchModel
 from redisacc.torch._sampler import Progress, Sampler, sampler
@@ -66,10 +69,12 @@ class Optimizer(torch.optim.Optimizer):
             its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, and
             must not change; its learning rates (``param_groups``) are read in each step, so schedulers work: see
             ``resume``. Groups may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
+            Or a ``redisacc.LocalSteps`` around any optimiser of torch whose ``step`` needs no closure: each process
+            makes several steps alone with it, and then sends how far its weights have moved.
         shared_name: the name of the training.
         model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The leaves of the
             training have the names of its parameters.
-        workers: how many gradients a step needs: usually the number of processes. None: the environment variable
+        workers: the number of processes, among which ``sampler`` shares the data. None: the environment variable
             ``REDISACC_WORKERS``, else ``WORLD_SIZE``, which torchrun sets.
         number: the number of this process among the workers. None: ``REDISACC_WORKER_NUMBER``, else ``RANK``, else the
             lowest free one.
@@ -77,15 +82,10 @@ class Optimizer(torch.optim.Optimizer):
             ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
         ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
         until: the step after which the training is finished, in all processes. None: it is never finished.
-        sparse: names of parameters whose gradients are sparse. Those of ``nn.Embedding(sparse=True)`` and
-            ``nn.EmbeddingBag(sparse=True)`` are found without it.
-        sync_every: each process makes this many steps alone, and then sends how far its weights have moved, as for
-            ``redisacc.Training``. The optimiser itself makes these steps, so it may be any one of torch whose ``step``
-            needs no closure. Its state is each process's own, and lost with it.
-        outer: with ``sync_every``, what moves the weights by the mean of these differences, as for
-            ``redisacc.Training``.
-        options: further arguments of ``redisacc.Training``, such as ``redis``, ``encoding``, ``checkpoint`` or ``log``.
-            ``log`` also gets the learning rate, as the metric "lr".
+        quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
+        accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
+            ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)`` are found without it.
+        log: as for ``redisacc.Training``. It also gets the learning rate, as the metric "lr".
 
     Attributes:
         training: the ``redisacc.Training`` underneath.
@@ -94,18 +94,18 @@ class Optimizer(torch.optim.Optimizer):
         finished: whether the training is finished. Then ``step()`` changes nothing.
 
     Raises:
-        InvalidArgumentError: the optimiser, an option of it, a parameter or another argument has no counterpart here.
-        SchemaMismatchError: another model is trained under this name. The message names the first parameter that
-            differs.
+        InvalidArgumentError: the optimiser, an option of it, a parameter or another argument has no counterpart here;
+            or another model is trained under this name, and the message names the first parameter that differs.
         RedisAccError: as ``redisacc.Training`` and its ``steps``.
     """
 
     # GradScaler then calls step() also if its gradients overflow, and step() can say what to use instead.
     _step_supports_amp_scaling = True
 
+    @with_options(TrainingOptions, {})
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | LocalSteps,
         shared_name: str,
         model: torch.nn.Module,
         *,
@@ -114,46 +114,38 @@ class Optimizer(torch.optim.Optimizer):
         clip_norm: float | None = None,
         ema: float | None = None,
         until: int | None = None,
-        sparse: Collection[str] = (),
-        sync_every: int | None = None,
-        outer: optim.Optimizer | None = None,
-        **options: Any,
+        **options: Unpack[TrainingOptions],
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
-        if not isinstance(model, torch.nn.Module):
-            raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise InvalidArgumentError(
-                "model must not be wrapped in DistributedDataParallel, which averages gradients as well"
-            )
+        check_names(options, TrainingOptions, type(self).__name__)
+        local = optimizer if isinstance(optimizer, LocalSteps) else None
+        inner: Any = optimizer if local is None else local.optimizer
+        gradients = gradient_options(options.get("accumulator"))
+        sparse = gradients.get("sparse") or ()
+        if isinstance(sparse, bool):
+            raise InvalidArgumentError(f"sparse must list names of parameters, not be {sparse}")
         here = place()
-        if here.role == "chief":
-            raise InvalidArgumentError(
-                "the environment says that this process is the chief, but each process of this training works, and one "
-                "of them leads as well: start it with `redisacc run` without --chief"
-            )
+        _check(inner, model, here)
         names = {parameter: name.replace(_COMPILED, "") for name, parameter in model.named_parameters()}
-        if sync_every is None:
-            found = counterpart(optimizer, names, clip_norm=clip_norm, ema=ema)
+        if local is None:
+            found = counterpart(inner, names, clip_norm=clip_norm, ema=ema)
         else:
             found = None
-            trained_names(optimizer, names)
+            trained_names(inner, names)
             for option, given in (("clip_norm", clip_norm), ("ema", ema), ("sparse", [*sparse] or None)):
                 if given is not None:
                     raise InvalidArgumentError(
-                        f"{option} must be left out with sync_every, because torch's own optimizer makes the steps"
+                        f"{option} must be left out with LocalSteps, because torch's own optimizer makes the steps"
                     )
-            if _needs_closure(optimizer):
+            if _needs_closure(inner):
                 raise InvalidArgumentError(
-                    f"optimizer must be one whose step() needs no closure, unlike {type(optimizer).__name__}, which "
+                    f"optimizer must be one whose step() needs no closure, unlike {type(inner).__name__}, which "
                     "computes several gradients in each step"
                 )
         self._is_open = False
         # The groups are the same dicts, so a scheduler may have either optimiser.
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
-        self._inner = optimizer
+        self._inner = inner
         self._counterpart = found
         every = {names[each]: each for group in self.param_groups for each in group["params"]}
         self._tensors = {name: each for name, each in every.items() if each.requires_grad}
@@ -165,18 +157,15 @@ class Optimizer(torch.optim.Optimizer):
         self._step, self._jumped, self._is_finished = -1, 0, False
         self._first_step = -1
         self._schedulers: list[Any] = []
-        # Also those that are spare.
-        self._processes = _from(here.workers, None, "WORLD_SIZE")
+        self._workers = _from(here.workers, workers, "WORLD_SIZE")
+        options["accumulator"] = {**gradients, "sparse": sorted(self._rows)}
         self.training = Training(
             shared_name,
             {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
-            optimizer=found.optimizer if found else TorchModel(optimizer, self._tensors, _weak(self._write)),
-            state=state_of(optimizer, self._tensors, found.optimizer) if found else None,
-            workers=self._processes if workers is None else workers,
+            optimizer=found.optimizer if found else self._alone(local),
+            state=state_of(inner, self._tensors, found.optimizer) if found else None,
+            workers=self._workers,
             number=_from(here.number, number, "RANK"),
-            sparse=sorted(self._rows),
-            sync_every=sync_every,
-            outer=outer,
             **options,
         )
         # Others need not wait for this process's leases once it has ended.
@@ -190,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks = watch(self._tensors, _weak(self._ready)) if found else []
         if found:
             refuse = _weak(self._refuse)
-            self._hooks.append(optimizer.register_step_pre_hook(lambda inner, *_: refuse(inner)))
+            self._hooks.append(inner.register_step_pre_hook(lambda inner, *_: refuse(inner)))
         if self._step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
                 "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
@@ -198,6 +187,10 @@ class Optimizer(torch.optim.Optimizer):
                 self.training.shared_name,
                 self._step,
             )
+
+    def _alone(self, local: LocalSteps | None) -> LocalSteps:
+        assert local is not None
+        return replace(local, optimizer=TorchModel(local.optimizer, self._tensors, _weak(self._write)))
 
     def __enter__(self) -> Optimizer:
         return self
@@ -328,7 +321,7 @@ class Optimizer(torch.optim.Optimizer):
             there = {*tree} if isinstance(tree, dict) else set()
             name = min(there ^ self._tensors.keys(), default="")
             where = "the model lacks" if name in there else "only the model has"
-            raise SchemaMismatchError(
+            raise InvalidArgumentError(
                 f"another model is trained under the name {shown(self.training.shared_name)}: {where} the parameter "
                 f"{shown(name)}"
             )
@@ -336,7 +329,7 @@ class Optimizer(torch.optim.Optimizer):
             values = tree[name]
             expected = dtype_name(tensor), tuple(tensor.shape)
             if (str(values.dtype), values.shape) != expected:
-                raise SchemaMismatchError(
+                raise InvalidArgumentError(
                     f"another model is trained under the name {shown(self.training.shared_name)}: parameter "
                     f"{shown(name)} is {values.dtype} of shape {values.shape} there, and {expected[0]} of shape "
                     f"{expected[1]} here"
@@ -399,9 +392,7 @@ class Optimizer(torch.optim.Optimizer):
             self._schedulers.append(scheduler)
         return scheduler
 
-    def sampler(
-        self, data: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0, workers: int | None = None
-    ) -> Sampler:
+    def sampler(self, data: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> Sampler:
         """Returns a sampler that gives each process its share of the data, for a ``DataLoader``.
 
         Which examples a process uses in a step depends on the step, the worker's number and these arguments alone. So
@@ -414,8 +405,6 @@ class Optimizer(torch.optim.Optimizer):
                 batches whose gradients are accumulated.
             shuffle: whether each epoch has an order of its own.
             seed: what the orders depend on; the same in all processes.
-            workers: among how many workers the data is cut. None: ``REDISACC_WORKERS`` or ``WORLD_SIZE``, else as many
-                as a step needs.
 
         Returns:
             The sampler. Pass k over it, from 0, yields what is left of epoch k.
@@ -428,7 +417,7 @@ class Optimizer(torch.optim.Optimizer):
             data,
             batch_size,
             number=self.training.number,
-            workers=workers or self._processes or self.training.workers,
+            workers=self._workers if isinstance(self._workers, int) else self.training.workers,
             shuffle=shuffle,
             seed=seed,
             progress=lambda: Progress(self._step, self._jumped, self._is_finished),
@@ -442,7 +431,7 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched.
 
-        With ``sync_every``, it is the state of this process's optimiser.
+        With ``LocalSteps``, it is the state of this process's optimiser.
         """
         if self._counterpart is None:
             return dict(self._inner.state_dict())
@@ -458,7 +447,7 @@ class Optimizer(torch.optim.Optimizer):
         """Checks that the training has the state of a dict, or a later one, which is published and counts.
 
         A process that is started again need not load anything. To begin a new training with the state of an earlier
-        one, load it into the optimiser inside before it is wrapped; all processes have to. With ``sync_every``, the
+        one, load it into the optimiser inside before it is wrapped; all processes have to. With ``LocalSteps``, the
         optimiser of this process loads it.
 
         Args:
@@ -530,6 +519,23 @@ def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
     if text is not None and not text.isdecimal():
         raise InvalidArgumentError(f"the environment variable {of_torchrun} must be a whole number, not {shown(text)}")
     return None if text is None else int(text)
+
+
+def _check(optimizer: object, model: object, here: Place) -> None:
+    """Raises InvalidArgumentError for what is neither an optimiser nor a model, and in a process that only leads."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise InvalidArgumentError(
+            "model must not be wrapped in DistributedDataParallel, which averages gradients as well"
+        )
+    if here.role == "chief":
+        raise InvalidArgumentError(
+            "the environment says that this process is the chief, but each process of this training works, and one "
+            "of them leads as well: start it with `redisacc run` without --chief"
+        )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

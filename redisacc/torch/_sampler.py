@@ -136,8 +136,8 @@ def sampler(
         raise InvalidArgumentError(f"data must have at least one example, unlike {shown(type(data).__name__)} here")
     if number >= workers:
         raise InvalidArgumentError(
-            f"this is worker {number}, and the data is cut among {workers} workers, 0 to {workers - 1}. If there are "
-            "spare ones, pass the number of all: sampler(…, workers=)"
+            f"this is worker {number}, and the data is shared among {workers} workers, 0 to {workers - 1}: start all "
+            "processes with more workers="
         )
     return Sampler(
         size,

@@ -27,11 +27,11 @@ def buffered_bytes(client):
 
 
 def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
-    acc = open_dense("float32", [3], "limited", buffer_limit=1000)
+    acc = open_dense("float32", [3], "limited", limits=redisacc.Limits(buffer=1000))
     assert (acc.info().buffered_bytes, acc.info().buffer_limit) == (0, 1000)
     assert open_dense("float32", [3], "limited").info().buffer_limit == 1000
-    with pytest.raises(redisacc.SchemaMismatchError, match="buffer_limit is 1000, not 2000"):
-        open_dense("float32", [3], "limited", buffer_limit=2000)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"limits\.buffer is 1000, not 2000"):
+        open_dense("float32", [3], "limited", limits=redisacc.Limits(buffer=2000))
     assert open_dense("float32", [3], "other").info().buffer_limit == 256 * 2**20
 
 
@@ -39,7 +39,7 @@ def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
 @pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_a_dense_round_of_many_times_the_limit(client, open_dense):
-    acc = open_dense("float32", [100], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=2000)
+    acc = open_dense("float32", [100], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=2000))
     rng = np.random.default_rng(0)
     expected = None
     for _ in range(50):
@@ -62,7 +62,7 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense):
     "dtype", thorough(["float32", "float16", "int8", "uint64", "complex64"], usual=["float32", "int8"])
 )
 def test_a_sparse_mean_counts_each_index(client, open_sparse, dtype):
-    acc = open_sparse(dtype, [20, 3], "w", in_place_limit=0, buffer_limit=1500)
+    acc = open_sparse(dtype, [20, 3], "w", limits=redisacc.Limits(in_place=0, buffer=1500))
     rng = np.random.default_rng(1)
     total, count = np.zeros((20, 3)), np.zeros(20)
     for _ in range(60):
@@ -82,7 +82,7 @@ def test_a_sparse_mean_counts_each_index(client, open_sparse, dtype):
 
 
 def test_room_can_be_made_where_there_is_none_for_two(client, open_dense):
-    acc = open_dense("float64", [100], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1000)
+    acc = open_dense("float64", [100], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1000))
     for k in range(5):
         assert acc.apply_grad(np.full(100, float(k)))
     assert acc.info().buffered_bytes == buffered_bytes(client) == 800
@@ -91,7 +91,7 @@ def test_room_can_be_made_where_there_is_none_for_two(client, open_dense):
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, monkeypatch):
-    acc = open_sparse("float64", None, "w", in_place_limit=0, buffer_limit=100)
+    acc = open_sparse("float64", None, "w", limits=redisacc.Limits(in_place=0, buffer=100))
     for _ in range(before):
         acc.apply_grad(range(5), np.ones(5))
     keys, record = sorted(client.scan_iter()), client.hgetall("redisacc:{w}")
@@ -99,7 +99,7 @@ def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before,
         monkeypatch.setattr(buffer_writer, "ASK_BYTES", ask)
         with pytest.raises(
             redisacc.AccumulatorFullError,
-            match=r"bytes in 'w'.*\. Take the round, or create the accumulator with a larger buffer_limit",
+            match=r"bytes in 'w'.*\. Take the round, or create the accumulator with a larger limits.buffer",
         ):
             acc.apply_grad(range(100, 107), np.ones(7))
     assert sorted(client.scan_iter()) == keys
@@ -112,14 +112,14 @@ def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before,
 
 
 def test_a_gradient_without_elements_needs_no_room(open_sparse):
-    acc = open_sparse("float64", None, "w", in_place_limit=0, buffer_limit=0)
+    acc = open_sparse("float64", None, "w", limits=redisacc.Limits(in_place=0, buffer=0))
     assert acc.apply_grad([], np.empty((0, 2)))
     with pytest.raises(redisacc.AccumulatorFullError):
         acc.apply_grad([1], [[1.0, 2.0]])
 
 
 def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
-    acc = open_dense("float64", [2**20], "w", in_place_limit=0)
+    acc = open_dense("float64", [2**20], "w", limits=redisacc.Limits(in_place=0))
     acc.set_global_step(1)
     client.config_resetstat()
     assert acc.apply_grad(np.ones(2**20)).outcome == "stale"
@@ -134,7 +134,12 @@ def test_many_clients_share_the_room(real_server, open_dense):
     workers, each = 6, 40
     accs = [
         open_dense(
-            "int64", [64], "w", reduction_type="SUM", redis=real_server.client(), in_place_limit=0, buffer_limit=4096
+            "int64",
+            [64],
+            "w",
+            reduction_type="SUM",
+            redis=real_server.client(),
+            limits=redisacc.Limits(in_place=0, buffer=4096),
         )
         for _ in range(workers)
     ]
@@ -173,7 +178,7 @@ def test_many_clients_share_the_room(real_server, open_dense):
 
 @pytest.mark.forges
 def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
-    acc = open_dense("float64", [10], "w", in_place_limit=0, buffer_limit=100)
+    acc = open_dense("float64", [10], "w", limits=redisacc.Limits(in_place=0, buffer=100))
     acc.apply_grad(np.ones(10))
     (name,) = client.hkeys("redisacc:{w}:buffered")
     client.hset("redisacc:{w}:buffered", name, b"0 \xc1")
@@ -186,7 +191,7 @@ def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
 @pytest.mark.parametrize("others", [1, 2])
 def test_room_that_others_fill_while_it_is_made_is_looked_for_again(open_dense, monkeypatch, others):
     """Between reading the buffered gradients and the swap, one process takes the round and another fills the next."""
-    acc = open_dense("int64", [4], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=64)
+    acc = open_dense("int64", [4], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=64))
     rest = []
 
     def take_then_fill(transport, key):
@@ -206,7 +211,7 @@ def test_room_that_others_fill_while_it_is_made_is_looked_for_again(open_dense, 
 
 def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_sparse, monkeypatch):
     monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1000)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1000))
     acc.apply_grad(range(35), np.ones(35))
     (large,) = client.hkeys("redisacc:{w}:buffered")
     for _ in range(30):
@@ -223,7 +228,7 @@ def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_spar
 
 def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client, open_sparse, monkeypatch):
     monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1200)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1200))
     for _ in range(2):
         acc.apply_grad(range(35), np.ones(35))
     # Compacting either of the two with this one frees nothing, because their rows differ.
@@ -235,7 +240,7 @@ def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client
 
 def test_of_the_oldest_no_more_are_compacted_than_necessary(client, open_sparse, monkeypatch):
     monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1300)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1300))
     for _ in range(2):
         acc.apply_grad(range(35), np.ones(35))
     for row in range(10):

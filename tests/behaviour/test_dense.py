@@ -186,8 +186,8 @@ def test_rounds_do_not_leak_into_each_other(open_dense_stored):
 
 
 def test_both_ways_of_holding_meet_in_one_round(open_dense):
-    small = open_dense("float64", [3], "shared", in_place_limit=10**9, reduction_type="SUM")
-    large = open_dense("float64", [3], "shared", in_place_limit=0, reduction_type="SUM")
+    small = open_dense("float64", [3], "shared", limits=redisacc.Limits(in_place=10**9), reduction_type="SUM")
+    large = open_dense("float64", [3], "shared", limits=redisacc.Limits(in_place=0), reduction_type="SUM")
     small.apply_grad([1.0, 2.0, 3.0])
     large.apply_grad([10.0, 20.0, 30.0])
     small.apply_grad([100.0, 200.0, 300.0])

@@ -56,7 +56,7 @@ def headers(client, acc):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("shape", [[], [3], [255], [256], [257], [5000], [9, 70_000]], ids=str)
 def test_dense(open_dense, client, encoding, shape):
-    acc = open_dense("float32", shape, "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
+    acc = open_dense("float32", shape, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
     given_ones = gradients(3, shape)
     for gradient in given_ones:
         assert acc.apply_grad(gradient)
@@ -74,7 +74,9 @@ def test_dense(open_dense, client, encoding, shape):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("row", [[], [2], [7, 11], [300]], ids=str)
 def test_sparse(open_sparse, client, encoding, row):
-    acc = open_sparse("float32", [900, *row], "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
+    acc = open_sparse(
+        "float32", [900, *row], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding
+    )
     rng = np.random.default_rng(1)
     expected = np.zeros([900, *row], np.float32)
     held = np.zeros(900, bool)
@@ -104,7 +106,14 @@ SPEC = {
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_trees(open_tree, client, encoding, missing):
-    acc = open_tree(SPEC, "t", reduction_type="SUM", missing=missing, in_place_limit=0, encoding=encoding)
+    acc = open_tree(
+        SPEC,
+        "t",
+        reduction_type="SUM",
+        mean=redisacc.Mean(missing=missing),
+        limits=redisacc.Limits(in_place=0),
+        encoding=encoding,
+    )
     dense = gradients(2, [1507])
     rows = gradients(2, [20, 16], seed=3)
     for vector, some in zip(dense, rows, strict=True):
@@ -127,7 +136,7 @@ def test_trees(open_tree, client, encoding, missing):
 @pytest.mark.every_server("redis62")
 def test_workers_may_differ_and_one_gradient_too(open_dense, client):
     accs = [
-        open_dense("float32", [4000], "w", reduction_type="SUM", in_place_limit=0, encoding=encoding)
+        open_dense("float32", [4000], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
         for encoding in ENCODINGS
     ]
     given_ones = gradients(6, [4000])
@@ -167,7 +176,7 @@ def test_any_mixture_is_summed_in_order_of_arrival(any_parts, data):
 @pytest.fixture
 def any_parts(open_dense):
     with pytest.MonkeyPatch.context() as patch:
-        yield open_dense("float32", None, "w", reduction_type="SUM", in_place_limit=0), patch
+        yield open_dense("float32", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0)), patch
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
@@ -191,11 +200,13 @@ def test_what_is_not_finite(open_dense, open_sparse, open_tree, client, in_place
     """bfloat16 carries it. int8 refuses it before anything changes, whether the gradient would be encoded or not."""
     values = np.ones(600, np.float32)
     values[[3, 500]] = np.nan, -np.inf
-    dense = open_dense("float32", [600], "d", in_place_limit=in_place_limit)
+    dense = open_dense("float32", [600], "d", limits=redisacc.Limits(in_place=in_place_limit))
     dense.apply_grad(values, encoding="bfloat16")
     np.testing.assert_array_equal(dense.take_grad(1), values)
-    rows = open_sparse("float32", [9, 600], "s", in_place_limit=in_place_limit, encoding="int8")
-    tree = open_tree({"a": ("float32", (5,)), "b": [("float32", (600,))]}, "t", in_place_limit=in_place_limit)
+    rows = open_sparse("float32", [9, 600], "s", limits=redisacc.Limits(in_place=in_place_limit), encoding="int8")
+    tree = open_tree(
+        {"a": ("float32", (5,)), "b": [("float32", (600,))]}, "t", limits=redisacc.Limits(in_place=in_place_limit)
+    )
     before = client.hgetall("redisacc:{d}"), client.hgetall("redisacc:{s}"), client.hgetall("redisacc:{t}")
     keys = sorted(client.keys())
     for call, message in (
@@ -236,7 +247,12 @@ def test_what_cannot_be_encoded(open_dense, open_tree, client):
 def test_compacting(open_dense, open_sparse, client, encoding):
     """The sum of encoded gradients stays float32, and the result is the same."""
     dense = open_dense(
-        "float32", [8000], "d", reduction_type="SUM", in_place_limit=0, buffer_limit=50_000, encoding=encoding
+        "float32",
+        [8000],
+        "d",
+        reduction_type="SUM",
+        limits=redisacc.Limits(in_place=0, buffer=50_000),
+        encoding=encoding,
     )
     given_ones = gradients(9, [8000])
     for gradient in given_ones:
@@ -245,7 +261,9 @@ def test_compacting(open_dense, open_sparse, client, encoding):
     assert dense.info().buffered < 9
     np.testing.assert_array_equal(dense.take_grad(9), total([sent(gradient, encoding) for gradient in given_ones]))
 
-    sparse = open_sparse("float32", [80, 100], "s", in_place_limit=0, buffer_limit=50_000, encoding=encoding)
+    sparse = open_sparse(
+        "float32", [80, 100], "s", limits=redisacc.Limits(in_place=0, buffer=50_000), encoding=encoding
+    )
     rows = gradients(9, [80, 100])
     for some in rows:
         sparse.apply_grad(range(80), some)
@@ -279,7 +297,9 @@ def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, ba
 
 def test_a_pickled_handle_keeps_its_encoding(real_server, client):
     url = real_server.url
-    with redisacc.ConditionalAccumulator("float32", [300], "w", redis=url, in_place_limit=0, encoding="int8") as acc:
+    with redisacc.ConditionalAccumulator(
+        "float32", [300], "w", redis=url, limits=redisacc.Limits(in_place=0), encoding="int8"
+    ) as acc:
         with pickle.loads(pickle.dumps(acc)) as copy:
             copy.apply_grad(np.ones(300))
         assert headers(client, acc) == [["int8"]]
@@ -289,7 +309,7 @@ def test_a_pickled_handle_keeps_its_encoding(real_server, client):
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense, monkeypatch, encoding):
     """A gradient is encoded once: however often it is sent, the bytes are the same."""
-    acc = open_dense("float32", [40_000], "w", in_place_limit=0, encoding=encoding)
+    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0), encoding=encoding)
     (gradient,) = gradients(1, [40_000])
     given_one = gradient.copy()
     attempts = []
@@ -312,9 +332,15 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree, client, encoding, in_place_limit):
     """as_encoded() returns what a take of this gradient alone returns, and sends nothing."""
-    dense = open_dense("float32", [5, 100], "d", in_place_limit=in_place_limit)
-    sparse = open_sparse("float32", [50, 40], "s", in_place_limit=in_place_limit, encoding=encoding)
-    tree = open_tree(SPEC, "t", missing="skip", in_place_limit=in_place_limit, encoding=encoding)
+    dense = open_dense("float32", [5, 100], "d", limits=redisacc.Limits(in_place=in_place_limit))
+    sparse = open_sparse("float32", [50, 40], "s", limits=redisacc.Limits(in_place=in_place_limit), encoding=encoding)
+    tree = open_tree(
+        SPEC,
+        "t",
+        mean=redisacc.Mean(missing="skip"),
+        limits=redisacc.Limits(in_place=in_place_limit),
+        encoding=encoding,
+    )
     (values,), (rows,) = gradients(1, [5, 100]), gradients(1, [30, 40])
     order = np.random.default_rng(1).permutation(30)
     whole = {"wide": gradients(1, [300, 5])[0], "half": np.ones(300), "rows": (range(30), rows[:, :16])}
@@ -348,7 +374,7 @@ def test_a_part_has_the_same_elements_in_every_encoding(open_tree, client, monke
     monkeypatch.setattr(buffered_format, "PART_SIZES", (2**13,))
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     spec = {"a": ("int64", (301,)), "b": ("float32", (5000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
-    acc = open_tree(spec, "t", reduction_type="SUM", in_place_limit=0)
+    acc = open_tree(spec, "t", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     tree = {"a": np.arange(301), "c": np.ones(9), "s": (range(20), np.ones((20, 16)))}
     (vector,) = gradients(1, [5000])
     encodings = ("int8", "bfloat16", "float32")

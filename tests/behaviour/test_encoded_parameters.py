@@ -96,7 +96,7 @@ def test_the_same_again_and_something_else(open_parameters):
         other.publish(tree, 1, state=[1])
         other.publish({**tree, "bias": tree["bias"] * np.float32(1 + 1e-7)}, 1, state=[1])
         for changed in ({"bias": tree["bias"] * np.float32(1.1)}, {"wide": tree["wide"] + 1e-12}):
-            with pytest.raises(redisacc.StepConflictError, match=f"differs in the tree at '{next(iter(changed))}'"):
+            with pytest.raises(redisacc.ConflictError, match=f"differs in the tree at '{next(iter(changed))}'"):
                 other.publish({**tree, **changed}, 1, state=[1])
     assert chief.step() == 1
 

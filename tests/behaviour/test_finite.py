@@ -130,7 +130,7 @@ def test_tree(open_tree):
 
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 def test_integers_have_nothing_to_check(open_tree, missing):
-    acc = open_tree({"n": ("int64", (2,))}, missing=missing, finite=True)
+    acc = open_tree({"n": ("int64", (2,))}, mean=redisacc.Mean(missing=missing), finite=True)
     assert acc.apply_grad({"n": [1, 2]})
 
 

@@ -59,7 +59,7 @@ def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(real_server,
         """
         for limit in (0, 10**9):
             acc = redisacc.ConditionalAccumulator(
-                "float64", [1], "w", reduction_type="SUM", redis=url, in_place_limit=limit
+                "float64", [1], "w", reduction_type="SUM", redis=url, limits=redisacc.Limits(in_place=limit)
             )
             acc.apply_grad([1.0])
             def work():

@@ -53,7 +53,9 @@ def test_applying_and_taking_leave_no_cycles(client, collected, background, unti
 
 def test_a_peek_that_fails_leaves_no_cycle(client, collected):
     """The error's traceback refers to the frames that held the round."""
-    acc = redisacc.ConditionalAccumulator("float32", [40_000], "cycles", redis=client, in_place_limit=0)
+    acc = redisacc.ConditionalAccumulator(
+        "float32", [40_000], "cycles", redis=client, limits=redisacc.Limits(in_place=0)
+    )
     acc.apply_grad(np.ones(40_000))
     (part,) = client.keys("redisacc:{cycles}:part:*")
     client.delete(part)

@@ -10,6 +10,7 @@ import redisacc
 from redisacc._format.keys import Keys
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.taking import Queued
 from redisacc._protocol.waiting import wait
 from redisacc._redis.connect import connect
@@ -44,7 +45,7 @@ def times_out(acc, *args, **options):
 @pytest.mark.every_server
 def test_the_last_gradient_ends_it(open_dense_stored, background, until, began):
     acc = open_dense_stored("float32", [1], "w", reduction_type="SUM")
-    take = background(acc.take_grad, 2, up_to=4, grace=HOUR)
+    take = background(acc.take_grad, 2, most=4, grace=HOUR)
     until(lambda: acc.info().waiting)
     for value in (1.0, 2.0):
         acc.apply_grad([value])
@@ -64,7 +65,7 @@ def test_time_ends_it(open_dense_stored, open_sparse_stored, open_tree_stored, m
     tree = open_tree_stored({"w": ("float32", (1,))})
     takes = [
         background(dense.take_grad, 1, grace=0.2),
-        background(sparse.take_indexed_slices_grad, 1, up_to=9, grace=0.2),
+        background(sparse.take_indexed_slices_grad, 1, most=9, grace=0.2),
         background(tree.take_grad, 1, grace=0.2),
     ]
     until(lambda: all(acc.info().waiting for acc in (dense, sparse, tree)))
@@ -84,7 +85,7 @@ def test_without_a_grace_nothing_is_stored(open_dense, client):
         acc.apply_grad([1.0])
     assert {b"grace_count", b"grace_began_ms"}.isdisjoint(client.hkeys(RECORD))
     acc.take_grad(2)
-    for options in ({"grace": 0}, {"grace": 0, "up_to": 5}, {"grace": HOUR, "up_to": 1}):
+    for options in ({"grace": 0}, {"grace": 0, "most": 5}, {"grace": HOUR, "most": 1}):
         times_out(acc, 1, **options)
         step = acc.global_step()
         acc.apply_grad([1.0], step)
@@ -97,17 +98,17 @@ def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stor
     first, second = (open_dense_stored("float32", [1], "w", worker=name) for name in ("first", "second"))
     for _ in range(2):
         first.apply_grad([1.0])
-    said = times_out(first, 2, up_to=4, grace=HOUR)
+    said = times_out(first, 2, most=4, grace=HOUR)
     assert "a take of 2, or up to 4 within 3600 s timed out" in said
     assert "2 of 2 gradients had arrived" in said
     assert "s of the grace were left" in said
     at = began()
-    times_out(second, 2, up_to=4, grace=HOUR)
+    times_out(second, 2, most=4, grace=HOUR)
     first.apply_grad([1.0])
     times_out(second, 2, grace=HOUR)
     assert began() == at
     hours_later()
-    with second.take(2, up_to=4, grace=HOUR, timeout=0) as taken:
+    with second.take(2, most=4, grace=HOUR, timeout=0) as taken:
         assert taken.num_accumulated == 3
 
 
@@ -117,7 +118,7 @@ def test_a_taker_that_died_in_its_grace_has_a_successor(open_dense, client, hour
     scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
     session = Session(int(time.time() * 1000))
     dead = scripts.take(
-        token="t", session=session, sequence=1, num_required=1, up_to=3, grace_ms=HOUR * 1000, lease_ms=1, taker="dead"
+        token="t", session=session, sequence=1, required=TakeRequirement(1, 3, HOUR * 1000), lease_ms=1, taker="dead"
     )
     first, _ = dead()
     assert isinstance(first, Queued)
@@ -127,7 +128,7 @@ def test_a_taker_that_died_in_its_grace_has_a_successor(open_dense, client, hour
     assert isinstance(again, Queued)
     assert again.grace_left_ms <= first.grace_left_ms
     hours_later()
-    assert acc.take_grad(1, up_to=3, grace=HOUR, timeout=60).tolist() == [1.0]
+    assert acc.take_grad(1, most=3, grace=HOUR, timeout=60).tolist() == [1.0]
 
 
 @pytest.mark.every_server
@@ -182,13 +183,13 @@ def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client
 
 def test_takers_are_served_in_order_of_arrival(open_dense, background, until, began):
     first, second = (open_dense("float32", [1], "w", worker=name) for name in ("first", "second"))
-    with_grace = background(first.take_grad, 1, up_to=3, grace=HOUR)
+    with_grace = background(first.take_grad, 1, most=3, grace=HOUR)
     until(lambda: len(first.info().waiting) == 1)
     plain = background(second.take_grad, 1)
     until(lambda: len(first.info().waiting) == 2)
     ahead, behind = first.info().waiting
-    assert (ahead.taker, ahead.num_required, ahead.up_to, ahead.grace) == ("first", 1, 3, HOUR)
-    assert (behind.taker, behind.num_required, behind.up_to, behind.grace) == ("second", 1, None, 0)
+    assert (ahead.taker, ahead.num_required, ahead.most, ahead.grace) == ("first", 1, 3, HOUR)
+    assert (behind.taker, behind.num_required, behind.most, behind.grace) == ("second", 1, None, 0)
     for _ in range(2):
         first.apply_grad([1.0])
     until(began)
@@ -205,20 +206,20 @@ def test_any_number_may_come(open_dense, background, until):
     take = background(acc.take_grad, 1, grace=HOUR)
     until(lambda: acc.info().waiting)
     (waiting,) = acc.info().waiting
-    assert (waiting.num_required, waiting.up_to, waiting.grace) == (1, None, HOUR)
+    assert (waiting.num_required, waiting.most, waiting.grace) == (1, None, HOUR)
     acc.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         take.result()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"up_to": 3}, "needs a grace"),
-        ({"up_to": 1, "grace": 1}, r"up_to must be in \[2, "),
-        ({"up_to": 2.0, "grace": 1}, "up_to must be an integer"),
-        ({"up_to": 2**63, "grace": 1}, "up_to must be in"),
-        ({"up_to": True, "grace": 1}, "up_to must be an integer"),
+        ({"most": 3}, "needs a grace"),
+        ({"most": 1, "grace": 1}, r"most must be in \[2, "),
+        ({"most": 2.0, "grace": 1}, "most must be an integer"),
+        ({"most": 2**63, "grace": 1}, "most must be in"),
+        ({"most": True, "grace": 1}, "most must be an integer"),
         *(
             ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
             for value in (-1, -1e-300, float("nan"), float("inf"), 604801, 10**400, "1", True, [1], 1j)
@@ -240,8 +241,8 @@ def test_invalid_ones(open_dense, open_sparse, open_tree, client, options, messa
 def test_the_largest_ones(open_dense):
     acc = open_dense("float32", [1], "w")
     acc.apply_grad([1.0])
-    times_out(acc, 1, up_to=2**63 - 1, grace=604800)
-    times_out(acc, 2**63 - 1, up_to=2**63 - 1, grace=604800)
+    times_out(acc, 1, most=2**63 - 1, grace=604800)
+    times_out(acc, 2**63 - 1, most=2**63 - 1, grace=604800)
     times_out(acc, 2**63 - 1, grace=604800)
 
 

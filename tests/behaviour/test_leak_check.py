@@ -12,7 +12,7 @@ import redisacc
 @pytest.fixture
 def held(client):
     """An accumulator with a buffered gradient, a taken round, and one of everything else."""
-    acc = redisacc.ConditionalAccumulator("float32", [3], "leaky", redis=client, in_place_limit=0)
+    acc = redisacc.ConditionalAccumulator("float32", [3], "leaky", redis=client, limits=redisacc.Limits(in_place=0))
     acc.apply_grad(np.ones(3))
     with pytest.raises(ZeroDivisionError), acc.take(1):
         raise ZeroDivisionError

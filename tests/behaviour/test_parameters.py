@@ -72,16 +72,15 @@ def test_a_big_endian_array_is_read_in_the_order_of_the_machine(open_parameters)
 def test_before_anything_is_published(open_parameters, client):
     weights = open_parameters()
     assert (weights.latest(), weights.latest_state(), weights.step()) == (None, None, None)
-    with pytest.raises(redisacc.ParametersTimeoutError, match="nothing has been published") as caught:
+    with pytest.raises(redisacc.WaitTimeoutError, match="waiting for parameters: nothing has been published"):
         weights.wait(timeout=0)
-    assert (caught.value.after, caught.value.step) == (None, None)
     weights.delete()
     assert remaining(client) == []
 
 
 def test_a_name_that_must_exist(open_parameters):
     open_parameters("embedding").publish(np.ones(1), 0)
-    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*did you mean 'embedding'\?"):
+    with pytest.raises(redisacc.NotFoundError, match=r"'embeding'.*did you mean 'embedding'\?"):
         open_parameters("embeding", create=False)
     assert open_parameters("embedding", create=False).step() == 0
 
@@ -218,9 +217,8 @@ def test_the_same_again_with_only_rows(open_parameters, client, monkeypatch):
 def test_something_else_for_the_same_step(open_parameters, client, tree, state, where):
     open_parameters().publish({"v": np.ones(2), "w": np.array([1, 0.0])}, 3, state=[np.ones(3)])
     before = client.hgetall("redisacc:{weights}:parameters")
-    with pytest.raises(redisacc.StepConflictError, match=where) as caught:
+    with pytest.raises(redisacc.ConflictError, match=f"^step 3 of .* is published already, and differs in {where}"):
         open_parameters().publish(tree, 3, state=state)
-    assert (caught.value.step, caught.value.published) == (3, 3)
     assert client.hgetall("redisacc:{weights}:parameters") == before
 
 
@@ -229,9 +227,8 @@ def test_an_older_step(open_parameters):
     mine.publish(np.ones(2), 3)
     other.publish(np.ones(2), 5)
     for step in (2, 3, 4):
-        with pytest.raises(redisacc.StepConflictError, match="have step 5 already") as caught:
+        with pytest.raises(redisacc.ConflictError, match=f"have step 5 already, so step {step} cannot"):
             mine.publish(np.ones(2), step)
-        assert (caught.value.step, caught.value.published) == (step, 5)
     mine.publish(np.ones(2), 6)
 
 
@@ -258,7 +255,7 @@ def test_two_publishers_at_once(open_parameters, background):
             try:
                 handles[who].publish([np.full(100, who), np.full(3, step)], step)
                 won.append(step)
-            except redisacc.StepConflictError:
+            except redisacc.ConflictError:
                 pass
 
     both = [background(publish, who) for who in range(2)]
@@ -293,7 +290,7 @@ def test_a_tree_unlike_the_first(open_parameters, client, tree, message, known):
     writer.publish(TREE, 0)
     before = client.hgetall(writer.parameters_ref)
     advice = "Choose another name for another model, or delete this one"
-    with pytest.raises(redisacc.SchemaMismatchError, match=rf"{message}.*\. {advice}"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=rf"{message}.*\. {advice}"):
         (writer if known else open_parameters()).publish(tree, 1)
     assert client.hgetall(writer.parameters_ref) == before
 
@@ -546,9 +543,8 @@ def test_a_version_that_is_there_is_not_waited_for(open_parameters):
 def test_a_wait_that_times_out(open_parameters):
     writer = open_parameters()
     writer.publish(np.ones(1), 7)
-    with pytest.raises(redisacc.ParametersTimeoutError, match="after step 7: step 7 is the last") as caught:
+    with pytest.raises(redisacc.WaitTimeoutError, match="after step 7: step 7 is the last") as caught:
         writer.wait(after=7, timeout=0.05)
-    assert (caught.value.after, caught.value.step) == (7, 7)
     assert isinstance(caught.value, TimeoutError)
 
 
@@ -604,7 +600,7 @@ def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, u
     assert reader.finished()
     writer.finish(False)
     assert not reader.finished()
-    with pytest.raises(redisacc.ParametersTimeoutError):
+    with pytest.raises(redisacc.WaitTimeoutError, match="timed out waiting for parameters"):
         reader.wait(after=0, timeout=0)
 
 
@@ -758,9 +754,9 @@ def test_deletion_leaves_nothing(open_parameters, client):
     writer.delete()
     assert remaining(client) == []
     for call in (reader.latest, reader.step, reader.latest_state, reader.wait, writer.latest):
-        with pytest.raises(redisacc.ParametersNotFoundError, match="any longer"):
+        with pytest.raises(redisacc.NotFoundError, match="any longer"):
             call()
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         writer.publish({"t": table, "d": np.zeros(3)}, 9)
     writer.delete()
 
@@ -794,7 +790,7 @@ def test_deletion_ends_waits(open_parameters, background, until):
     waiting = background(reader.wait, 0)
     until(lambda: reader._lifetime._alarms)
     writer.delete()
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         waiting.result()
 
 
@@ -806,7 +802,7 @@ def test_other_parameters_under_the_name(open_parameters):
     new.publish({"other": np.ones(2)}, 0)
     for call in (old.latest, old.step, lambda: old.publish(np.ones(1), 6)):
         with pytest.raises(
-            redisacc.ParametersNotFoundError, match=r"published again after this handle had seen them\. Open them again"
+            redisacc.NotFoundError, match=r"published again after this handle had seen them\. Open them again"
         ):
             call()
     old.delete()
@@ -821,7 +817,7 @@ def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, c
         patch.setattr("redisacc._protocol.parameters.deletion.listed_objects", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             old.delete()
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         old.latest()
     new = open_parameters()
     assert new.latest() is None

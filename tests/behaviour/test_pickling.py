@@ -52,7 +52,13 @@ def test_a_copy_is_a_handle_on_the_same_accumulator(handle, way):
 def test_a_sparse_one_keeps_everything_that_it_was_opened_with(url, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", url)
     acc = redisacc.SparseConditionalAccumulator(
-        "bfloat16", [None, 3], "pickled", "label", "SUM", worker="ann", in_place_limit=7, buffer_limit=1_000_000
+        "bfloat16",
+        [None, 3],
+        "pickled",
+        "label",
+        "SUM",
+        worker="ann",
+        limits=redisacc.Limits(in_place=7, buffer=1_000_000),
     )
     again = pickle.loads(pickle.dumps(acc))
     for one in (acc, again):
@@ -62,7 +68,7 @@ def test_a_sparse_one_keeps_everything_that_it_was_opened_with(url, monkeypatch)
     # It was opened by the environment, which may name another address there.
     assert url.encode() not in pickle.dumps(acc)
     monkeypatch.setenv("REDISACC_URL", url.replace("/0", "/1"))
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         pickle.loads(pickle.dumps(acc))
     acc.delete()
 
@@ -86,7 +92,7 @@ def test_a_pickle_creates_no_accumulator(handle, url, client, created_again):
         other = redisacc.ConditionalAccumulator(created_again, [2], "pickled", redis=url)
     before = contents(client)
     said = r"since this handle was pickled\. Open it by name" if created_again == "float32" else None
-    with pytest.raises(redisacc.AccumulatorNotFoundError, match=said):
+    with pytest.raises(redisacc.NotFoundError, match=said):
         pickle.loads(pickled)
     assert contents(client) == before
     if created_again:
@@ -96,7 +102,7 @@ def test_a_pickle_creates_no_accumulator(handle, url, client, created_again):
 def test_a_pickle_finishes_no_creation_in_the_middle_of_a_deletion(handle, client):
     pickled = pickle.dumps(handle)
     assert handle._scripts.delete(finish=False) == "closed"
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         pickle.loads(pickled)
     assert contents(client) == {}
 

@@ -86,12 +86,12 @@ import os, signal, sys
 import numpy as np
 import redisacc
 for limit in (0, 10**9):
-    acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], in_place_limit=limit)
+    acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], limits=redisacc.Limits(in_place=limit))
     acc.apply_grad(np.ones(500, np.float32))
     held = acc.take(1)
     held.__enter__()
     acc.apply_grad(np.ones(500, np.float32), local_step=1)
-    sparse = redisacc.SparseConditionalAccumulator("float32", redis=sys.argv[1], in_place_limit=limit)
+    sparse = redisacc.SparseConditionalAccumulator("float32", redis=sys.argv[1], limits=redisacc.Limits(in_place=limit))
     sparse.apply_grad([5], [1.0])
     globals()[f"kept{limit}"] = acc, held, sparse
 if sys.argv[2] == "kill":

@@ -110,7 +110,7 @@ def test_other_things_are_no_handles(dense, client, handle):
 
 
 def test_a_handle_of_nothing(client):
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         raw_ops.AccumulatorNumAccumulated(handle="redisacc:{nothing}", redis=client)
     assert client.keys() == []
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from support.selection import ONE_NODE
 
+import redisacc
+
 
 @pytest.mark.every_server
 def test_the_record_is_plain_text(open_dense_stored, client):
@@ -86,7 +88,10 @@ def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, open_sparse
 
 @pytest.mark.every_server
 def test_a_server_without_struct_gets_everything_buffered(open_dense, open_sparse, client, server):
-    dense, sparse = open_dense("float32", [2], "d", in_place_limit=10**9), open_sparse("float32", [2], "s")
+    dense, sparse = (
+        open_dense("float32", [2], "d", limits=redisacc.Limits(in_place=10**9)),
+        open_sparse("float32", [2], "s"),
+    )
     dense.apply_grad([1.0, 2.0])
     sparse.apply_grad([1], [2.0])
     buffered = 0 if server.real else 1

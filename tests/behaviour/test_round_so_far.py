@@ -75,7 +75,7 @@ def values(k):
 
 @pytest.mark.every_server
 def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched):
-    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     acc.apply_grad(values(0))
     take = background(acc.take_grad, 6)
     waiting(acc, 1)
@@ -117,7 +117,9 @@ def test_a_message_alone_makes_a_taker_allocate_little_memory(
     open_dense, client, background, waiting, until, fetched, monkeypatch, declared
 ):
     monkeypatch.setattr("redisacc._protocol.sums.round_so_far.TRUSTED_BYTES", 0)
-    acc = open_dense("float32", [3 * COPIES if declared else None], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense(
+        "float32", [3 * COPIES if declared else None], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0)
+    )
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     keys, forged = Keys("w"), Gradient((Section(values(7)),))
@@ -142,8 +144,8 @@ def test_a_message_alone_makes_a_taker_allocate_little_memory(
 
 @pytest.mark.every_server
 def test_sparse_and_in_place_meet(open_sparse, real_server, background, waiting, until, fetched):
-    buffered = open_sparse("float64", [9, COPIES], "w", in_place_limit=0)
-    placed = open_sparse("float64", [9, COPIES], "w", in_place_limit=10**9)
+    buffered = open_sparse("float64", [9, COPIES], "w", limits=redisacc.Limits(in_place=0))
+    placed = open_sparse("float64", [9, COPIES], "w", limits=redisacc.Limits(in_place=10**9))
     take = background(buffered.take_grad, 4)
     waiting(buffered, 1)
     buffered.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
@@ -157,7 +159,7 @@ def test_sparse_and_in_place_meet(open_sparse, real_server, background, waiting,
 
 
 def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, background, waiting, until, fetched):
-    first = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
+    first = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     head = background(first.take_grad, 3)
     waiting(first, 1)
     for k in range(2):
@@ -165,16 +167,16 @@ def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, backgro
     until(lambda: len(fetched) == 2)
     # No taker can overtake the head of the queue, but a delete may remove its round, and the name may be created again.
     first.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         head.result()
-    again = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
+    again = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     again.apply_grad(values(7))
     np.testing.assert_array_equal(again.take_grad(1), values(7))
 
 
 def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
     """Two takers wait; the sum begun for the first round is no part of the second."""
-    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     first = background(acc.take_grad, 2)
     waiting(acc, 1)
     second = background(acc.take_grad, 2)
@@ -187,7 +189,7 @@ def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
 
 
 def test_what_was_compacted_meanwhile_is_read_anew(open_dense, background, waiting, until, fetched):
-    acc = open_dense("int64", [2**17], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=4 * 2**20)
+    acc = open_dense("int64", [2**17], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=4 * 2**20))
     take = background(acc.take_grad, 12)
     waiting(acc, 1)
     for k in range(11):
@@ -198,7 +200,7 @@ def test_what_was_compacted_meanwhile_is_read_anew(open_dense, background, waiti
 
 
 def test_announcements_that_are_forged_do_no_harm(client, open_dense, background, waiting):
-    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     for text in (
@@ -222,7 +224,7 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(
     """The taker meets it while it looks ahead."""
     looks, work = [], TakeWait.work
     monkeypatch.setattr(TakeWait, "work", lambda wait: looks.append(work(wait)) or looks[-1])
-    acc = open_sparse("float32", [None, 3], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_sparse("float32", [None, 3], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     acc.apply_grad([1], [[1.0, 2.0, 3.0]])
@@ -247,7 +249,7 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(
 
 
 def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting):
-    acc = open_sparse("int64", None, "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_sparse("int64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     take = background(acc.take_grad, 300)
     waiting(acc, 1)
 
@@ -266,7 +268,7 @@ def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting)
 
 
 def test_small_ones_are_fetched_when_there_are_many(open_dense, background, waiting, until, fetched):
-    acc = open_dense("float32", [10_000], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [10_000], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     take = background(acc.take_grad, 41)
     waiting(acc, 1)
     for k in range(40):

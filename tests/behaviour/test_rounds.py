@@ -144,7 +144,7 @@ def test_there_is_nothing_to_recover_under_another_token(open_dense, token):
 CHIEF = """
 import sys, redisacc
 acc = redisacc.SparseConditionalAccumulator(
-    "float32", [9, 1], "w", redis=sys.argv[1], in_place_limit=int(sys.argv[2]), worker="chief"
+    "float32", [9, 1], "w", redis=sys.argv[1], limits=redisacc.Limits(in_place=int(sys.argv[2])), worker="chief"
 )
 with acc.take(2) as taken:
     print(taken.num_accumulated, flush=True)
@@ -218,7 +218,7 @@ def test_peek_while_others_apply_and_take(open_dense_stored, background, server)
     while job.running or not looks:
         try:
             looked = acc.peek()
-        except redisacc.PeekTimeoutError:
+        except redisacc.WaitTimeoutError:
             continue
         looks += 1
         if looked.num_accumulated:

@@ -77,9 +77,8 @@ def test_another_schema_is_refused_and_shown(open_dense, open_sparse, client, ot
     first = opened(**SCHEMA)
     first.apply_grad(np.ones((2, 1), np.float32))
     before = first.info()
-    with pytest.raises(redisacc.SchemaMismatchError) as failure:
+    with pytest.raises(redisacc.InvalidArgumentError, match="was created as something else") as failure:
         opened(**{**SCHEMA, **other})
-    assert isinstance(failure.value, redisacc.InvalidArgumentError)
     message = str(failure.value)
     for field, value in other.items():
         if field != "shape":
@@ -130,7 +129,7 @@ def test_a_deleted_accumulator_is_gone_for_everybody(open_dense_stored, open_spa
         acc.delete()
         assert client.keys() == []
         for call in every_call(other, sparse):
-            with pytest.raises(redisacc.AccumulatorNotFoundError):
+            with pytest.raises(redisacc.NotFoundError, match="accumulator"):
                 call()
         assert client.keys() == []
 
@@ -146,9 +145,7 @@ def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(open_dens
         every_call(new, sparse)[0]()
         before = new.info()
         for call in every_call(old, sparse):
-            with pytest.raises(
-                redisacc.AccumulatorNotFoundError, match=r"after this handle was opened\. Open it again"
-            ):
+            with pytest.raises(redisacc.NotFoundError, match=r"after this handle was opened\. Open it again"):
                 call()
         assert new.info() == before
         new.delete()
@@ -160,7 +157,7 @@ def test_delete_of_an_earlier_incarnation_leaves_the_new_one(open_dense):
     new = open_dense("float32", [1], "w")
     new.apply_grad([1.0])
     # Whether it raises or not, it must not remove the new one.
-    with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+    with contextlib.suppress(redisacc.NotFoundError):
         old.delete()
     assert new.num_accumulated() == 1
     new.delete()
@@ -186,7 +183,7 @@ def test_delete_leaves_nothing_of_rounds_takers_and_buffered_gradients(open_dens
     take = background(acc.take_grad, 5)
     until(lambda: acc.info().waiting)
     acc.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         take.result()
     assert client.keys() == []
 
@@ -233,7 +230,7 @@ def test_another_format_of_the_data_model_is_refused_by_its_number(open_dense, c
         lambda: open_dense("float32", [1], "w"),
         lambda: raw_ops.AccumulatorNumAccumulated(handle="redisacc:{w}", redis=client),
     ):
-        with pytest.raises(redisacc.SchemaMismatchError, match=FORMAT):
+        with pytest.raises(redisacc.CorruptDataError, match=FORMAT):
             use()
     assert client.hgetall("redisacc:{w}") == before
     client.flushall()

@@ -240,8 +240,8 @@ def test_a_claimed_shape_of_indexed_slices_is_checked(open_sparse):
 
 
 def test_both_ways_of_holding_meet_in_one_round(open_sparse):
-    small = open_sparse("float64", [9, 1], "shared", in_place_limit=10**9)
-    large = open_sparse("float64", [9, 1], "shared", in_place_limit=0)
+    small = open_sparse("float64", [9, 1], "shared", limits=redisacc.Limits(in_place=10**9))
+    large = open_sparse("float64", [9, 1], "shared", limits=redisacc.Limits(in_place=0))
     small.apply_grad([1, 2], [[1.0], [2.0]])
     large.apply_grad([8, 2], [[3.0], [4.0]])
     small.apply_grad([2, 0], [[6.0], [7.0]])

@@ -20,7 +20,7 @@ ROWS = [([1, 3], [[1.0], [3.0]]), ([3, 3], [[4.0], [1.0]]), ([], np.zeros((0, 1)
 )
 @pytest.mark.parametrize(("sparse_mean", "divisors"), [("index", (1, 2, 1)), ("round", (4, 4, 4))])
 def test_the_divisor(open_sparse_stored, dtype, sparse_mean, divisors):
-    acc = open_sparse_stored(dtype, [9, 1], sparse_mean=sparse_mean)
+    acc = open_sparse_stored(dtype, [9, 1], mean=redisacc.Mean(rows=sparse_mean))
     for indices, values in ROWS:
         acc.apply_grad(np.array(indices, int), np.asarray(values).astype(acc.dtype))
     sums = np.array([1, 8, -8])
@@ -32,7 +32,7 @@ def test_the_divisor(open_sparse_stored, dtype, sparse_mean, divisors):
 
 @pytest.mark.servers("fakeredis", "valkey")
 def test_a_sum_is_a_sum(open_sparse):
-    acc = open_sparse("float32", [9, 1], reduction_type="SUM", sparse_mean="round")
+    acc = open_sparse("float32", [9, 1], reduction_type="SUM", mean=redisacc.Mean(rows="round"))
     acc.apply_grad([1], [[3.0]])
     acc.apply_grad([2], [[5.0]])
     assert acc.take_grad(2)[1].tolist() == [[3.0], [5.0]]
@@ -40,7 +40,9 @@ def test_a_sum_is_a_sum(open_sparse):
 
 @pytest.mark.servers("fakeredis", "valkey")
 def test_a_round_that_was_compacted(open_sparse):
-    acc = open_sparse("float32", [9, 1], sparse_mean="round", in_place_limit=0, buffer_limit=60)
+    acc = open_sparse(
+        "float32", [9, 1], mean=redisacc.Mean(rows="round"), limits=redisacc.Limits(in_place=0, buffer=60)
+    )
     for number in range(8):
         acc.apply_grad([number % 2], [[8.0]])
     assert acc.info().buffered < 8
@@ -49,18 +51,18 @@ def test_a_round_that_was_compacted(open_sparse):
 
 @pytest.mark.servers("fakeredis", "valkey")
 def test_it_is_a_part_of_the_schema(open_sparse):
-    acc = open_sparse("float32", [9, 1], "mean", sparse_mean="round")
+    acc = open_sparse("float32", [9, 1], "mean", mean=redisacc.Mean(rows="round"))
     assert acc.info().sparse_mean == "round"
-    with pytest.raises(redisacc.SchemaMismatchError, match="its sparse_mean is round, not index"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"its mean\.rows is round, not index"):
         open_sparse("float32", [9, 1], "mean")
-    with pytest.raises(redisacc.InvalidArgumentError, match="sparse_mean must be 'index' or 'round', not 'rows'"):
-        open_sparse("float32", [9, 1], sparse_mean="rows")
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"mean\.rows must be 'index' or 'round', not 'rows'"):
+        open_sparse("float32", [9, 1], mean=redisacc.Mean(rows="rows"))
     acc.delete()
 
 
 @pytest.mark.servers("valkey")
 def test_commands_know_it(open_sparse, real_server):
-    acc = open_sparse("float32", [9, 1], "mean", sparse_mean="round")
+    acc = open_sparse("float32", [9, 1], "mean", mean=redisacc.Mean(rows="round"))
     acc.apply_grad([1], [[6.0]])
     acc.apply_grad([2], [[5.0]])
     shown = CliRunner().invoke(main, ["show", "mean", "--index", "1", "--redis", real_server.url, "--json"])

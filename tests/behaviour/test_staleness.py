@@ -14,7 +14,7 @@ SPEC = {"w": ("float32", (2,)), "e": redisacc.Sparse("float32", (9, 2))}
 
 @pytest.mark.every_server
 def test_a_gradient_may_be_late(open_dense_stored):
-    acc = open_dense_stored("float32", [2], "late", max_staleness=2, reduction_type="SUM")
+    acc = open_dense_stored("float32", [2], "late", staleness=2, reduction_type="SUM")
     acc.set_global_step(10)
     outcomes = [acc.apply_grad([1.0, 1.0], step).outcome for step in (7, 8, 9, 10, 11, 8)]
     assert outcomes == ["stale", "applied", "applied", "applied", "applied", "applied"]
@@ -46,8 +46,8 @@ def test_without_it_the_rule_is_tensorflows_and_nothing_more_is_stored(open_dens
 
 
 def test_sparse_gradients_and_trees_may_be_late(open_sparse_stored, open_tree_stored):
-    sparse = open_sparse_stored("float32", [9, 2], max_staleness=1)
-    tree = open_tree_stored(SPEC, max_staleness=1)
+    sparse = open_sparse_stored("float32", [9, 2], staleness=1)
+    tree = open_tree_stored(SPEC, staleness=1)
     for acc, gradient in ((sparse, ([1], [[1.0, 2.0]])), (tree, ({"w": [1.0, 2.0], "e": ([1], [[1.0, 2.0]])},))):
         acc.set_global_step(5)
         outcomes = [acc.apply_grad(*gradient, local_step=step).outcome for step in (3, 4, 5)]
@@ -72,7 +72,7 @@ def test_sparse_gradients_and_trees_may_be_late(open_sparse_stored, open_tree_st
     ],
 )
 def test_steps_are_compared_exactly(open_dense, step, accepted, refused):
-    acc = open_dense("float32", [1], max_staleness=3)
+    acc = open_dense("float32", [1], staleness=3)
     acc.set_global_step(step)
     for local_step in refused:
         assert acc.apply_grad([1.0], local_step).outcome == "stale", local_step
@@ -86,7 +86,7 @@ def test_steps_are_compared_exactly(open_dense, step, accepted, refused):
 
 
 def test_the_step_at_which_a_gradient_arrives_decides(open_dense):
-    acc = open_dense("float32", [1], max_staleness=2)
+    acc = open_dense("float32", [1], staleness=2)
     acc.set_global_step(5)
     acc.apply_grad([1.0], 4)
     # What is in the round remains as stale as it was, whatever happens to the step.
@@ -102,7 +102,9 @@ def test_the_step_at_which_a_gradient_arrives_decides(open_dense):
 
 
 def test_compacting_keeps_it(open_dense):
-    acc = open_dense("float32", [64], max_staleness=4, in_place_limit=0, buffer_limit=1024, reduction_type="SUM")
+    acc = open_dense(
+        "float32", [64], staleness=4, limits=redisacc.Limits(in_place=0, buffer=1024), reduction_type="SUM"
+    )
     acc.set_global_step(4)
     for late in (0, 1, 2, 3, 4, 0, 1, 2):
         acc.apply_grad([1.0] * 64, 4 - late)
@@ -114,7 +116,7 @@ def test_compacting_keeps_it(open_dense):
 
 @pytest.mark.every_server
 def test_a_recovered_round_says_it_too(open_dense_stored):
-    acc = open_dense_stored("float32", [1], max_staleness=1, worker="a staleness=9:9 b")
+    acc = open_dense_stored("float32", [1], staleness=1, worker="a staleness=9:9 b")
     acc.set_global_step(1)
     for step in (0, 0, 1):
         acc.apply_grad([1.0], step)
@@ -128,7 +130,7 @@ def test_a_recovered_round_says_it_too(open_dense_stored):
 
 
 def test_a_worker_counts_once_even_if_it_is_late(open_dense):
-    acc = open_dense("float32", [1], max_staleness=1, once_per_worker=True)
+    acc = open_dense("float32", [1], staleness=1, once_per_worker=True)
     acc.set_global_step(1)
     assert [acc.apply_grad([1.0], step).outcome for step in (0, 1, -1)] == ["applied", "repeated", "stale"]
     assert acc.info().staleness == {1: 1}
@@ -136,7 +138,7 @@ def test_a_worker_counts_once_even_if_it_is_late(open_dense):
 
 def test_large_gradients_may_be_late(open_dense):
     # They ask first, and reserve a place.
-    acc = open_dense("float32", [1_200_000], max_staleness=1, reduction_type="SUM")
+    acc = open_dense("float32", [1_200_000], staleness=1, reduction_type="SUM")
     acc.set_global_step(2)
     gradient = [1.0] * 1_200_000
     assert [acc.apply_grad(gradient, step).outcome for step in (0, 1)] == ["stale", "applied"]
@@ -144,29 +146,29 @@ def test_large_gradients_may_be_late(open_dense):
 
 
 def test_every_opener_agrees(open_dense):
-    open_dense("float32", [1], "k", max_staleness=3)
+    open_dense("float32", [1], "k", staleness=3)
     assert open_dense("float32", [1], "k").info().max_staleness == 3
-    assert open_dense("float32", [1], "k", max_staleness=3).info().max_staleness == 3
+    assert open_dense("float32", [1], "k", staleness=3).info().max_staleness == 3
     for other in (0, 4):
-        with pytest.raises(redisacc.SchemaMismatchError, match=f"its max_staleness is 3, not {other}"):
-            open_dense("float32", [1], "k", max_staleness=other)
+        with pytest.raises(redisacc.InvalidArgumentError, match=rf"its staleness\.most is 3, not {other}"):
+            open_dense("float32", [1], "k", staleness=other)
     open_dense("float32", [1], "plain")
-    assert open_dense("float32", [1], "plain", max_staleness=0).info().max_staleness == 0
-    with pytest.raises(redisacc.SchemaMismatchError, match="its max_staleness is 0, not 1"):
-        open_dense("float32", [1], "plain", max_staleness=1)
+    assert open_dense("float32", [1], "plain", staleness=0).info().max_staleness == 0
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"its staleness\.most is 0, not 1"):
+        open_dense("float32", [1], "plain", staleness=1)
 
 
 @pytest.mark.parametrize("value", [-1, 1001, 2**63, 1.0, float("nan"), "1", True, [1]])
 def test_invalid_limits(open_dense, open_tree, value):
-    with pytest.raises(redisacc.InvalidArgumentError, match="max_staleness must be"):
-        open_dense("float32", [1], max_staleness=value)
-    with pytest.raises(redisacc.InvalidArgumentError, match="max_staleness must be"):
-        open_tree(nested({"w": ("float32", (1,))}), max_staleness=value)
+    with pytest.raises(redisacc.InvalidArgumentError, match="staleness must be"):
+        open_dense("float32", [1], staleness=value)
+    with pytest.raises(redisacc.InvalidArgumentError, match="staleness must be"):
+        open_tree(nested({"w": ("float32", (1,))}), staleness=value)
 
 
 @pytest.mark.servers(*REAL)
 def test_many_different_ones(open_dense):
-    acc = open_dense("float32", [1], max_staleness=1000)
+    acc = open_dense("float32", [1], staleness=1000)
     acc.set_global_step(0)
     for late in (*range(0, 1001, 4), 1000, 0, 999):
         acc.apply_grad([1.0], -late)
@@ -181,7 +183,7 @@ def test_many_different_ones(open_dense):
     "text", [b"", b"x", b"0", b"0:", b"0:1", b"0:3", b"4:2", b"0:1,0:1", b"0:0,1:2", b"0:2,", b"0:2:1"]
 )
 def test_a_forged_record(open_dense, client, text):
-    acc = open_dense("float32", [1], "forged", max_staleness=3)
+    acc = open_dense("float32", [1], "forged", staleness=3)
     for _ in range(2):
         acc.apply_grad([1.0])
     client.hset("redisacc:{forged}", "staleness", text)
@@ -192,7 +194,7 @@ def test_a_forged_record(open_dense, client, text):
 
 @pytest.mark.parametrize("text", [b"", b"0:2 [1] x", b"0:2\n", b"9" * 30001])
 def test_a_forged_record_is_not_taken(open_dense, client, text):
-    acc = open_dense("float32", [1], "forged", max_staleness=3)
+    acc = open_dense("float32", [1], "forged", staleness=3)
     for _ in range(2):
         acc.apply_grad([1.0])
     client.hset("redisacc:{forged}", "staleness", text)
@@ -204,7 +206,7 @@ def test_a_forged_record_is_not_taken(open_dense, client, text):
 
 @pytest.mark.parametrize("text", [b"0:x", b"0:", b"0:1.5", b"0:" + b"9" * 16, b"0:-1"])
 def test_nothing_is_added_to_a_forged_record(open_dense, client, text):
-    acc = open_dense("float32", [1], "forged", max_staleness=3)
+    acc = open_dense("float32", [1], "forged", staleness=3)
     acc.apply_grad([1.0])
     client.hset("redisacc:{forged}", "staleness", text)
     before = client.hgetall("redisacc:{forged}")

@@ -127,7 +127,7 @@ def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense_stored
     assert not acc.apply_grad([1.0], local_step=LAST - 1)
     assert acc.apply_grad([7.0], local_step=LAST)
     for _ in range(2):
-        with pytest.raises(redisacc.StepOverflowError, match=str(LAST)):
+        with pytest.raises(redisacc.RedisAccError, match=str(LAST)):
             acc.take_grad(1)
     assert acc.global_step() == LAST
     assert acc.num_accumulated() == 1

@@ -273,7 +273,7 @@ def test_a_wait_ends_when_the_accumulator_is_deleted(open_dense, background, wai
     take = background(acc.take_grad, 1)
     waiting(other, 1)
     other.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         take.result(timeout=5)
 
 

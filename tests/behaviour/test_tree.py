@@ -33,6 +33,12 @@ def tree_of(by_path):
     return {"dense": dense, "sparse": [leaf for path, leaf in by_path.items() if path.startswith("sparse")]}
 
 
+def mean_of(options):
+    """Returns what a leaf and a row are divided by."""
+    mean = options.get("mean", redisacc.Mean())
+    return mean.missing or "zero", mean.rows or "round"
+
+
 def spec_of(leaves):
     return tree_of(
         {p: (dtype, shape) if kind == "dense" else Sparse(dtype, shape) for p, (kind, dtype, shape) in leaves.items()}
@@ -71,8 +77,8 @@ def assert_equal(tree, expected):
 
 OPTIONS = [
     {"reduction_type": "MEAN"},
-    {"reduction_type": "SUM", "missing": "skip"},
-    {"reduction_type": "MEAN", "missing": "skip", "sparse_mean": "index"},
+    {"reduction_type": "SUM", "mean": redisacc.Mean(missing="skip")},
+    {"reduction_type": "MEAN", "mean": redisacc.Mean(missing="skip", rows="index")},
 ]
 
 
@@ -82,9 +88,7 @@ def test_every_leaf_is_summed_like_an_accumulator_of_its_own(open_tree_stored, s
     rng = np.random.default_rng(7)
     for options in OPTIONS:
         acc = open_tree_stored(spec_of(leaves), **options)
-        expected = model.Tree.of(
-            leaves, options["reduction_type"], options.get("missing", "zero"), options.get("sparse_mean", "round")
-        )
+        expected = model.Tree.of(leaves, options["reduction_type"], *mean_of(options))
         for step, number in enumerate((1, 5)):
             for _ in range(number):
                 grad = random_gradient(rng, leaves, missing=0.3)
@@ -157,7 +161,7 @@ def test_what_the_handle_says(open_tree):
 def test_like(open_tree, client):
     weights = {"emb": np.zeros((9, 2), np.float32), "b": [np.ones(3), IndexedSlices([[1]], [0], [7, 1])]}
     with redisacc.TreeAccumulator.like(
-        weights, sparse=["emb"], reduction_type="SUM", missing="skip", sparse_mean="index", redis=client
+        weights, sparse=["emb"], reduction_type="SUM", mean=redisacc.Mean(missing="skip", rows="index"), redis=client
     ) as acc:
         assert acc.spec == {"b": [("float64", (3,)), Sparse("int64", (7, 1))], "emb": Sparse("float32", (9, 2))}
         assert (acc.info().reduction_type, acc.info().sparse_mean) == ("SUM", "index")
@@ -208,7 +212,7 @@ def test_gradients_without_anything(open_tree_stored):
     """Leaves without elements, and gradients that lack every leaf."""
     spec = {"e": ("float32", (0, 3)), "r": Sparse("int32", (9, 0)), "s": Sparse("float16", (None, 2))}
     for missing in ("zero", "skip"):
-        acc = open_tree_stored(spec, missing=missing)
+        acc = open_tree_stored(spec, mean=redisacc.Mean(missing=missing))
         acc.apply_grad({"e": None, "r": None, "s": None})
         assert acc.peek().num_accumulated == 1
         lacking = acc.take_grad(1)
@@ -237,10 +241,8 @@ def test_compacted_rounds_have_the_same_sums(request, open_tree, parts):
     leaves = leaves_of(model.INTEGERS)
     rng = np.random.default_rng(3)
     for options in (OPTIONS[0], OPTIONS[2]):
-        acc = open_tree(spec_of(leaves), in_place_limit=0, buffer_limit=3000, **options)
-        expected = model.Tree.of(
-            leaves, options["reduction_type"], options.get("missing", "zero"), options.get("sparse_mean", "round")
-        )
+        acc = open_tree(spec_of(leaves), limits=redisacc.Limits(in_place=0, buffer=3000), **options)
+        expected = model.Tree.of(leaves, options["reduction_type"], *mean_of(options))
         for _ in range(14):
             grad = random_gradient(rng, leaves, missing=0.3)
             assert acc.apply_grad(tree_of(grad))
@@ -256,7 +258,14 @@ def test_compacted_rounds_have_the_same_sums(request, open_tree, parts):
 def test_both_ways_of_storage_in_one_round(open_tree, client):
     spec = {"d": ("int32", (300,)), "s": Sparse("int32", (None, 2))}
     handles = [
-        open_tree(spec, "model", reduction_type="SUM", missing="skip", in_place_limit=limit) for limit in (10**6, 0)
+        open_tree(
+            spec,
+            "model",
+            reduction_type="SUM",
+            mean=redisacc.Mean(missing="skip"),
+            limits=redisacc.Limits(in_place=limit),
+        )
+        for limit in (10**6, 0)
     ]
     total = np.zeros(300, int)
     for number in range(6):
@@ -272,7 +281,9 @@ def test_both_ways_of_storage_in_one_round(open_tree, client):
 
 @pytest.mark.servers("valkey")
 def test_one_leaf_that_lua_cannot_add_and_the_whole_tree_is_buffered(open_tree):
-    acc = open_tree({"a": ("float32", (2,)), "b": ("int64", ())}, reduction_type="SUM", in_place_limit=10**6)
+    acc = open_tree(
+        {"a": ("float32", (2,)), "b": ("int64", ())}, reduction_type="SUM", limits=redisacc.Limits(in_place=10**6)
+    )
     for _ in range(2):
         acc.apply_grad({"a": [1, 2], "b": 2**62 - 1})
     assert acc.info().buffered == 2
@@ -282,7 +293,11 @@ def test_one_leaf_that_lua_cannot_add_and_the_whole_tree_is_buffered(open_tree):
 
 @pytest.mark.servers("valkey")
 def test_a_sum_that_lua_cannot_hold_is_buffered_with_the_whole_tree(open_tree):
-    acc = open_tree({"a": ("int32", (2,)), "b": Sparse("uint32", (9,))}, reduction_type="SUM", in_place_limit=10**6)
+    acc = open_tree(
+        {"a": ("int32", (2,)), "b": Sparse("uint32", (9,))},
+        reduction_type="SUM",
+        limits=redisacc.Limits(in_place=10**6),
+    )
     # Rows of one gradient are added up beforehand, to more than a double holds exactly.
     many = 2**21 + 2
     acc.apply_grad({"a": [1, 2], "b": (np.full(many, 3), np.full(many, 2**32 - 1, np.uint32))})
@@ -313,7 +328,7 @@ def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, se
         spec |= {"f": Sparse("float32", (None, 21)), "g": Sparse("uint8", (5000,)), "h": Sparse("float64", (9, 2))}
     leaves = {p: ("sparse", s.dtype, s.shape) if isinstance(s, Sparse) else ("dense", *s) for p, s in spec.items()}
     rng = np.random.default_rng(5)
-    acc = open_tree(spec, missing="skip")
+    acc = open_tree(spec, mean=redisacc.Mean(missing="skip"))
     sums = {}
     waiting = background(acc.take_grad, 4, timeout=60)
     until(lambda: acc.info().waiting)
@@ -358,7 +373,7 @@ def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, se
 def test_thousands_of_leaves(open_tree, kind, number):
     leaf = ("float32", (2,)) if kind == "dense" else Sparse("float32", (9, 2))
     spec = {f"layer{k}": {"w": leaf} for k in range(number)}
-    acc = open_tree(spec, reduction_type="SUM", missing="skip")
+    acc = open_tree(spec, reduction_type="SUM", mean=redisacc.Mean(missing="skip"))
     assert len(acc.paths) == number
     for value in (1, 2):
         some = [value, value] if kind == "dense" else ([value], [[value, value]])
@@ -397,7 +412,7 @@ def test_taking_recovering_and_listening(open_tree, background):
     with pytest.raises(redisacc.TakeTimeoutError):
         acc.take_grad(1, timeout=0)
     acc.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         acc.apply_grad(mixed(1), 4)
 
 
@@ -437,7 +452,13 @@ def test_threads_share_a_handle(open_tree_stored, background):
 @pytest.mark.servers("valkey")
 def test_a_copy_of_a_handle(real_server):
     acc = redisacc.TreeAccumulator(
-        MIXED, "pickled", "label", "SUM", missing="skip", sparse_mean="index", worker="ann", redis=real_server.url
+        MIXED,
+        "pickled",
+        "label",
+        "SUM",
+        mean=redisacc.Mean(missing="skip", rows="index"),
+        worker="ann",
+        redis=real_server.url,
     )
     acc.apply_grad(mixed(1))
     with pickle.loads(pickle.dumps(acc)) as again:
@@ -480,7 +501,7 @@ OTHER_TREES = {
 def test_opening_another_tree(open_tree, case):
     acc = open_tree(LIKE, "model")
     other, message = OTHER_TREES[case]
-    with pytest.raises(redisacc.SchemaMismatchError, match=re.escape(f"its {message}. Ask for the same, ")):
+    with pytest.raises(redisacc.InvalidArgumentError, match=re.escape(f"its {message}. Ask for the same, ")):
         open_tree(other, "model")
     acc.delete()
 
@@ -489,17 +510,20 @@ def test_opening_another_tree(open_tree, case):
 def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, open_sparse):
     acc = open_tree(LIKE, "model")
     for options, message in (
-        ({"missing": "skip"}, r"its missing is zero, not skip\. Ask for the same, choose another name, or delete"),
-        ({"sparse_mean": "index"}, r"its sparse_mean is round, not index\. "),
+        (
+            {"mean": redisacc.Mean(missing="skip")},
+            r"its mean\.missing is zero, not skip\. Ask for the same, choose another name, or delete",
+        ),
+        ({"mean": redisacc.Mean(rows="index")}, r"its mean\.rows is round, not index\. "),
         ({"reduction_type": "SUM"}, r"its reduction_type is MEAN, not SUM\. "),
     ):
-        with pytest.raises(redisacc.SchemaMismatchError, match=message):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
             open_tree(LIKE, "model", **options)
     for make in (open_dense, open_sparse):
-        with pytest.raises(redisacc.SchemaMismatchError, match="its kind is tree, not "):
+        with pytest.raises(redisacc.InvalidArgumentError, match="its kind is tree, not "):
             make("float32", [2, 2], "model")
     other = open_dense("float32", [2], "array")
-    with pytest.raises(redisacc.SchemaMismatchError, match="its kind is dense, not tree"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="its kind is dense, not tree"):
         open_tree(("float32", [2]), "array")
     other.delete()
     acc.delete()
@@ -509,9 +533,9 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"missing": "none"}, "missing must be 'zero' or 'skip', not 'none'"),
-        ({"missing": None}, "missing must be 'zero' or 'skip', not None"),
-        ({"sparse_mean": "rows"}, "sparse_mean must be 'index' or 'round', not 'rows'"),
+        ({"mean": redisacc.Mean(missing="none")}, "missing must be 'zero' or 'skip', not 'none'"),
+        ({"mean": redisacc.Mean(missing=0)}, "mean.missing must be 'zero' or 'skip', not 0"),
+        ({"mean": redisacc.Mean(rows="rows")}, "mean.rows must be 'index' or 'round', not 'rows'"),
         ({"reduction_type": "MAX"}, "reduction_type must be 'MEAN' or 'SUM', not 'MAX'"),
     ],
 )

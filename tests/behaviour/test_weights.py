@@ -93,7 +93,7 @@ def test_a_round_says_its_total_weight(open_dense_stored, client):
 
 
 def test_a_recovered_round_keeps_its_weight(open_dense_stored):
-    acc = open_dense_stored("float32", [1], max_staleness=1, worker="weight=9 x")
+    acc = open_dense_stored("float32", [1], staleness=1, worker="weight=9 x")
     acc.apply_grad([1.0], weight=4)
     with pytest.raises(RuntimeError), acc.take(1):
         raise RuntimeError
@@ -107,7 +107,7 @@ def test_a_recovered_round_keeps_its_weight(open_dense_stored):
 @pytest.mark.parametrize("normalize", ["weights", "count"])
 @pytest.mark.every_server
 def test_a_sparse_row_is_divided_by_the_weights_of_those_that_held_it(open_sparse_stored, sparse_mean, normalize):
-    acc = open_sparse_stored("float32", [9, 1], sparse_mean=sparse_mean, normalize=normalize)
+    acc = open_sparse_stored("float32", [9, 1], mean=redisacc.Mean(rows=sparse_mean, by=normalize))
     acc.apply_grad([5, 1, 1], [[8.0], [1.0], [2.0]])
     acc.apply_grad([1, 2], [[4.0], [8.0]], weight=0.5)
     acc.apply_grad([], np.empty((0, 1)), weight=4)
@@ -124,7 +124,7 @@ def test_a_sparse_row_is_divided_by_the_weights_of_those_that_held_it(open_spars
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("normalize", ["weights", "count"])
 def test_a_leaf_is_divided_by_the_weights_of_those_that_have_it(open_tree_stored, missing, normalize):
-    acc = open_tree_stored(TREE, missing=missing, normalize=normalize)
+    acc = open_tree_stored(TREE, mean=redisacc.Mean(missing=missing, by=normalize))
     acc.apply_grad({"a": [1.0, 2.0], "b": None, "s": ([1], [[1.0, 1.0]])})
     acc.apply_grad({"a": [8.0, 8.0], "b": 3.0, "s": None}, weight=0.25)
     acc.apply_grad({"a": None, "b": 5.0, "s": ([1, 2], [[2.0, 4.0], [4.0, 8.0]])}, weight=2)
@@ -143,7 +143,7 @@ def test_a_leaf_is_divided_by_the_weights_of_those_that_have_it(open_tree_stored
 
 
 def test_a_leaf_that_nobody_has_is_none(open_tree_stored):
-    acc = open_tree_stored(nested({"a": ("float32", (1,)), "b": ("float32", (1,))}), missing="skip")
+    acc = open_tree_stored(nested({"a": ("float32", (1,)), "b": ("float32", (1,))}), mean=redisacc.Mean(missing="skip"))
     for weight in (0.5, 0.25):
         acc.apply_grad({"a": [3.0], "b": None}, weight=weight)
     found = acc.take_grad(2)
@@ -152,7 +152,7 @@ def test_a_leaf_that_nobody_has_is_none(open_tree_stored):
 
 def test_gradients_in_place_and_buffered_share_a_round(open_sparse, monkeypatch):
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 100)
-    accs = [open_sparse("float64", [99, 2], "mixed", in_place_limit=limit) for limit in (10**6, 0)]
+    accs = [open_sparse("float64", [99, 2], "mixed", limits=redisacc.Limits(in_place=limit)) for limit in (10**6, 0)]
     rng = np.random.default_rng(3)
     sums, weights = np.zeros((99, 2)), np.zeros(99)
     for number in range(12):
@@ -171,10 +171,14 @@ def test_gradients_in_place_and_buffered_share_a_round(open_sparse, monkeypatch)
 @pytest.mark.parametrize("normalize", ["weights", "count"])
 def test_compacting_keeps_the_weights(open_sparse, open_tree, open_dense, client, monkeypatch, inline, normalize):
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", inline)
-    options = {"in_place_limit": 0, "buffer_limit": 350, "normalize": normalize}
+    options = {"limits": redisacc.Limits(in_place=0, buffer=350), "mean": redisacc.Mean(by=normalize)}
     dense = open_dense("float64", [10], "d", **options)
     sparse = open_sparse("float64", [30, 2], "s", **options)
-    tree = open_tree({"w": ("float64", (10,)), "s": redisacc.Sparse("float64", (9,))}, "t", missing="skip", **options)
+    tree = open_tree(
+        {"w": ("float64", (10,)), "s": redisacc.Sparse("float64", (9,))},
+        "t",
+        **{**options, "mean": redisacc.Mean(by=normalize, missing="skip")},
+    )
     weights = [2.0 ** (number % 5 - 2) for number in range(16)]
     for number, weight in enumerate(weights):
         dense.apply_grad(np.full(10, float(number)), weight=weight)
@@ -230,7 +234,9 @@ STALE = {
 @pytest.mark.parametrize("normalize", ["weights", "count"])
 def test_staleness_changes_weights(open_dense_stored, rule, normalize):
     given, factors = STALE[rule]
-    acc = open_dense_stored("float64", [2], max_staleness=2, staleness_weight=given, normalize=normalize)
+    acc = open_dense_stored(
+        "float64", [2], staleness=redisacc.Staleness(2, weight=given), mean=redisacc.Mean(by=normalize)
+    )
     acc.set_global_step(10)
     total, weight = np.zeros(2), 0.0
     for number, (step, own) in enumerate([(10, 1.0), (9, 3.0), (8, 0.5), (12, 2.0), (9, 1.0)]):
@@ -247,7 +253,7 @@ def test_staleness_changes_weights(open_dense_stored, rule, normalize):
 
 
 def test_the_step_at_which_a_gradient_arrives_decides_its_weight(open_dense):
-    acc = open_dense("float64", [1], max_staleness=1, staleness_weight=[1, 0.25])
+    acc = open_dense("float64", [1], staleness=redisacc.Staleness(1, weight=[1, 0.25]))
     acc.set_global_step(5)
     acc.apply_grad([8.0], 4)
     acc.set_global_step(4)
@@ -257,9 +263,12 @@ def test_the_step_at_which_a_gradient_arrives_decides_its_weight(open_dense):
 
 def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(open_dense):
     acc = open_dense(
-        "float64", [64], in_place_limit=0, buffer_limit=1200, max_staleness=1, staleness_weight=[1, 0.5],
+        "float64",
+        [64],
+        limits=redisacc.Limits(in_place=0, buffer=1200),
+        staleness=redisacc.Staleness(1, weight=[1, 0.5]),
         reduction_type="SUM",
-    )  # fmt: skip
+    )
     acc.set_global_step(1)
     for _ in range(2):
         acc.apply_grad(np.ones(64), 1)
@@ -280,19 +289,25 @@ def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(open_dense)
 
 
 def test_every_opener_agrees(open_dense, open_sparse):
-    open_dense("float32", [1], "k", max_staleness=1, staleness_weight=[1, 0.5], normalize="count")
+    open_dense("float32", [1], "k", staleness=redisacc.Staleness(1, weight=[1, 0.5]), mean=redisacc.Mean(by="count"))
     info = open_dense("float32", [1], "k").info()
     assert (info.staleness_weight, info.normalize) == ((1, 0.5), "count")
-    open_dense("float32", [1], "k", max_staleness=1, staleness_weight=(1.0, 0.5), normalize="count")
+    open_dense("float32", [1], "k", staleness=redisacc.Staleness(1, weight=(1.0, 0.5)), mean=redisacc.Mean(by="count"))
     for options, message in (
-        ({"max_staleness": 1, "staleness_weight": [1, 0.25]}, "its staleness_weight is 1,0.5, not 1,0.25"),
-        ({"staleness_weight": "constant"}, "its staleness_weight is 1,0.5, not constant"),
-        ({"normalize": "weights"}, "its normalize is count, not weights"),
+        ({"staleness": redisacc.Staleness(1, weight=[1, 0.25])}, "its staleness.weight is 1,0.5, not 1,0.25"),
+        ({"staleness": redisacc.Staleness(1, "constant")}, "its staleness.weight is 1,0.5, not constant"),
+        ({"mean": redisacc.Mean(by="weights")}, "its mean.by is count, not weights"),
     ):
-        with pytest.raises(redisacc.SchemaMismatchError, match=message):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
             open_dense("float32", [1], "k", **options)
     open_sparse("float32", [3], "plain")
-    assert open_sparse("float32", [3], "plain", normalize="weights", staleness_weight="constant").info().normalize
+    assert (
+        open_sparse(
+            "float32", [3], "plain", mean=redisacc.Mean(by="weights"), staleness=redisacc.Staleness(0, "constant")
+        )
+        .info()
+        .normalize
+    )
 
 
 INVALID = {
@@ -350,7 +365,9 @@ def test_numbers_of_every_kind_are_weights(open_dense, value):
 
 @pytest.mark.parametrize("limit", [None, 0])
 def test_weights_beyond_the_bounds_are_refused_by_the_server(open_dense, client, limit):
-    acc = open_dense("float64", [1], "w", in_place_limit=limit, max_staleness=1, staleness_weight=[1, 1e-20])
+    acc = open_dense(
+        "float64", [1], "w", limits=redisacc.Limits(in_place=limit), staleness=redisacc.Staleness(1, weight=[1, 1e-20])
+    )
     acc.set_global_step(1)
     acc.apply_grad([1.0], 1, weight=MOST_WEIGHT)
     before = client.hgetall("redisacc:{w}")
@@ -372,8 +389,8 @@ def test_integers_have_no_weights(open_dense, open_tree, name):
         acc.apply_grad([1], weight=0.5)
     acc.apply_grad([1], weight=1)
     assert acc.take_grad(1, min_weight=1).tolist() == [1]
-    with pytest.raises(redisacc.InvalidArgumentError, match="staleness_weight must be 'constant' for gradients of int"):
-        open_dense(name, [1], max_staleness=1, staleness_weight=[1, 1])
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"staleness\.weight must be 'constant' for gradients of"):
+        open_dense(name, [1], staleness=redisacc.Staleness(1, weight=[1, 1]))
     tree = open_tree({"w": ("float32", ()), "n": (name, ())})
     with pytest.raises(redisacc.InvalidArgumentError, match=f"weight must be 1 for gradients of {name}"):
         tree.apply_grad({"w": 1.0, "n": None}, weight=2)
@@ -382,22 +399,25 @@ def test_integers_have_no_weights(open_dense, open_tree, name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"staleness_weight": "linear", "max_staleness": 1}, "staleness_weight must be 'constant', 'inverse_sqrt' or"),
-        ({"staleness_weight": 0.5, "max_staleness": 1}, "staleness_weight must be"),
-        ({"staleness_weight": b"constant", "max_staleness": 1}, "staleness_weight must be"),
-        ({"staleness_weight": True, "max_staleness": 1}, "staleness_weight must be"),
-        ({"staleness_weight": np.ones((2, 2)), "max_staleness": 1}, "staleness_weight must be"),
-        ({"staleness_weight": [1, 1]}, "needs a max_staleness"),
-        ({"staleness_weight": "inverse_sqrt", "max_staleness": 0}, "needs a max_staleness"),
-        ({"staleness_weight": [1], "max_staleness": 1}, "2 together, not 1"),
-        ({"staleness_weight": [1, 1, 1], "max_staleness": 1}, "2 together, not 3"),
-        ({"staleness_weight": [], "max_staleness": 1}, "2 together, not 0"),
-        ({"staleness_weight": [1, 0], "max_staleness": 1}, r"staleness_weight\[1\] must be a number in"),
-        ({"staleness_weight": [1, math.nan], "max_staleness": 1}, r"staleness_weight\[1\]"),
-        ({"staleness_weight": ["1", 1], "max_staleness": 1}, r"staleness_weight\[0\]"),
-        ({"staleness_weight": [[1], 1], "max_staleness": 1}, r"staleness_weight\[0\]"),
-        ({"normalize": "number"}, "normalize must be 'weights' or 'count', not 'number'"),
-        ({"normalize": True}, "normalize must be"),
+        (
+            {"staleness": redisacc.Staleness(1, weight="linear")},
+            "staleness.weight must be 'constant', 'inverse_sqrt' or",
+        ),
+        ({"staleness": redisacc.Staleness(1, weight=0.5)}, "staleness.weight must be"),
+        ({"staleness": redisacc.Staleness(1, weight=b"constant")}, "staleness.weight must be"),
+        ({"staleness": redisacc.Staleness(1, weight=True)}, "staleness.weight must be"),
+        ({"staleness": redisacc.Staleness(1, weight=np.ones((2, 2)))}, "staleness.weight must be"),
+        ({"staleness": redisacc.Staleness(0, [1, 1])}, "needs a staleness.most"),
+        ({"staleness": redisacc.Staleness(0, weight="inverse_sqrt")}, "needs a staleness.most"),
+        ({"staleness": redisacc.Staleness(1, weight=[1])}, "2 together, not 1"),
+        ({"staleness": redisacc.Staleness(1, weight=[1, 1, 1])}, "2 together, not 3"),
+        ({"staleness": redisacc.Staleness(1, weight=[])}, "2 together, not 0"),
+        ({"staleness": redisacc.Staleness(1, weight=[1, 0])}, r"staleness\.weight\[1\] must be a number in"),
+        ({"staleness": redisacc.Staleness(1, weight=[1, math.nan])}, r"staleness\.weight\[1\]"),
+        ({"staleness": redisacc.Staleness(1, weight=["1", 1])}, r"staleness\.weight\[0\]"),
+        ({"staleness": redisacc.Staleness(1, weight=[[1], 1])}, r"staleness\.weight\[0\]"),
+        ({"mean": redisacc.Mean(by="number")}, "mean.by must be 'weights' or 'count', not 'number'"),
+        ({"mean": redisacc.Mean(by=True)}, "mean.by must be"),
     ],
 )
 def test_invalid_rules(open_dense, open_tree, options, message):
@@ -468,7 +488,7 @@ def test_a_grace_begins_when_there_is_enough_weight(open_dense, client):
     acc = open_dense("float32", [1], "w")
     acc.apply_grad([1.0])
     with pytest.raises(redisacc.TakeTimeoutError):
-        acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0)
+        acc.take_grad(2, min_weight=4, most=5, grace=600, timeout=0)
     fields = "grace_count", "grace_weight", "wanted", "wanted_weight", "grace_began_ms"
     assert client.hmget("redisacc:{w}", fields) == [b"2", b"4", b"2", b"4", b"0"]
     acc.apply_grad([1.0])
@@ -479,9 +499,9 @@ def test_a_grace_begins_when_there_is_enough_weight(open_dense, client):
     acc.apply_grad([1.0], weight=2)
     assert client.hget("redisacc:{w}", "grace_began_ms") == began
     with pytest.raises(redisacc.TakeTimeoutError, match=r"of the grace were left"):
-        acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0)
+        acc.take_grad(2, min_weight=4, most=5, grace=600, timeout=0)
     acc.apply_grad([1.0])
-    assert acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0).tolist() == [1]
+    assert acc.take_grad(2, min_weight=4, most=5, grace=600, timeout=0).tolist() == [1]
     with pytest.raises(redisacc.TakeTimeoutError):
         acc.take_grad(2, grace=600, timeout=0)
     assert client.hmget("redisacc:{w}", fields[:4]) == [b"2", None, b"2", None]
@@ -531,7 +551,7 @@ def test_a_total_that_is_gone(open_dense_stored, client):
 
 @pytest.mark.parametrize("text", [b"linear", b"1", b"1,2,3", b"1,x", b"1,-1", b"1,0", b"", b"1;2"])
 def test_a_forged_rule(open_dense, client, text):
-    acc = open_dense("float32", [1], "forged", max_staleness=1, staleness_weight=[1, 0.5])
+    acc = open_dense("float32", [1], "forged", staleness=redisacc.Staleness(1, weight=[1, 0.5]))
     acc.set_global_step(1)
     client.hset("redisacc:{forged}", "staleness_weight", text)
     with pytest.raises(redisacc.CorruptDataError, match="staleness_weight"):

@@ -17,6 +17,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import choosing  # noqa: E402
 from benchmarks.simulation import Machines, Outcome, Problem, Setting, Training  # noqa: E402
+from redisacc import Quorum  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +39,14 @@ def test_even_machines_make_a_step_a_second() -> None:
 
 
 def test_the_seed_decides_everything() -> None:
-    for setting in (Setting("all", minimum=2, grace=1.0), Setting(1, max_staleness=4)):
+    for setting in (Setting(Quorum(2, grace=1.0), "all"), Setting(1, max_staleness=4)):
         one, same, other = (run(setting, MORTAL, seed=seed) for seed in (1, 1, 2))
         assert (one.times, one.losses) == (same.times, same.losses)
         assert one.times != other.times
 
 
 def test_backup_workers_are_dropped_unless_a_grace_waits_for_them() -> None:
-    all_, some, grace = (run(setting, IMMORTAL) for setting in (Setting(8), Setting(6), Setting(6, up_to=8, grace=1e5)))
+    all_, some, grace = (run(setting, IMMORTAL) for setting in (Setting(8), Setting(6), Setting(Quorum(6, 8, 1e5))))
     assert all_.stale == 0 < some.stale
     assert len(some.times) > len(all_.times)
     # Nobody dies, so an endless grace ends when everybody has contributed.
@@ -53,7 +54,7 @@ def test_backup_workers_are_dropped_unless_a_grace_waits_for_them() -> None:
 
 
 def test_a_grace_is_a_time_after_the_gradient_with_that_number() -> None:
-    without, grace = run(Setting(6), IMMORTAL), run(Setting(6, grace=0.25), IMMORTAL)
+    without, grace = run(Setting(6), IMMORTAL), run(Setting(Quorum(6, grace=0.25)), IMMORTAL)
     assert grace.times[1] == pytest.approx(without.times[1] + 0.25)
 
 
@@ -64,7 +65,7 @@ def test_late_gradients_count_up_to_the_limit() -> None:
 
 
 def test_a_crew_that_shrinks_goes_on() -> None:
-    fixed, elastic = run(Setting(8), MORTAL, 300.0), run(Setting("all", minimum=2), MORTAL, 300.0)
+    fixed, elastic = run(Setting(8), MORTAL, 300.0), run(Setting(2, "all"), MORTAL, 300.0)
     assert len(elastic.times) > 2 * len(fixed.times)
     # A step of everybody who is there drops nothing but gradients of those who joined while it waited.
     assert elastic.stale < 0.1 * elastic.used

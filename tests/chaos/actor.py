@@ -113,15 +113,13 @@ def opened(
         "redis": where,
         "min_replicas": min_replicas,
         "worker": worker,
-        "in_place_limit": in_place_limit,
-        "buffer_limit": BUFFER_LIMIT,
+        "limits": redisacc.Limits(in_place=in_place_limit, buffer=BUFFER_LIMIT),
         "partitions": partitions,
         # A worker learns the step from the reply to its last gradient, so it is often late.
-        "max_staleness": 2,
-        "staleness_weight": STALENESS_WEIGHT,
+        "staleness": redisacc.Staleness(2, weight=STALENESS_WEIGHT),
     }
     if kind == "tree":
-        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", encoding=encoding, **options)
+        return redisacc.TreeAccumulator(TREE, NAME, mean=redisacc.Mean(missing="skip"), encoding=encoding, **options)
     return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
@@ -277,7 +275,7 @@ class Actor:
     def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
         limit = 0 if self._in_parts else self._random.choice([0, 10**9])
-        return self.open(in_place_limit=limit, encoding=self._random.choice(ENCODINGS))
+        return self.open(limit, encoding=self._random.choice(ENCODINGS))
 
     def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
         step = 0
@@ -359,15 +357,15 @@ class Actor:
                 options["min_weight"] = self._random.choice([0.5, 4.0, 100.0])
             if self._random.random() < 0.3:
                 options |= {
-                    "up_to": self._random.choice([None, 300, 1000]),
+                    "most": self._random.choice([None, 300, 1000]),
                     "grace": self._random.choice([0.01, 0.3, 2]),
                 }
             try:
                 if self._random.random() < 0.3:
-                    # Takes of others that wait for the settings follow this change.
-                    change = {"num_required": required, "up_to": None, "grace": None, **options}
+                    # Takes of others that wait for the quorum follow this change.
+                    change = {"least": required, "most": None, "grace": None, **options}
                     options = {name: change.pop(name) for name in ("timeout", "min_weight") if name in change}
-                    finished(partial(acc.configure, **change))
+                    finished(partial(acc.set_quorum, **change))
                     self._journal.note("configured")
                     required = None
                 if role == "grad_taker":
@@ -383,7 +381,7 @@ class Actor:
                 continue
             except self._losses as loss:
                 self._note_loss(loss)
-            except redisacc.RoundRecoveredError:
+            except redisacc.ConflictError:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
@@ -426,7 +424,7 @@ class Actor:
             if loss.part is not None:
                 # It is listed under another token now.
                 self._recover(acc, skip_lost=True)
-        except redisacc.RoundRecoveredError:
+        except redisacc.ConflictError:
             self._journal.note("robbed")
 
     def _use(self, taken: Any, block: Any) -> None:

@@ -15,7 +15,7 @@ A line is written in one system call, so that a kill loses none that a process h
 | `round STEP COUNT INDEX…` | a round was delivered; the step is `?` if `take_grad` delivered it |
 | `kept` | the call that was announced by `taking` has ended, and the journal has its round if there was one |
 | `reduced` | a take has used the whole sum of a reducer |
-| `configured` | the settings were changed |
+| `configured` | the quorum was changed |
 | `robbed` | another taker has recovered the round that this one had |
 | `wrong TEXT` | the process has seen something that must not happen |
 | `end` | the process has finished by itself |
@@ -144,7 +144,7 @@ class Tale:
             delivered = less
         self.rounds[step] = delivered
 
-    def check(self, info: redisacc.AccumulatorInfo) -> None:
+    def check(self, info: redisacc.types.AccumulatorInfo) -> None:
         """Compares the replies to workers with the rounds of takers, and both with the server's totals."""
         self._number_rounds()
         where: dict[int, int] = {}

@@ -379,7 +379,7 @@ class Chaos:
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
         self.done["rounds whose sum came from a reducer"] = tale.reduced
-        self.done["changes of the settings"] = tale.configured
+        self.done["changes of the quorum"] = tale.configured
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done["gradients that replicas did not confirm"] = tale.unconfirmed
         self.done["losses of what was not confirmed, reported"] = tale.losses

@@ -49,7 +49,12 @@ class Soak:
         # A limit so small that clients have to compact.
         size = SHAPES[what]
         return redisacc.ConditionalAccumulator(
-            "float32", [size], f"soak {what}", reduction_type="SUM", redis=self._server, buffer_limit=3 * 4 * size
+            "float32",
+            [size],
+            f"soak {what}",
+            reduction_type="SUM",
+            redis=self._server,
+            limits=redisacc.Limits(buffer=3 * 4 * size),
         )
 
     def round(self, number: int) -> None:

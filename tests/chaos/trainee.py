@@ -32,6 +32,7 @@ from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._protocol.updates import model
 from redisacc._training import worker as worker_module
 from redisacc.optim import Optimizer
+from redisacc.types import GradientOptions
 
 NAME = "training"
 ROWS = 16
@@ -133,8 +134,10 @@ def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
 
 
 def lead_updates(url: str, workers: int, until: int, partitions: int | None, optimizer: str) -> None:
-    options: dict[str, Any] = {"sparse": tuple(TABLES), "redis": url, "partitions": partitions}
-    with redisacc.Chief(NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], **options) as training:
+    rows = GradientOptions(sparse=tuple(TABLES), partitions=partitions)
+    with redisacc.Chief(
+        NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], redis=url, accumulator=rows
+    ) as training:
         for _ in training.updates(until=until):
             time.sleep(random.choice([0, 0, 0.003]))
 
@@ -157,9 +160,8 @@ def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
         parameters,
         workers=workers,
         state=state,
-        sparse=["table"],
+        accumulator={"sparse": ["table"], "partitions": partitions},
         redis=url,
-        partitions=partitions,
     ) as training:
         for taken in training.rounds(until=until):
             parameters, state, changed = after(training.parameters, training.state, taken.gradient)
@@ -228,7 +230,7 @@ def work(
             chief(url, workers, until, partitions)
         else:
             worker(url, number, optimizer, streams)
-    except (redisacc.LeaseLostError, redisacc.LeaseHeldError):
+    except redisacc.ConflictError:
         return REPLACED
     except redisacc.ServerUnavailableError as error:
         # The server was away when this process began.

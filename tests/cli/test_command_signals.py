@@ -41,13 +41,14 @@ def arguments(command: str) -> list[str]:
         "dashboard": ["--port", str(free_port())],
         "demo": ["--steps", "3", "--workers", "1"],
         "export": ["--port", str(free_port())],
+        "finish": ["a"],
         "forget-worker": ["a", "w"],
         "gc": ["--yes"],
         "recover": ["a", "--discard", "--yes"],
         "rm": ["b", "--yes"],
         "run": ["--workers", "1", "--server", "--", "sleep", "1000"],
         "server": ["--dir", "data", "--port", str(free_port())],
-        "set": ["a", "n=9"],
+        "set": ["a", "least=9"],
         "set-step": ["a", "0", "--yes"],
         "show": ["a"],
         "tail": ["a"],
@@ -117,6 +118,8 @@ def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everythin
         for name in ("a", "b"):
             with redisacc.ConditionalAccumulator("float32", [2], name, redis=real_server.url, worker="w") as opened:
                 opened.apply_grad(np.ones(2, np.float32), 2**62)
+        with redisacc.Parameters("a", redis=real_server.url) as parameters:
+            parameters.publish(np.ones(2), 0)
 
     prepare()
     durations = {True: 0.5, False: 1.5}

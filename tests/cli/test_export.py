@@ -58,7 +58,7 @@ def test_export(real_server, open_dense, background, until):
 
 
 def test_export_of_late_gradients(real_server, open_dense):
-    acc, plain = open_dense("float32", [1], "w", max_staleness=3), open_dense("float32", [1], "plain")
+    acc, plain = open_dense("float32", [1], "w", staleness=3), open_dense("float32", [1], "plain")
     acc.set_global_step(5)
     for step in (5, 4, 4):
         acc.apply_grad([1.0], step)
@@ -79,7 +79,7 @@ def test_export_of_late_gradients(real_server, open_dense):
 
 def test_histograms(real_server, open_dense, open_parameters, until):
     """Two rounds of two gradients of 12 bytes, of which one is a step late; nobody had to wait for the second."""
-    acc = open_dense("float32", [3], "w", max_staleness=2)
+    acc = open_dense("float32", [3], "w", staleness=2)
     metrics = Metrics(connect(real_server.url), ["w"])
     registry = CollectorRegistry()
     registry.register(metrics)

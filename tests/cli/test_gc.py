@@ -22,10 +22,10 @@ pytestmark = pytest.mark.servers("valkey", "cluster")
 @pytest.fixture
 def busy(open_dense, open_sparse, monkeypatch):
     """Live data of every kind: rounds held in each way, a taken round, a private accumulator."""
-    private = open_dense("float32", [2], in_place_limit=0)
+    private = open_dense("float32", [2], limits=redisacc.Limits(in_place=0))
     private.apply_grad([1, 2])
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 5)
-    dense = open_dense("float32", [3], "live", worker="ann", in_place_limit=0)
+    dense = open_dense("float32", [3], "live", worker="ann", limits=redisacc.Limits(in_place=0))
     dense.apply_grad([1, 2, 3])
     dense.take(1).__enter__()
     dense.apply_grad([4, 5, 6], 1)
@@ -92,7 +92,7 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     client.set("redisacc:{live}:part:dead-2:0", b"xyz")
     client.set("redisacc:{live}:staged:dead-3:0", b"xyz")
     # An interrupted deletion; keys and a name without a record.
-    gone = open_dense("float32", [3], "halfway", in_place_limit=0)
+    gone = open_dense("float32", [3], "halfway", limits=redisacc.Limits(in_place=0))
     gone.apply_grad([1, 2, 3])
     Scripts(gone._transport, gone._keys, incarnation=gone.info().incarnation).delete(finish=False)
     client.hset("redisacc:{nobody}:sums", "1", b"x" * 16)
@@ -240,7 +240,8 @@ def test_gc_while_workers_and_taker_are_busy(open_dense, open_sparse, real_serve
     """Searches while rounds come and go, in parts, inline and in place: no garbage is found, no gradient is lost."""
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 100)
     accs = [
-        open_sparse("float64", [99, 2], "sums", reduction_type="SUM", in_place_limit=limit) for limit in (0, 0, 10**9)
+        open_sparse("float64", [99, 2], "sums", reduction_type="SUM", limits=redisacc.Limits(in_place=limit))
+        for limit in (0, 0, 10**9)
     ]
     number, rows = 120, ([1, 2, 3, 5, 8], [1, 2])
 

@@ -62,7 +62,7 @@ def test_show_of_a_training(cli, cli_json, client, weights):
     assert (found["finished"], found["workers"]) == (True, 3)
     text = cli("show", "t").stdout
     assert "step         0, the last one\n" in text
-    assert "workers      3 gradients for a step\n" in text
+    assert "workers      the data is shared among 3\n" in text
     client.hset("redisacc:{t}:parameters", "workers", "-3")
     assert "workers holds" in cli("show", "t").stderr
 
@@ -72,7 +72,7 @@ def test_rm(cli, client, weights, open_dense):
     assert (found.exit_code, found.stdout) == (0, "deleted w\n")
     assert found.stderr == "w: parameters of step 7, 2 leaves\n"
     assert remaining(client) == []
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         weights.latest()
 
 
@@ -91,8 +91,7 @@ def test_rm_of_both(cli, client, weights, open_dense):
 def test_what_cannot_be_read_can_be_deleted(cli, client, weights, field, open_dense):
     client.hset(weights.parameters_ref, field, "[" * 10_000)
     shown = cli("show", "w")
-    # Another format may be that of a later version, which the user has to install.
-    assert (shown.exit_code, shown.stdout) == (2 if field == "format" else 1, "")
+    assert (shown.exit_code, shown.stdout) == (1, "")
     assert "parameters" in shown.stderr
     open_dense("float32", [2], "v")
     listed = cli("ls")

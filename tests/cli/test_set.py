@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import redisacc
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
-UNSET = {"num_required": None, "up_to": None, "grace": None}
+UNSET = {"least": None, "most": None, "grace": None, "min_weight": None}
 
 
 def test_set(cli, cli_json, accumulator):
-    first = {"num_required": 3, "up_to": 4, "grace": 0.5}
-    assert cli_json("set", "w", "n=3", "up_to=4", "grace=0.5") == {"before": UNSET, "settings": first}
-    found = cli("set", "w", "n=2")
-    assert (found.exit_code, found.stdout) == (0, "w: n=2 up_to=4 grace=0.5 (before: n=3 up_to=4 grace=0.5)\n")
-    assert "settings     n=2 up_to=4 grace=0.5\n" in cli("show", "w").stdout
-    assert cli_json("show", "w")["settings"] == {**first, "num_required": 2}
-    found = cli("set", accumulator.accumulator_ref, "up_to=", "grace=none")
-    assert found.stdout == "redisacc:{w}: n=2 (before: n=2 up_to=4 grace=0.5)\n"
-    assert cli("set", "w", "n=none").stdout == "w: none (before: n=2)\n"
-    assert accumulator.settings() == redisacc.Settings()
+    first = {**UNSET, "least": 3, "most": 4, "grace": 0.5}
+    assert cli_json("set", "w", "least=3", "most=4", "grace=0.5") == {"before": UNSET, "quorum": first}
+    found = cli("set", "w", "least=2")
+    assert (found.exit_code, found.stdout) == (0, "w: least=2 most=4 grace=0.5 (before: least=3 most=4 grace=0.5)\n")
+    assert "quorum       least=2 most=4 grace=0.5\n" in cli("show", "w").stdout
+    assert cli_json("show", "w")["quorum"] == {**first, "least": 2}
+    found = cli("set", accumulator.accumulator_ref, "most=", "grace=none")
+    assert found.stdout == "redisacc:{w}: least=2 (before: least=2 most=4 grace=0.5)\n"
+    assert cli("set", "w", "least=none").stdout == "w: none (before: least=2)\n"
+    assert accumulator.quorum() == redisacc.Quorum()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Missing argument 'SETTING...'"),
-        (("n",), "'n' is none of n=VALUE, up_to=VALUE, grace=VALUE"),
+        ((), "Missing argument 'NUMBER...'"),
+        (("least",), "'least' is none of least=VALUE, most=VALUE, grace=VALUE"),
         (("3",), "'3' is none of"),
         (("num=3",), "'num=3' is none of"),
-        (("n=0",), "0 is not in the range x>=1"),
-        (("n=1.5",), "'1.5' is not a valid integer"),
-        (("n=3", "n=4"), "n is given twice"),
+        (("least=0",), "0 is not in the range x>=1"),
+        (("least=1.5",), "'1.5' is not a valid integer"),
+        (("least=3", "least=4"), "least is given twice"),
         (("grace=nan",), "nan is not a number of seconds"),
         (("grace=-1",), "-1.0 is not in the range"),
         (("grace=604801",), "604801.0 is not in the range"),
-        (("n=99999999999999999999",), "num_required must be"),
-        (("up_to=4",), "up_to must be at least num_required"),
-        (("n=5", "up_to=4", "grace=1"), "up_to must be at least num_required"),
+        (("least=99999999999999999999",), "least must be"),
+        (("most=4",), "most must be at least least"),
+        (("least=5", "most=4", "grace=1"), "most must be at least least"),
     ],
 )
-def test_what_is_no_setting(cli, accumulator, words, message):
+def test_what_is_no_number(cli, accumulator, words, message):
     found = cli("set", "w", *words)
     assert found.exit_code == 2
     assert message in " ".join(found.stderr.split())
-    assert accumulator.settings() == redisacc.Settings()
+    assert accumulator.quorum() == redisacc.Quorum()
 
 
 def test_take_waits_for_what_is_set(cli, cli_json, accumulator, tmp_path):
@@ -55,7 +56,27 @@ def test_take_waits_for_what_is_set(cli, cli_json, accumulator, tmp_path):
     found = cli("take", "w", *output)
     assert found.exit_code == 2
     assert "num_required is missing" in found.stderr
-    cli("set", "w", "n=2")
+    cli("set", "w", "least=2")
     assert cli("take", "w", *output).exit_code == 4
-    cli("set", "w", "n=1")
+    cli("set", "w", "least=1")
     assert cli_json("take", "w", *output)["num_accumulated"] == 1
+
+
+def test_a_running_training_goes_on_with_fewer_workers(cli, client, background, until):
+    with (
+        redisacc.Chief("w", {"w": np.zeros(2)}, workers=3, redis=client) as chief,
+        redisacc.Worker("w", redis=client) as worker,
+    ):
+        assert "quorum       least=3\n" in cli("show", "w").stdout
+        rounds = chief.rounds(until=1)
+        taking = background(next, rounds)
+        next(worker.steps())
+        worker.apply({"w": [1, 1]})
+        until(lambda: "of 3" in cli("show", "w").stdout)
+        assert taking.running
+        assert cli("set", "w", "least=1").stdout == "w: least=1 (before: least=3)\n"
+        assert taking.result().num_accumulated == 1
+        # The data is shared as before.
+        assert (chief.workers, worker.workers) == (3, 3)
+        chief.publish(chief.parameters)
+        chief.delete()

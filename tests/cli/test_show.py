@@ -23,7 +23,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
     chief = open_sparse("float32", [100, 2], "w", worker="chief")
     left = chief.take(2)
     left.__enter__()
-    big = open_sparse("float32", [100, 2], "w", worker="ann", in_place_limit=0)
+    big = open_sparse("float32", [100, 2], "w", worker="ann", limits=redisacc.Limits(in_place=0))
     big.apply_grad([1, 7], [[1, 2], [3, 4]], local_step=1)
     take = background(chief.take_grad, 2, timeout=30)
     until(lambda: chief.info().waiting)
@@ -58,22 +58,22 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
 def test_show_of_takers_with_a_grace(cli, cli_json, open_dense, background, until):
     acc = open_dense("float32", [1], "w", worker="chief")
     takes = []
-    for options in ({"up_to": 4, "grace": 2000}, {"grace": 0.5}):
+    for options in ({"most": 4, "grace": 2000}, {"grace": 0.5}):
         takes.append(background(acc.take_grad, 2, **options))
         until(lambda: len(acc.info().waiting) == len(takes))
     said = cli("show", "w").stdout
     assert re.search(r"^  chief requires 2, or up to 4 within 2000 s$", said, re.MULTILINE)
     assert re.search(r"^  chief requires 2, or up to more within 0.5 s$", said, re.MULTILINE)
     first, second = cli_json("show", "w")["waiting"]
-    assert (first["up_to"], first["grace"], second["up_to"], second["grace"]) == (4, 2000, None, 0.5)
+    assert (first["most"], first["grace"], second["most"], second["grace"]) == (4, 2000, None, 0.5)
     acc.delete()
     for take in takes:
-        with pytest.raises(redisacc.AccumulatorNotFoundError):
+        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
             take.result()
 
 
 def test_show_of_late_gradients(cli, cli_json, open_dense):
-    acc = open_dense("float32", [1], "w", max_staleness=3)
+    acc = open_dense("float32", [1], "w", staleness=3)
     acc.set_global_step(5)
     assert re.search(r"^  late +in this round: none$", cli("show", "w").stdout, re.MULTILINE)
     for step in (5, 4, 2, 4):
@@ -91,7 +91,9 @@ def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
     # Some of the buffered gradients are inline, others are in parts.
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 64 + 8 * 4 * 4 - 1)
     accs = [
-        open_sparse(dtype, [50, 2, 2], "w", reduction_type=reduction, in_place_limit=limit, buffer_limit=10_000)
+        open_sparse(
+            dtype, [50, 2, 2], "w", reduction_type=reduction, limits=redisacc.Limits(in_place=limit, buffer=10_000)
+        )
         for limit in (10**9, 0, 0)
     ]
     rng = np.random.default_rng(1)
@@ -125,7 +127,9 @@ def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, monkeypatch, 
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", inline)
     monkeypatch.setattr("redisacc._format.buffered.PART_SIZES", (part,))
     spec = {"a": ("float32", (300,)), "b": ("float32", (9, 40)), "s": redisacc.Sparse("float32", (30, 5, 20))}
-    acc = open_tree(spec, "w", reduction_type="SUM", missing="skip", in_place_limit=0)
+    acc = open_tree(
+        spec, "w", reduction_type="SUM", mean=redisacc.Mean(missing="skip"), limits=redisacc.Limits(in_place=0)
+    )
     rng = np.random.default_rng(3)
     for encoding in ("int8", "bfloat16", "float32", "int8"):
         rows = np.sort(rng.choice(30, 12, replace=False)), rng.normal(size=(12, 5, 20))
@@ -156,7 +160,9 @@ def test_rows_of_dense_ones(cli, cli_json, open_dense):
 
 
 def test_show_of_weights(cli, cli_json, open_dense, open_sparse, background, until):
-    acc = open_dense("float32", [1], "w", max_staleness=1, staleness_weight="inverse_sqrt", normalize="count")
+    acc = open_dense(
+        "float32", [1], "w", staleness=redisacc.Staleness(1, weight="inverse_sqrt"), mean=redisacc.Mean(by="count")
+    )
     acc.apply_grad([1.0])
     assert "in this round" not in re.sub(r"late .*", "", cli("show", "w").stdout)
     acc.apply_grad([1.0], weight=1.5)

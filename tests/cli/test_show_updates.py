@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.training_options import grouped
 
 import redisacc
 
@@ -28,7 +29,7 @@ def trained(request, client, background):
         optimizer = redisacc.optim.AdamW(0.1, ema=0.5, **options)
         weights = {"w": np.ones(20_000, np.float32)}
         given = {"workers": 1, "partitions": request.param, "redis": client, "encoding": encoding}
-        with redisacc.Chief("w", weights, optimizer=optimizer, **given) as chief:
+        with redisacc.Chief("w", weights, optimizer=optimizer, **grouped(given)) as chief:
             worker = background(work)
             for _ in chief.updates(until=2):
                 pass

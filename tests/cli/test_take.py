@@ -44,13 +44,13 @@ def test_take_with_a_grace(cli, cli_json, accumulator, tmp_path):
     for _ in range(3):
         accumulator.apply_grad([1, 2, 3])
     output = ("-o", tmp_path / "g.npy")
-    assert cli_json("take", "w", 2, *output, "--grace", 3600, "--up-to", 3)["num_accumulated"] == 3
+    assert cli_json("take", "w", 2, *output, "--grace", 3600, "--most", 3)["num_accumulated"] == 3
     accumulator.apply_grad([1, 2, 3], 1)
     assert cli("take", "w", 1, *output, "--grace", 3600, "--timeout", 0).exit_code == 4
     assert cli_json("take", "w", 1, *output, "--grace", 0.1)["num_accumulated"] == 1
     for options, message in (
-        (("--up-to", 3), "needs a grace"),
-        (("--up-to", 1, "--grace", 1), "up_to must be in"),
+        (("--most", 3), "needs a grace"),
+        (("--most", 1, "--grace", 1), "most must be in"),
         (("--grace", 10**7), "grace must be a number of seconds in"),
         (("--grace", "nan"), "--grace"),
         (("--grace", -1), "--grace"),

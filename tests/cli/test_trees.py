@@ -100,8 +100,11 @@ def test_show_lists_some_of_many_leaves(cli, cli_json, open_tree):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"missing": "skip"}, "divides by the gradients that have the leaf"),
-        ({"sparse_mean": "index"}, "divides by the gradients of the round, and a row by those that held its index"),
+        ({"mean": redisacc.Mean(missing="skip")}, "divides by the gradients that have the leaf"),
+        (
+            {"mean": redisacc.Mean(rows="index")},
+            "divides by the gradients of the round, and a row by those that held its index",
+        ),
     ],
 )
 def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
@@ -128,8 +131,11 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, monkeypatch, stored,
     limits, inline = STORED[stored]
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", inline)
     # In a buffer this small, gradients are compacted.
-    options = {"missing": missing, "sparse_mean": sparse_mean, "reduction_type": reduction, "buffer_limit": 1500}
-    accs = [open_tree(FLOATS, "model", in_place_limit=limit, **options) for limit in limits]
+    options = {
+        "mean": redisacc.Mean(missing=missing, rows=sparse_mean),
+        "reduction_type": reduction,
+    }
+    accs = [open_tree(FLOATS, "model", limits=redisacc.Limits(limit, 1500), **options) for limit in limits]
     lacking = [(), ("embed",), ("layers/0/w",), ("embed", "layers/0/n"), ("open",), ()]
     for number in range(18):
         lacks = lacking[number % len(lacking)]
@@ -166,7 +172,7 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, monkeypatch, stored,
 
 
 def test_a_leaf_that_no_gradient_has(cli, cli_json, open_tree):
-    acc = open_tree(SPEC, "model", missing="skip")
+    acc = open_tree(SPEC, "model", mean=redisacc.Mean(missing="skip"))
     acc.apply_grad(gradient(1, lacks=["embed", "layers/0/w"]))
     acc.apply_grad(gradient(2, lacks=["embed", "layers/0/w"]))
     assert acc.peek().gradient["layers"][0]["w"] is None
@@ -182,7 +188,7 @@ def test_a_leaf_that_no_gradient_has(cli, cli_json, open_tree):
 
 def test_a_small_leaf_is_read_alone(cli_json, client, open_tree):
     spec = {"big": ("float32", (2**20,)), "rows": redisacc.Sparse("float32", (2**20,)), "small": ("float32", (3,))}
-    acc = open_tree(spec, "model", missing="skip", in_place_limit=0)
+    acc = open_tree(spec, "model", mean=redisacc.Mean(missing="skip"), limits=redisacc.Limits(in_place=0))
     zeros = np.zeros(2**20, np.float32)
     for number in range(3):
         acc.apply_grad({"big": zeros, "rows": (np.arange(2**18), zeros[: 2**18]), "small": [number, 1, 2]})
@@ -221,7 +227,9 @@ def test_sums_of_a_leaf_that_are_not_what_they_were(cli, client, open_tree, forg
 
 
 def test_a_leaf_behind_the_first_row_of_the_sums(cli_json, open_tree):
-    acc = open_tree({"a": ("float32", (400,)), "b": ("float32", (400,))}, "model", in_place_limit=10**6)
+    acc = open_tree(
+        {"a": ("float32", (400,)), "b": ("float32", (400,))}, "model", limits=redisacc.Limits(in_place=10**6)
+    )
     acc.apply_grad({"a": np.zeros(400), "b": np.arange(400)})
     rows = cli_json("show", "model", "--leaf", "b", *[word for n in (0, 111, 112, 399) for word in ("--index", n)])[
         "rows"
@@ -287,7 +295,7 @@ def test_evil_paths_are_printable(cli, open_tree, real_server):
 
 
 def test_take_and_apply(cli, cli_json, open_tree, tmp_path):
-    acc = open_tree(SPEC, "model", worker="ann", missing="skip")
+    acc = open_tree(SPEC, "model", worker="ann", mean=redisacc.Mean(missing="skip"))
     acc.apply_grad(gradient(1, lacks=["layers/1/w", "embed"]))
     acc.apply_grad(gradient(2, lacks=["layers/1/w", "embed"]))
     expected = acc.peek().gradient

@@ -113,7 +113,7 @@ def _arithmetic() -> None:
 def _steps() -> None:
     row = "at 2^63-1 the step wraps to -2^63"
     why = "an error before anything changes: the gradient is still there for the take at a lower step"
-    overflow = {2: refused(1, "StepOverflowError"), 3: counted(1), 4: {**ok(1), "warned": True}}
+    overflow = {2: refused(1, "RedisAccError"), 3: counted(1), 4: {**ok(1), "warned": True}}
     # TensorFlow is at step 5 from here on, we take first what it took before.
     after = {6: ok(0), 7: ok(1)}
     _both(
@@ -225,7 +225,7 @@ def _shared() -> None:
         "dtype-take",
         "kind-take",
     ):
-        _add(f"other-{label}", row, why, {}, construction=refused(error="SchemaMismatchError"))
+        _add(f"other-{label}", row, why, {}, construction=refused(error="InvalidArgumentError"))
 
 
 for _part in (_types, _arithmetic, _steps, _takes, _sparse, _dense, _stale, _shared):

@@ -89,7 +89,9 @@ class _Handle:
         self.accumulators: list[Any] = []
         for limit in STORAGES[storage]:
             self.accumulators.append(
-                opens(spec["dtype"], spec["shape"], name, redis=client, in_place_limit=limit, **options)
+                opens(
+                    spec["dtype"], spec["shape"], name, redis=client, limits=redisacc.Limits(in_place=limit), **options
+                )
             )
         self._applied = 0
 

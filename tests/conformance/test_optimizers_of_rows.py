@@ -27,7 +27,9 @@ def test_a_training_has_lazy_state_as_in_torch(real_client, background, name):
             for step, _ in worker.steps():
                 worker.apply(dict(zip(DTYPES, given[step], strict=True)))
 
-    with redisacc.Chief("rows", begin, workers=1, optimizer=optimizer, sparse=DTYPES, redis=real_client) as chief:
+    with redisacc.Chief(
+        "rows", begin, workers=1, optimizer=optimizer, accumulator={"sparse": DTYPES}, redis=real_client
+    ) as chief:
         crew = background(work)
         for _ in chief.updates(until=len(given)):
             pass

@@ -75,7 +75,7 @@ class Training(Threads):
         self._required = required or workers
 
     def _open(self, worker: str) -> Any:
-        options: dict[str, Any] = {"redis": self._url, "worker": worker, "max_staleness": self._late}
+        options: dict[str, Any] = {"redis": self._url, "worker": worker, "staleness": self._late}
         return redisacc.ConditionalAccumulator("float32", [self._elements], self._name, **options)
 
     def _lead(self) -> None:
@@ -102,7 +102,7 @@ class Training(Threads):
                 # A worker whose gradient was too late computes the next one at once.
                 before, step = step, acc.global_step()
                 while step == before and not self._over.is_set():
-                    with contextlib.suppress(redisacc.StepTimeoutError):
+                    with contextlib.suppress(redisacc.WaitTimeoutError):
                         step = acc.wait_for_step(step + 1, timeout=0.3)
 
 

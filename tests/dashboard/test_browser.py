@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from browser import NoBrowserError, chromium
+from support.training_options import grouped
 
 import redisacc
 
@@ -64,7 +65,7 @@ def row_of(page, name):
 def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     dashboard, open_page, open_dense, open_parameters, background, until
 ):
-    ann, bob = (open_dense("float32", [1000], "w", worker=name, max_staleness=1) for name in ("ann", "bob"))
+    ann, bob = (open_dense("float32", [1000], "w", worker=name, staleness=1) for name in ("ann", "bob"))
     parameters = open_parameters("w")
     page = open_page(dashboard().url)
     shows(page, "#name", "w")
@@ -107,7 +108,7 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_training_shows_its_progress_and_curves(dashboard, open_page, real_client, width):
     options = {"optimizer": redisacc.optim.SGD(0.1), "workers": 1, "number": 0, "redis": real_client}
-    with redisacc.Training("t", {"w": np.zeros(1000, np.float32)}, **options) as training:
+    with redisacc.Training("t", {"w": np.zeros(1000, np.float32)}, **grouped(options)) as training:
         for step, weights in training.steps(until=40):
             if step == 30:
                 page = open_page(dashboard().url, viewport={"width": width, "height": 900})

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from support.training_options import grouped
 
 import redisacc
 from redisacc._dashboard.feed import Feed
@@ -40,7 +41,7 @@ def page(monitor, **query):
 def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(monitor, real_client, until):
     model, name = {"w": np.zeros(500, np.float32)}, id_of("t")
     options = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9), "workers": 1, "number": 0, "redis": real_client}
-    with redisacc.Training("t", model, **options) as training:
+    with redisacc.Training("t", model, **grouped(options)) as training:
         for step, weights in training.steps(until=8):
             if step == 5:
                 monitor.refresh()
@@ -117,7 +118,7 @@ def test_only_new_steps_are_read(real_client, monkeypatch):
     real = step_history.read_history
     monkeypatch.setattr(step_history, "read_history", lambda *given, **of: read.append(of) or real(*given, **of))
     options = {"update": lambda taken, w, state: (w, state), "workers": 1, "number": 0, "redis": real_client}
-    with redisacc.Training("t", model, **options) as training:
+    with redisacc.Training("t", model, **grouped(options)) as training:
         for step, weights in training.steps(until=6):
             if step in (2, 3, 5):
                 history.refresh(read_parameters_info(transport, keys))
@@ -132,7 +133,7 @@ def test_only_new_steps_are_read(real_client, monkeypatch):
         history.refresh(read_parameters_info(transport, keys))
         assert [past.step for past in history.steps] == [0, 1]
         training.delete()
-    with redisacc.Training("t", model, **options) as training:
+    with redisacc.Training("t", model, **grouped(options)) as training:
         for _, weights in training.steps(until=1):
             training.apply(weights, metrics={"loss": 0})
         history.refresh(read_parameters_info(transport, keys))
@@ -142,7 +143,7 @@ def test_only_new_steps_are_read(real_client, monkeypatch):
 
 @pytest.mark.usefixtures("nobody_is_late")
 def test_the_page_says_what_info_says(monitor, open_dense, background, until):
-    ann, bob = (open_dense("float32", [3], "w", worker=name, max_staleness=2) for name in ("ann", "bob"))
+    ann, bob = (open_dense("float32", [3], "w", worker=name, staleness=2) for name in ("ann", "bob"))
     monitor.refresh()
     take = background(ann.take_grad, 2, timeout=30)
     until(lambda: ann.info().waiting)

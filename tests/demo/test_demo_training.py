@@ -326,5 +326,5 @@ def test_a_worker_too_many_is_turned_away(together: Together) -> None:
 
 @pytest.mark.servers("valkey")
 def test_there_is_nothing_to_check(together: Together) -> None:
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="nothing has been published"):
         check_result("t", SMALL, CORPUS)

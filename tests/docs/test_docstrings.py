@@ -81,9 +81,15 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _constructor_parameters(constructor: Function) -> list[str]:
-    """Parameters of a constructor. An argument ``options: Options`` stands for the fields of that class."""
-    options = _fields(CLASSES["Options"][1]) if "options: Options" in ast.unparse(constructor.args) else ["options"]
+    """Parameters of a constructor. ``**options: Unpack[X]`` stands for the fields of the typed dict X."""
+    unpacked = re.search(r"\*\*options: Unpack\[(\w+)\]", ast.unparse(constructor.args))
+    options = _keys(CLASSES[unpacked[1]][1]) if unpacked else ["options"]
     return [name for given in _parameters(constructor) for name in (options if given == "options" else [given])]
+
+
+def _keys(cls: ast.ClassDef) -> list[str]:
+    """Returns the keys of a typed dict, with those of its bases."""
+    return [key for base in _base_names(cls) if base in CLASSES for key in _keys(CLASSES[base][1])] + _fields(cls)
 
 
 def _fields(cls: ast.ClassDef) -> list[str]:
@@ -235,7 +241,7 @@ def test_files_that_are_mentioned_exist() -> None:
 def test_dense_and_sparse_gradients_raise_the_same_errors() -> None:
     """Their docstrings repeat each other, so that help() is complete, and must not drift apart."""
     dense, sparse = (
-        inspect.getdoc(cls.apply_grad).partition("Raises:")[2].partition("AccumulatorNotFoundError")  # type: ignore[union-attr]
+        inspect.getdoc(cls.apply_grad).partition("Raises:")[2].partition("NotFoundError")  # type: ignore[union-attr]
         for cls in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator)
     )
     assert dense[1:] == sparse[1:] != ("", "")

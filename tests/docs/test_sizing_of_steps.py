@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import redis
 from pages import DOCS, blocks_of
+from support.training_options import grouped
 
 import redisacc
 from redisacc._protocol.sums.reducer_sums import ReducerSums
@@ -103,7 +104,9 @@ def test_a_step_moves_and_stores_what_the_page_says(
     stored = 0
     with (
         reducer(real_client, reducers),
-        redisacc.Chief("step", MODEL, workers=WORKERS, redis=real_client, encoding=encoding, **options) as chief,
+        redisacc.Chief(
+            "step", MODEL, workers=WORKERS, redis=real_client, encoding=encoding, **grouped(options)
+        ) as chief,
     ):
         for thread in threads:
             thread.start()

@@ -30,7 +30,7 @@ def proxy(real_server) -> Iterator[Proxy]:
 
 def accumulator(where, limit=None):
     return redisacc.asyncio.ConditionalAccumulator(
-        "float64", [3], "w", reduction_type="SUM", redis=where, in_place_limit=limit
+        "float64", [3], "w", reduction_type="SUM", redis=where, limits=redisacc.Limits(in_place=limit)
     )
 
 
@@ -116,7 +116,7 @@ async def test_a_take_that_is_cancelled_at_any_moment_loses_no_round(real_server
     # Gradient number i is 1 at element i.
     received, cancelled, longest = np.zeros(number), 0, 0.002
     async with redisacc.asyncio.ConditionalAccumulator(
-        "float64", [number], "w", reduction_type="SUM", redis=real_server.url, in_place_limit=limit
+        "float64", [number], "w", reduction_type="SUM", redis=real_server.url, limits=redisacc.Limits(in_place=limit)
     ) as acc:
         for one in range(number):
             await acc.apply_grad(np.eye(1, number, one)[0], local_step=2**62)

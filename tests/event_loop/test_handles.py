@@ -32,7 +32,7 @@ def accumulator(where, name="w", **options):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_class_has_everything_that_the_blocking_one_has(name):
-    blocking, ours = getattr(redisacc, name), getattr(redisacc.asyncio, name)
+    blocking, ours = getattr(redisacc.types if name == "Upload" else redisacc, name), getattr(redisacc.asyncio, name)
     public = {one for one in dir(blocking) if not one.startswith("_")}
     if name == "Chief":
         # Attributes of its objects.
@@ -135,7 +135,7 @@ async def test_tasks_may_publish_through_one_handle(real_server):
             *(weights.publish(np.full(4, float(step)), step) for step in (1, 2, 3)), return_exceptions=True
         )
         *before, last = results
-        assert all(result is None or isinstance(result, redisacc.StepConflictError) for result in before)
+        assert all(result is None or isinstance(result, redisacc.ConflictError) for result in before)
         # Nothing can be in the way of the highest step.
         assert last is None
         step, array = await weights.latest()
@@ -206,7 +206,7 @@ async def test_a_server_that_is_not_there():
 def test_another_event_loop_is_refused(real_server):
     with asyncio.Runner() as first, asyncio.Runner() as second:
         handle = first.run(opened(accumulator(real_server.url)))
-        with pytest.raises(redisacc.EventLoopError, match=r"belongs to another event loop, .*: open one on this loop"):
+        with pytest.raises(redisacc.RedisAccError, match=r"belongs to another event loop, .*: open one on this loop"):
             second.run(handle.num_accumulated())
         first.run(handle.delete())
         first.run(handle.close())

@@ -25,7 +25,9 @@ def opened(request, client):
         if storage in IN_PARTS:
             request.getfixturevalue("force_parts")
         fixture, schema, options, gradient = KINDS[kind]
-        acc = request.getfixturevalue(fixture)(*schema, in_place_limit=STORAGES[storage], worker="ann", **options)
+        acc = request.getfixturevalue(fixture)(
+            *schema, limits=redisacc.Limits(in_place=STORAGES[storage]), worker="ann", **options
+        )
         for _ in range(2):
             acc.apply_grad(*gradient)
         return acc

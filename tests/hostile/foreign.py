@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...]]] =
     "sparse": ("open_sparse", ("float32", [9, 2], "w"), {}, ROWS),
     "unbounded": ("open_sparse", ("float32", [None, 2], "w"), {}, ROWS),
     "integers": ("open_dense", ("int32", [1], "w"), {}, ([3],)),
-    "tree": ("open_tree", (SPEC, "w"), {"missing": "skip"}, (TREE,)),
+    "tree": ("open_tree", (SPEC, "w"), {"mean": redisacc.Mean(missing="skip")}, (TREE,)),
     "bfloat16": ("open_dense", ("float32", [600], "w"), {"encoding": "bfloat16"}, DENSE),
     "int8": ("open_dense", ("float32", [600], "w"), {"encoding": "int8"}, DENSE),
     "int8 rows": ("open_sparse", ("float32", [99, 600], "w"), {"encoding": "int8"}, WIDE_ROWS),

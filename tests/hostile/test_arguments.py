@@ -43,7 +43,7 @@ def dense(open_dense):
 
 @pytest.fixture
 def sparse(open_sparse):
-    acc = open_sparse("float32", [4, 2], "sparse", in_place_limit=0)
+    acc = open_sparse("float32", [4, 2], "sparse", limits=redisacc.Limits(in_place=0))
     acc.set_global_step(2)
     acc.apply_grad([1], [[1.0, 2.0]], local_step=2)
     yield acc
@@ -351,7 +351,9 @@ def test_names(client, value):
 @each([-1, 1.0, "1", float("nan"), True, [1], np.array([1]), 2**70, object(), Broken()])
 def test_limits(client, value):
     for kind in KINDS:
-        refused(kind, client, ("in_place_limit",), dtype="float32", in_place_limit=value, redis=client)
+        refused(
+            kind, client, ("limits.in_place",), dtype="float32", limits=redisacc.Limits(in_place=value), redis=client
+        )
 
 
 @each(

@@ -84,7 +84,14 @@ def index_of(client, index):
 @pytest.mark.parametrize(("kind", "weights", "normalize"), thorough(CASES, usual=USUAL))
 def test_a_row_that_has_another_length(open_accumulator, real_client, everything, kind, weights, normalize):
     opened, schema, gradients = KINDS[kind]
-    acc = open_accumulator(opened, *schema.values(), "w", redis=real_client, in_place_limit=10**9, normalize=normalize)
+    acc = open_accumulator(
+        opened,
+        *schema.values(),
+        "w",
+        redis=real_client,
+        limits=redisacc.Limits(in_place=10**9),
+        mean=redisacc.Mean(by=normalize),
+    )
     for gradient, weight in zip(gradients, weights, strict=True):
         acc.apply_grad(*gradient, weight=weight)
     rows = real_client.hgetall(SUMS)
@@ -127,7 +134,7 @@ def test_a_row_that_has_another_length(open_accumulator, real_client, everything
 
 def test_a_take_of_a_row_that_has_grown_by_a_weight(open_sparse, real_client):
     """Its length was that of a row with a weight, and the mean was wrong."""
-    acc = open_sparse("float32", [9, 2], "w", in_place_limit=10**9)
+    acc = open_sparse("float32", [9, 2], "w", limits=redisacc.Limits(in_place=10**9))
     for _ in range(2):
         acc.apply_grad([1, 3], [[2.0, 2.0], [4.0, 4.0]])
     row = real_client.hget(SUMS, "3")

@@ -22,12 +22,13 @@ from redisacc._admin import garbage as _collecting
 from redisacc._data.tree import structure as trees
 from redisacc._format.keys import Keys
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.scripts.base import StaleSequenceError
 
 # The fewest servers that show the difference: old versions word their errors differently.
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62"), pytest.mark.usefixtures("little_memory")]
 
 
-TYPED = (redisacc.CorruptDataError, redisacc.AccumulatorNotFoundError, redisacc.SchemaMismatchError)
+TYPED = (redisacc.CorruptDataError, redisacc.NotFoundError, redisacc.InvalidArgumentError)
 
 
 class Operations:
@@ -61,7 +62,7 @@ class Operations:
 def ops(request, open_dense, open_sparse):
     sparse = request.param.startswith("sparse")
     make, shape, limit = (open_sparse, [9, 2], 0) if sparse else (open_dense, [600], 10**9)
-    acc = make("float32", shape, "w", worker="ann", in_place_limit=limit)
+    acc = make("float32", shape, "w", worker="ann", limits=redisacc.Limits(in_place=limit))
     acc.set_global_step(7)
     made = Operations(acc, sparse)
     for _ in range(2):
@@ -115,7 +116,7 @@ FIELDS = {
     "once_per_worker": set(),
     # A record has these two only if they matter.
     "order": {None},
-    "max_staleness": {None},
+    "staleness": {None},
     "duplicates": set(),
     "takes": set(),
     # A record has it only if a loss was noticed.
@@ -269,7 +270,7 @@ def test_an_entry_that_repeats_our_sequence_number_with_a_garbled_outcome(ops, c
     assert ops.acc.num_accumulated() == 2
     client.hset(clients, field, b"%d applied 7 2 0 1 0 w" % (number + 10))
     # The server has seen later requests of this session.
-    expect(ops.apply, client, redisacc.StaleSequenceError)
+    expect(ops.apply, client, StaleSequenceError)
 
 
 def test_garbage_in_the_queue(ops, client):
@@ -409,7 +410,7 @@ def test_a_listing_of_names_that_is_none(client, open_dense):
 
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_server_that_is_out_of_memory(real_client, open_dense, limit):
-    acc = open_dense("float32", [1], "w", in_place_limit=limit)
+    acc = open_dense("float32", [1], "w", limits=redisacc.Limits(in_place=limit))
     try:
         real_client.config_set("maxmemory", 1)
         with pytest.raises(redisacc.ServerError, match="maxmemory"):
@@ -458,7 +459,10 @@ def test_a_forged_structure(opened, client, open_tree, case):
         client.hset(RECORD, "tree", STRUCTURES[case])
     refused(lambda: open_existing(Keys("w"), redis=client), client)
     refused(
-        lambda: open_tree(SPEC, "w"), client, match="w", error=(redisacc.CorruptDataError, redisacc.SchemaMismatchError)
+        lambda: open_tree(SPEC, "w"),
+        client,
+        match="w",
+        error=(redisacc.CorruptDataError, redisacc.InvalidArgumentError),
     )
     # A handle that was opened before does not look at it again.
     assert acc.take_grad(2)["i"].tolist() == [1, 2, 3]
@@ -493,9 +497,9 @@ def test_garbage_in_missing(opened, client, open_tree, value):
         client.hset(RECORD, "missing", value)
     for call in (
         lambda: open_existing(Keys("w"), redis=client),
-        lambda: open_tree(SPEC, "w", missing="skip"),
+        lambda: open_tree(SPEC, "w", mean=redisacc.Mean(missing="skip")),
     ):
-        refused(call, client, match="missing", error=(redisacc.CorruptDataError, redisacc.SchemaMismatchError))
+        refused(call, client, match="missing", error=(redisacc.CorruptDataError, redisacc.InvalidArgumentError))
     acc.delete()
 
 
@@ -504,7 +508,12 @@ def test_another_kind(opened, client, open_tree, kind):
     acc = opened("tree", "in_place")
     client.hset(RECORD, "kind", kind)
     refused(lambda: open_existing(Keys("w"), redis=client), client)
-    refused(lambda: open_tree(SPEC, "w", missing="skip"), client, match="kind", error=redisacc.RedisAccError)
+    refused(
+        lambda: open_tree(SPEC, "w", mean=redisacc.Mean(missing="skip")),
+        client,
+        match="kind",
+        error=redisacc.RedisAccError,
+    )
     acc.delete()
 
 
@@ -550,7 +559,7 @@ def test_a_header_that_promises_too_much(opened, client):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int64"])
 def test_an_encoding_where_nothing_is_encoded(open_dense, client, dtype):
-    acc = open_dense(dtype, [600], "w", in_place_limit=0)
+    acc = open_dense(dtype, [600], "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad(np.ones(600, acc.dtype))
     ((identity, entry),) = client.hgetall(f"{RECORD}:buffered").items()
     header = {**msgpack.unpackb(entry.partition(b" ")[2]), "sections": [["int8", [600]]]}
@@ -565,7 +574,7 @@ def test_an_encoding_where_nothing_is_encoded(open_dense, client, dtype):
 
 def test_any_bytes_in_blocks_are_numbers(open_dense, client):
     """-128 is no step that redisacc writes, but a number like any other. The padding of the last block is ignored."""
-    acc = open_dense("float32", [600], "w", in_place_limit=0, encoding="int8")
+    acc = open_dense("float32", [600], "w", limits=redisacc.Limits(in_place=0), encoding="int8")
     acc.apply_grad(np.ones(600, np.float32))
     ((identity, data),) = client.hgetall(f"{RECORD}:inline").items()
     block = np.array([0.5], "<f4").tobytes() + b"\x80" * 256

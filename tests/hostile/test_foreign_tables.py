@@ -43,7 +43,9 @@ def trained(client, background):
 
 def lead(client):
     optimizer = redisacc.optim.Adam(0.1)
-    return redisacc.Chief(NAME, WEIGHTS, workers=1, redis=client, optimizer=optimizer, sparse=["t"], patience=5.0)
+    return redisacc.Chief(
+        NAME, WEIGHTS, workers=1, redis=client, optimizer=optimizer, accumulator={"sparse": ["t"]}, patience=5.0
+    )
 
 
 def read_state(client):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.selection import thorough
 
+import redisacc
 from redisacc._format.keys import Keys
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients
 
@@ -48,7 +49,7 @@ def forge(client, what, number):
     "what", thorough(["short", "long", "empty", "huge", "missing", "list"], usual=["long", "list"])
 )
 def test_a_part_of_a_sum_that_is_none_is_not_used(open_dense, real_client, background, until, what, numbers):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     rows = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
     pretend(real_client)
     take = background(acc.take_grad, 3)
@@ -62,7 +63,7 @@ def test_a_part_of_a_sum_that_is_none_is_not_used(open_dense, real_client, backg
 
 @pytest.mark.servers("valkey")
 def test_messages_about_sums_that_there_are_not(open_dense, real_client, background, until):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     rows = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
     pretend(real_client)
     take = background(acc.take_grad, 3)

@@ -67,8 +67,8 @@ def operations(client, planted):
     yield lambda: acc.recover().__enter__()
     yield lambda: acc.take_grad(1, timeout=0)
     yield lambda: acc.set_global_step(1)
-    yield acc.settings
-    yield lambda: acc.configure(num_required=1)
+    yield acc.quorum
+    yield lambda: acc.set_quorum(least=1)
     yield lambda: acc.take_grad(timeout=0)
     yield acc.delete
     if box:

@@ -53,6 +53,7 @@ COMMANDS = {
     "dashboard": ["dashboard", "--port", "0"],
     "doctor": ["doctor"],
     "export": ["export", "--port", "0"],
+    "finish": ["finish", "w"],
     "forget-worker": ["forget-worker", "w", "ann"],
     "gc": ["gc", "--yes"],
     "load-scripts": ["load-scripts"],
@@ -61,7 +62,7 @@ COMMANDS = {
     "reduce": ["reduce"],
     "restore": ["restore", "r", "saved.safetensors", "--force"],
     "rm": ["rm", "w", "--yes"],
-    "set": ["set", "w", "n=2"],
+    "set": ["set", "w", "least=2"],
     "set-step": ["set-step", "w", "9", "--yes"],
     "show": ["show", "w"],
     "show rows": ["show", "w", "--top", "2"],
@@ -195,10 +196,10 @@ def first_event(acc: Any) -> None:
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "dense": dense(apply_and_take),
-    "dense buffered": dense(apply_and_take, in_place_limit=0),
+    "dense buffered": dense(apply_and_take, limits=redisacc.Limits(in_place=0)),
     "private": lambda url: redisacc.ConditionalAccumulator("float32", [1], redis=url).close(),
     "dense partitions": lambda url: redisacc.ConditionalAccumulator(
-        "float32", [3], "p", redis=url, partitions=2, in_place_limit=0
+        "float32", [3], "p", redis=url, partitions=2, limits=redisacc.Limits(in_place=0)
     ).apply_grad(np.ones(3)),
     "sparse take": on("sparse", lambda acc: acc.take_grad(1, timeout=0.05)),
     "sparse peek": on("sparse", lambda acc: acc.peek()),
@@ -208,7 +209,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "num_accumulated": on("sparse", lambda acc: (acc.num_accumulated(), acc.global_step())),
     "set_global_step": on("sparse", lambda acc: acc.set_global_step(9)),
     "wait_for_step": on("sparse", lambda acc: acc.wait_for_step(1, timeout=1)),
-    "configure": on("sparse", lambda acc: (acc.configure(num_required=2), acc.settings())),
+    "set_quorum": on("sparse", lambda acc: (acc.set_quorum(least=2), acc.quorum())),
     "settle": on("sparse", lambda acc: acc.settle()),
     "recover": on("sparse", recover),
     "events": on("sparse", first_event),

@@ -94,7 +94,6 @@ def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
     "error",
     [
         redisacc.InvalidArgumentError("x"),
-        redisacc.SchemaMismatchError("x"),
         NameError("x"),
         ImportError("x"),
         NotImplementedError("x"),
@@ -135,9 +134,9 @@ def test_an_error_in_the_first_call_of_a_function_comes_again_in_any_step(monkey
     "error",
     [
         redisacc.ServerUnavailableError("x"),
-        redisacc.LeaseLostError("x"),
-        redisacc.AccumulatorNotFoundError("x"),
-        redisacc.StepOverflowError("x"),
+        redisacc.ConflictError("x"),
+        redisacc.NotFoundError("x"),
+        redisacc.RedisAccError("x"),
         ConnectionResetError("x"),
         FileNotFoundError("x"),
         MemoryError("x"),
@@ -156,7 +155,7 @@ def test_errors_of_data_may_pass_unless_they_end_the_first_process(restarted, co
         monkeypatch.setenv(RESTARTED, restarted)
     for error in (RuntimeError("CUDA out of memory"), KeyError("x"), ValueError("x"), ZeroDivisionError("x")):
         assert exit_code.comes_again(error) is comes_again
-    assert not exit_code.comes_again(redisacc.RoundNotPublishedError("x"))
+    assert not exit_code.comes_again(redisacc.RedisAccError("x"))
 
 
 def test_only_a_launcher_s_process_changes_its_exit_code():

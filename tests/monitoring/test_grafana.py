@@ -59,7 +59,7 @@ def selectors(node):
 @pytest.fixture
 def exported(real_server, open_dense, background, until):
     """Sample name → its labels, of an exporter that has seen two rounds with everything in them."""
-    ann, bob = (open_dense("float32", [3], "w", worker=name, max_staleness=2) for name in ("ann", "bob"))
+    ann, bob = (open_dense("float32", [3], "w", worker=name, staleness=2) for name in ("ann", "bob"))
     metrics = Metrics(connect(real_server.url), [])
     registry = CollectorRegistry()
     registry.register(metrics)

@@ -14,6 +14,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.rounds import acknowledgement
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.taking import Queued
 from redisacc._redis import hash_scan
 from redisacc._redis.connect import connect
@@ -46,7 +47,7 @@ def queue(client: redis.Redis, number: int, lease_end_ms: int, score: float = 0)
 def take(client: redis.Redis, acc: redisacc.ConditionalAccumulator) -> Callable[[], object]:
     session = Session(int(time.time() * 1000))
     return Scripts(connect(client), KEYS, incarnation=acc.info().incarnation).take(
-        token=f"{session.id}-1", session=session, sequence=1, num_required=9, lease_ms=60_000, taker="w"
+        token=f"{session.id}-1", session=session, sequence=1, required=TakeRequirement(9, 9), lease_ms=60_000, taker="w"
     )
 
 
@@ -109,7 +110,7 @@ def test_info_reads_a_long_queue_in_pieces(client: redis.Redis, monkeypatch: pyt
 
 
 def test_compacting_looks_up_the_gradients_together(real_client: redis.Redis) -> None:
-    with handle(real_client, in_place_limit=0, buffer_limit=60 * 8) as acc:
+    with handle(real_client, limits=redisacc.Limits(in_place=0, buffer=60 * 8)) as acc:
         for _ in range(60):
             acc.apply_grad([1, 1])
         ran = commands(real_client, lambda: acc.apply_grad([1, 1]))
@@ -134,7 +135,7 @@ def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: p
     monkeypatch.setattr(buffered_format, "PART_SIZES", (8,))
     limit = acknowledgement.PARTS_PER_CALL
     with redisacc.SparseConditionalAccumulator(
-        "float32", None, "bounded", redis=client, in_place_limit=0, buffer_limit=1_400
+        "float32", None, "bounded", redis=client, limits=redisacc.Limits(in_place=0, buffer=1_400)
     ) as acc:
         # Gradients of 12 bytes in two parts each: 116 of them are more than one script may replace.
         for _ in range(117):
@@ -152,7 +153,7 @@ def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: p
 
 def test_hashes_are_read_in_small_pieces(real_client: redis.Redis) -> None:
     with redisacc.SparseConditionalAccumulator(
-        "float32", None, "bounded", redis=real_client, in_place_limit=10**6
+        "float32", None, "bounded", redis=real_client, limits=redisacc.Limits(in_place=10**6)
     ) as acc:
         acc.apply_grad(range(2000), [1] * 2000)
         assert commands(real_client, acc.peek)["hscan"] >= 2000 // 250

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import redis
 from support.planting import trees
+from support.training_options import grouped
 
 import redisacc
 from redisacc._admin import garbage
@@ -88,8 +89,7 @@ def test_every_script_and_every_kind_of_key(
             *("float32", [4], "every"),
             reduction_type="SUM",
             redis=real_client,
-            in_place_limit=in_place_limit,
-            buffer_limit=48,
+            limits=redisacc.Limits(in_place=in_place_limit, buffer=48),
         )
 
     acc, buffering = opened(10**9), opened(0)
@@ -118,7 +118,7 @@ def test_every_script_and_every_kind_of_key(
         assert found is not None
         assert found.gradient.tolist() == [63.0] * 4
     acc.set_global_step(7)
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     reducer = ReducerScripts(connect(real_client), acc._keys, None)
     assert reducer.hold_reducer(holder="h", who="me", stored=0, late=0, sums="", lease_ms=60_000) is None
     assert reducer.release_reducer(holder="h")
@@ -134,7 +134,7 @@ def test_every_script_and_every_kind_of_key(
     with monkeypatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         spread = redisacc.ConditionalAccumulator(
-            "float32", [40], "every", redis=real_client, in_place_limit=0, partitions=2
+            "float32", [40], "every", redis=real_client, limits=redisacc.Limits(in_place=0), partitions=2
         )
         assert spread.apply_grad(np.ones(40))
         assert spread.take_grad(1).tolist() == [1.0] * 40
@@ -142,7 +142,9 @@ def test_every_script_and_every_kind_of_key(
     # An upload that begins before its gradient is complete.
     with monkeypatch.context() as patch:
         patch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
-        leaves = redisacc.TreeAccumulator({"w": ("float32", (4,))}, "every", redis=real_client, in_place_limit=0)
+        leaves = redisacc.TreeAccumulator(
+            {"w": ("float32", (4,))}, "every", redis=real_client, limits=redisacc.Limits(in_place=0)
+        )
         upload = leaves._begin(0)
         assert upload is not None
         upload.put(0, np.ones(4, np.float32))
@@ -184,7 +186,7 @@ def update(client: redis.Redis, background: Callable[..., Any], partitions: int 
     weights = {"w": np.ones(40, np.float32), "table": np.ones((50, 2))}
     optimizer = redisacc.optim.SGD(0.5, momentum=0.5, clip_norm=3.0)
     options: dict[str, Any] = {"workers": 1, "sparse": ["table"], "partitions": partitions, "redis": client}
-    with redisacc.Chief("every", weights, optimizer=optimizer, **options) as chief:
+    with redisacc.Chief("every", weights, optimizer=optimizer, **grouped(options)) as chief:
         worker = background(work)
         assert list(chief.updates(until=2)) == [1, 2]
         worker.result(30)

@@ -15,9 +15,10 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.base import ForgottenError, StaleSequenceError
 from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.connect import connect
 
 KEYS = Keys("idle")
@@ -30,7 +31,7 @@ def now_ms() -> int:
 
 def handle(client: redis.Redis, **options: object) -> redisacc.ConditionalAccumulator:
     return redisacc.ConditionalAccumulator(
-        "float32", [2], "idle", reduction_type="SUM", redis=client, in_place_limit=0, **options
+        "float32", [2], "idle", reduction_type="SUM", redis=client, limits=redisacc.Limits(in_place=0), **options
     )
 
 
@@ -136,7 +137,7 @@ def test_a_client_that_was_forgotten_is_not_counted_twice(client: redis.Redis) -
     for ask in (
         lambda: scripts.resolve(Request(sender, 1, "w")),
         lambda: scripts.set_global_step(Request(sender, 1, "w"), 5),
-        scripts.take(token="t", session=sender, sequence=1, num_required=1, lease_ms=60_000, taker="w"),
+        scripts.take(token="t", session=sender, sequence=1, required=TakeRequirement(1, 1), lease_ms=60_000, taker="w"),
     ):
         with pytest.raises(ForgottenError):
             ask()
@@ -211,7 +212,7 @@ def test_a_taker_may_wait_for_longer_than_clients_are_known(client: redis.Redis,
         "token": aged.decode(),
         "session": sender,
         "sequence": 1,
-        "num_required": 1,
+        "required": TakeRequirement(1, 1),
         "lease_ms": 60_000,
         "taker": "w",
     }
@@ -221,7 +222,7 @@ def test_a_taker_may_wait_for_longer_than_clients_are_known(client: redis.Redis,
     granted, _ = scripts.take(**ask)()
     assert granted == scripts.take(**ask)()[0]
     assert scripts.acknowledge(token=aged.decode(), parts=[], more=False)
-    with pytest.raises(redisacc.StaleSequenceError):
+    with pytest.raises(StaleSequenceError):
         scripts.take(**ask)()
     acc.apply_grad([3, 4], local_step=1)
     assert take.result().tolist() == [3.0, 4.0]

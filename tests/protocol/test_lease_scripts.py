@@ -90,7 +90,7 @@ def test_a_lease_is_not_extended_after_it_was_deleted_with_the_accumulator(
     assert hold(scripts) is None
     assert hold(scripts, renews=True) is None
     client.delete(CREW)
-    with pytest.raises(redisacc.AccumulatorNotFoundError, match="'w' was deleted, and its leases with it"):
+    with pytest.raises(redisacc.NotFoundError, match="'w' was deleted, and its leases with it"):
         hold(scripts, renews=True)
     assert client.keys() == []
     # Only the lease was lost, as with a server that comes back with older data.
@@ -133,7 +133,7 @@ def test_finishing_what_is_gone(client: redis.Redis, incarnation: str) -> None:
     if incarnation:
         client.hset(f"{KEYS.record}:parameters", "incarnation", incarnation)
     before = client.hgetall(f"{KEYS.record}:parameters")
-    with pytest.raises(redisacc.ParametersNotFoundError, match="published again" if incarnation else "no parameters"):
+    with pytest.raises(redisacc.NotFoundError, match="published again" if incarnation else "no parameters"):
         scripts.amend(incarnation="mine", event="finished", fields=["finished", "1"])
     assert client.hgetall(f"{KEYS.record}:parameters") == before
 

@@ -131,11 +131,11 @@ def test_requests_that_change_nothing(
 
 @pytest.mark.forges
 def test_parameters_that_are_gone(sent: Sent, client: redis.Redis) -> None:
-    with pytest.raises(redisacc.ParametersNotFoundError, match="any longer"):
+    with pytest.raises(redisacc.NotFoundError, match="any longer"):
         sent.publish("b", 2, "a")
     assert endless(client) == set()
     sent.publish("a", 1, "")
-    with pytest.raises(redisacc.ParametersNotFoundError, match="published again"):
+    with pytest.raises(redisacc.NotFoundError, match="published again"):
         sent.publish("b", 2, "a", incarnation="other")
     delete = sent.scripts.delete
     assert delete(incarnation="other", finish=False) == "replaced"

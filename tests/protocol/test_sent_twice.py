@@ -19,9 +19,11 @@ from redisacc._format.record import FORMAT
 from redisacc._protocol.applying import buffer_writer, compaction
 from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._protocol.scripts.opening import Opened, Schema
 from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session, SessionPool
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.taking import Granted, Queued
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -117,7 +119,7 @@ def test_a_stale_gradient_stays_stale(client: redis.Redis, scripts: Scripts, sen
 def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any) -> None:
     sender = new_session()
     send(scripts, sender, 2, [1, 2])
-    with pytest.raises(redisacc.StaleSequenceError, match="request 2"):
+    with pytest.raises(StaleSequenceError, match="request 2"):
         send(scripts, sender, 1, [1, 2])
     assert handle(client).num_accumulated() == 1
     assert not [key for key in client.scan_iter() if b":staged:" in key]
@@ -144,7 +146,14 @@ def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts
 @pytest.mark.forges
 def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
-    ask = {"token": "t1", "session": new_session(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
+    ask = {
+        "token": "t1",
+        "session": new_session(),
+        "sequence": 1,
+        "required": TakeRequirement(1, 1),
+        "lease_ms": 3000,
+        "taker": "me",
+    }
     first, _ = scripts.take(**ask)()
     assert first == Granted("t1", 0, 1, "[2]")
     handle(client).apply_grad([3, 4], 1)
@@ -161,12 +170,19 @@ def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Script
 def test_a_round_that_is_being_removed_is_over(client: redis.Redis, scripts: Scripts) -> None:
     """Another process may have listed it a moment before, or an old copy of the take may arrive."""
     handle(client).apply_grad([1, 2])
-    ask = {"token": "t1", "session": new_session(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
+    ask = {
+        "token": "t1",
+        "session": new_session(),
+        "sequence": 1,
+        "required": TakeRequirement(1, 1),
+        "lease_ms": 3000,
+        "taker": "me",
+    }
     scripts.take(**ask)()
     assert scripts.acknowledge(token="t1", parts=[], more=True)
     assert scripts.recover(old="t1", token="t2", taker="me") is None
     assert scripts.leave(token="t1") is None
-    with pytest.raises(redisacc.StaleSequenceError):
+    with pytest.raises(StaleSequenceError):
         scripts.take(**ask)()
     assert scripts.acknowledge(token="t1", parts=[], more=False)
 
@@ -175,7 +191,7 @@ def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: S
     clients = {"a": new_session(), "b": new_session()}
     for token, ahead in (("a", 0), ("b", 1), ("a", 0), ("b", 1)):
         reply, _ = scripts.take(
-            token=token, session=clients[token], sequence=1, num_required=1, lease_ms=60_000, taker="me"
+            token=token, session=clients[token], sequence=1, required=TakeRequirement(1, 1), lease_ms=60_000, taker="me"
         )()
         assert reply == Queued(0, 0, ahead)
     assert [waiting.token for waiting in handle(client).info().waiting] == ["a", "b"]
@@ -200,7 +216,9 @@ def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scrip
 @pytest.mark.forges
 def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
-    scripts.take(token="dead", session=new_session(), sequence=1, num_required=1, lease_ms=3000, taker="me")()
+    scripts.take(
+        token="dead", session=new_session(), sequence=1, required=TakeRequirement(1, 1), lease_ms=3000, taker="me"
+    )()
     ask = {"old": "dead", "token": "new", "taker": "heir"}
     first = scripts.recover(**ask)
     assert first == Granted("new", 0, 1, "[2]")
@@ -247,7 +265,12 @@ def test_a_sum_is_not_staged_where_the_gradient_alone_was(client: redis.Redis, m
     """Otherwise, a late copy of the first staged parts could replace a sum before the script accepts it."""
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", -1)
     accumulator = redisacc.ConditionalAccumulator(
-        "float32", [2], "compact", reduction_type="SUM", redis=client, in_place_limit=0, buffer_limit=2 * 2 * 4
+        "float32",
+        [2],
+        "compact",
+        reduction_type="SUM",
+        redis=client,
+        limits=redisacc.Limits(in_place=0, buffer=2 * 2 * 4),
     )
     staged = []
     buffer = Scripts.buffer
@@ -270,7 +293,12 @@ def test_whoever_makes_room_knows_his_own_first_copy(client: redis.Redis, monkey
     monkeypatch.setattr(compaction, "COMPACTING_MS", 60_000)
     monkeypatch.setattr(buffer_writer, "BUFFER_TIMEOUT", 1.0)
     accumulator = redisacc.ConditionalAccumulator(
-        "float32", [2], "compact", reduction_type="SUM", redis=client, in_place_limit=0, buffer_limit=2 * 2 * 4
+        "float32",
+        [2],
+        "compact",
+        reduction_type="SUM",
+        redis=client,
+        limits=redisacc.Limits(in_place=0, buffer=2 * 2 * 4),
     )
     call = Transport.call
 

@@ -59,7 +59,11 @@ def begin(real_client: redis.Redis) -> Callable[..., redisacc.Chief]:
     def make(partitions: int | None, **options: Any) -> redisacc.Chief:
         optimizer = redisacc.optim.AdamW(0.1, **options)
         return redisacc.Chief(
-            *("half", WEIGHTS), optimizer=optimizer, workers=1, partitions=partitions, redis=real_client
+            *("half", WEIGHTS),
+            optimizer=optimizer,
+            workers=1,
+            accumulator={"partitions": partitions},
+            redis=real_client,
         )
 
     return make

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.training_options import grouped
 
 # For the reader of pages.
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
@@ -39,7 +40,8 @@ def wrap(real_client: redis.Redis) -> Iterator[Callable[..., Any]]:
 
     def wrapped(model: torch.nn.Module, inner: Any = None, name: str = "torch", **options: Any) -> Any:
         inner = torch.optim.AdamW(model.parameters(), lr=0.02) if inner is None else inner
-        opened.append(redisacc.torch.Optimizer(inner, name, model, **{"workers": 1, "redis": real_client, **options}))
+        given = grouped({"workers": 1, "redis": real_client, **options})
+        opened.append(redisacc.torch.Optimizer(inner, name, model, **given))
         return opened[-1]
 
     yield wrapped

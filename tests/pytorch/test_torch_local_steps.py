@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.training_options import grouped
 from torch import nn
 
 import redisacc
@@ -34,9 +35,10 @@ def net():
 def wrap(real_client):
     opened = []
 
-    def wrapped(model, inner, **options):
-        given = {"workers": 1, "sync_every": EVERY, "redis": real_client, **options}
-        opened.append(redisacc.torch.Optimizer(inner, "torch", model, **given))
+    def wrapped(model, inner, outer=None, **options):
+        given = grouped({"workers": 1, "redis": real_client, **options})
+        local = redisacc.LocalSteps(inner, EVERY, outer)
+        opened.append(redisacc.torch.Optimizer(local, "torch", model, **given))
         return opened[-1]
 
     yield wrapped
@@ -131,7 +133,7 @@ def test_the_state_is_that_of_the_process(wrap):
 @pytest.mark.parametrize("option", [{"clip_norm": 1.0}, {"ema": 0.9}, {"sparse": ["0.weight"]}])
 def test_options_of_the_update_are_refused(wrap, option):
     model = net()
-    with pytest.raises(redisacc.InvalidArgumentError, match=f"{next(iter(option))} must be left out with sync_every"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"{next(iter(option))} must be left out with LocalSteps"):
         wrap(model, torch.optim.SGD(model.parameters()), **option)
 
 

@@ -97,8 +97,11 @@ def test_sparse_equals_peek(client, open_sparse, dtype, stored, monkeypatch):
     # Enough for a sum that holds every index, and little more.
     buffer_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if compacted else 2**30
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
-    options = {"reduction_type": "SUM", "buffer_limit": buffer_limit}
-    accs = [open_sparse(dtype, [ROWS, 2, 3], "w", in_place_limit=limit, **options) for limit in limits]
+    options = {"reduction_type": "SUM"}
+    accs = [
+        open_sparse(dtype, [ROWS, 2, 3], "w", limits=redisacc.Limits(limit, buffer_limit), **options)
+        for limit in limits
+    ]
     holders = np.zeros(ROWS, int)
     for number in range(40):
         indices = rng.choice(ROWS - 1, rng.integers(0, 9), replace=False)
@@ -131,8 +134,8 @@ def test_dense_equals_peek(client, open_dense, dtype, stored, monkeypatch):
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
     shape = (7, 90)
     buffer_limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if compacted else 2**30
-    options = {"reduction_type": "SUM", "buffer_limit": buffer_limit}
-    accs = [open_dense(dtype, shape, "w", in_place_limit=limit, **options) for limit in limits]
+    options = {"reduction_type": "SUM"}
+    accs = [open_dense(dtype, shape, "w", limits=redisacc.Limits(limit, buffer_limit), **options) for limit in limits]
     for number in range(12):
         accs[number % len(accs)].apply_grad(random_values(rng, dtype, shape))
     acc = accs[0]
@@ -170,7 +173,7 @@ def test_an_empty_round_counts_zero(client, open_sparse):
 def test_indices_beyond_doubles(client, open_sparse):
     """Two indices that are the same as doubles, and a gradient whose parts are many."""
     last = 2**63 - 1
-    acc = open_sparse("float64", None, "w", in_place_limit=0)
+    acc = open_sparse("float64", None, "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([0, 2**53, 2**53 + 1, last - 1, last], [0.5, 1.0, 2.0, 3.0, 4.0])
     for index, value in ((2**53, "1"), (2**53 + 1, "2"), (last - 1, "3"), (last, "4"), (0, "0.5")):
         assert index_of(client, acc, index)["sum"] == value
@@ -182,7 +185,7 @@ def test_indices_beyond_doubles(client, open_sparse):
 
 
 def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_sparse, real_server):
-    acc = open_sparse("float32", None, "w", buffer_limit=2**30)
+    acc = open_sparse("float32", None, "w", limits=redisacc.Limits(buffer=2**30))
     indices = np.sort(np.random.default_rng(3).choice(10**9, 300_000, replace=False))
     values = np.random.default_rng(4).normal(size=(300_000, 20)).astype(np.float32)
     acc.apply_grad(indices, values)
@@ -197,7 +200,7 @@ def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_spa
 
 
 def test_too_many_buffered_are_refused(client, open_sparse):
-    acc = open_sparse("float32", [5], "w", in_place_limit=0)
+    acc = open_sparse("float32", [5], "w", limits=redisacc.Limits(in_place=0))
     for _ in range(200):
         acc.apply_grad([1], [1.0])
     assert index_of(client, acc, 1)["sum"] == "200"
@@ -220,7 +223,7 @@ def test_too_many_buffered_are_refused(client, open_sparse):
     ],
 )
 def test_what_is_left_to_show(client, open_dense, monkeypatch, dtype, how, message):
-    acc = open_dense(dtype, [300], "w", in_place_limit=0, encoding=how.get("encoding"))
+    acc = open_dense(dtype, [300], "w", limits=redisacc.Limits(in_place=0), encoding=how.get("encoding"))
     if "partitions" in how:
         monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc.apply_grad(np.ones(300, dtype), weight=how.get("weight", 1))
@@ -232,7 +235,9 @@ def test_what_is_left_to_show(client, open_dense, monkeypatch, dtype, how, messa
 
 def test_a_tree_is_left_to_show(client, open_tree):
     acc = open_tree(
-        {"a": redisacc.Sparse("float32", (9, 2)), "b": ("float32", ())}, "w", missing="skip", sparse_mean="index"
+        {"a": redisacc.Sparse("float32", (9, 2)), "b": ("float32", ())},
+        "w",
+        mean=redisacc.Mean(missing="skip", rows="index"),
     )
     acc.apply_grad({"a": None, "b": 1})
     with pytest.raises(ResponseError, match="use `redisacc show NAME --leaf PATH`"):
@@ -272,7 +277,7 @@ def test_wrong_arguments_are_said(client, open_sparse, args, message):
 
 def open_and_forge(client, open_sparse, forge):
     """Applies one buffered gradient, and replaces its header."""
-    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
     order, _, packed = entry.partition(b" ")
@@ -333,13 +338,13 @@ def test_headers_of_other_data_are_an_error(client, open_sparse, forge):
 @pytest.mark.every_server
 @pytest.mark.forges
 def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
-    acc = open_sparse("float32", [5, 2], "v", in_place_limit=0)
+    acc = open_sparse("float32", [5, 2], "v", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     client.delete("redisacc:{v}:inline")
     with pytest.raises(ResponseError, match="is gone, or has another length"):
         index_of(client, acc, 1)
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
-    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     (part,) = client.keys("redisacc:{w}:part:*:0")
     client.delete(part)
@@ -355,12 +360,12 @@ def test_no_accumulator_is_an_error(client, script):
 
 @pytest.mark.every_server
 def test_the_summary(client, open_dense, background, until):
-    acc = open_dense("float32", [3], "w", worker="ann", buffer_limit=1000)
-    evil = open_dense("float32", [3], "w", worker="bob", buffer_limit=1000)
+    acc = open_dense("float32", [3], "w", worker="ann", limits=redisacc.Limits(buffer=1000))
+    evil = open_dense("float32", [3], "w", worker="bob", limits=redisacc.Limits(buffer=1000))
     acc.apply_grad([1, 2, 3])
     with acc.take(1), acc:
         pass
-    acc = open_dense("float32", [3], "w", worker="ann", buffer_limit=1000)
+    acc = open_dense("float32", [3], "w", worker="ann", limits=redisacc.Limits(buffer=1000))
     held = acc.take(1, timeout=20)
     acc.apply_grad([1, 2, 3], 1)
     held.__enter__()
@@ -391,7 +396,7 @@ def test_the_summary(client, open_dense, background, until):
 def test_the_summary_says_what_grace_a_taker_has(client, open_dense, background, until):
     acc = open_dense("float32", [1], "w", worker="ann")
     takes = []
-    for options in ({"up_to": 4, "grace": 100}, {"grace": 0.5}, {}):
+    for options in ({"most": 4, "grace": 100}, {"grace": 0.5}, {}):
         takes.append(background(acc.take_grad, 2, **options))
         until(lambda: len(acc.info().waiting) == len(takes))
     lines = run(client, "summary", acc.accumulator_ref)
@@ -403,12 +408,12 @@ def test_the_summary_says_what_grace_a_taker_has(client, open_dense, background,
     ]
     acc.delete()
     for take in takes:
-        with pytest.raises(redisacc.AccumulatorNotFoundError):
+        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
             take.result()
 
 
 def test_the_summary_says_how_late_gradients_are(client, open_dense):
-    acc = open_dense("float32", [1], "w", max_staleness=3, worker="chief staleness=1:1 x")
+    acc = open_dense("float32", [1], "w", staleness=3, worker="chief staleness=1:1 x")
     acc.set_global_step(5)
     late = "gradients may be up to 3 steps late; steps:gradients in this round: "
     assert late + "none" in run(client, "summary", acc.accumulator_ref)
@@ -437,14 +442,20 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     """Every command of docs/reference/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
     a, b, c = (
-        open_sparse("float32", [10000, 4], "embeddings", worker=f"worker-{n}", in_place_limit=0 if n == 1 else None)
+        open_sparse(
+            "float32",
+            [10000, 4],
+            "embeddings",
+            worker=f"worker-{n}",
+            limits=redisacc.Limits(in_place=0 if n == 1 else None),
+        )
         for n in range(3)
     )
     chief = open_sparse("float32", [10000, 4], "embeddings", worker="chief")
     bias = open_dense("float32", [100, 50], "bias")
     layers = [{"w": ("float32", (4, 3)), "b": ("float32", (3,))}]
     spec = {"embed": redisacc.Sparse("float32", (10000, 4)), "layers": layers, "steps": ("int64", ())}
-    models = [open_tree(spec, "model", missing="skip", worker=f"worker-{n}") for n in range(2)]
+    models = [open_tree(spec, "model", mean=redisacc.Mean(missing="skip"), worker=f"worker-{n}") for n in range(2)]
     for model, rows in zip(models, (([7, 42], np.ones((2, 4))), None), strict=True):
         layer = {"w": np.arange(12).reshape(4, 3), "b": [1, 2, 3]}
         model.apply_grad({"embed": rows, "layers": [layer], "steps": 1})
@@ -524,7 +535,7 @@ def masked(text):
 
 
 def test_nothing_is_written(client, open_sparse):
-    acc = open_sparse("float32", [5], "w", in_place_limit=0)
+    acc = open_sparse("float32", [5], "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [1.0])
     for script in ("summary", "index"):
         code = (FOLDER / f"{script}.lua").read_text()
@@ -535,16 +546,23 @@ def test_nothing_is_written(client, open_sparse):
 
 
 def test_the_summary_says_what_a_mean_divides_by(open_sparse, client):
-    acc = open_sparse("float64", [9, 1], sparse_mean="round")
+    acc = open_sparse("float64", [9, 1], mean=redisacc.Mean(rows="round"))
     assert "MEAN by the gradients of the round" in run(client, "summary", acc.accumulator_ref)[0]
 
 
 def test_the_summary_says_the_weights(client, open_dense, background, until):
-    acc = open_dense("float32", [1], "w", max_staleness=1, staleness_weight=[1, 0.5], normalize="count", worker="ann")
+    acc = open_dense(
+        "float32",
+        [1],
+        "w",
+        staleness=redisacc.Staleness(1, weight=[1, 0.5]),
+        mean=redisacc.Mean(by="count"),
+        worker="ann",
+    )
     acc.set_global_step(1)
     acc.apply_grad([1.0], 1)
     acc.apply_grad([1.0], 0, weight=3)
-    take = background(acc.take_grad, 2, min_weight=4.5, up_to=3, grace=0)
+    take = background(acc.take_grad, 2, min_weight=4.5, most=3, grace=0)
     until(lambda: acc.info().waiting)
     said = run(client, "summary", acc.accumulator_ref)
     assert said[0] == "redisacc:{w}: dense float32 [1] MEAN by the number of the gradients"

@@ -57,7 +57,9 @@ def test_a_round_over_tls(tls, certificates, open_accumulator, background, until
     server = speaks_tls(tls)
     url = tls_url(server, certificates)
     for where in (url, server.client(password=PASSWORD)):
-        acc = open_accumulator("dense", "float32", [None], "w", redis=where, in_place_limit=limit, reduction_type="SUM")
+        acc = open_accumulator(
+            "dense", "float32", [None], "w", redis=where, limits=redisacc.Limits(in_place=limit), reduction_type="SUM"
+        )
         step = acc.global_step()
         waiting = background(acc.take_grad, 3, timeout=60)
         until(lambda acc=acc: acc.info().waiting)
@@ -158,7 +160,9 @@ def test_no_secret_in_any_log_line_error_or_repr(
 
     handles = [open_accumulator("dense", "float32", [2], "w", redis=where) for where in (url, admin)]
     handles.append(open_accumulator("sparse", "float32", [2, 2], redis=url))
-    handles.append(open_accumulator("dense", "float32", [2], "w", redis=url, in_place_limit=0, min_replicas=1))
+    handles.append(
+        open_accumulator("dense", "float32", [2], "w", redis=url, limits=redisacc.Limits(in_place=0), min_replicas=1)
+    )
     acc = handles[0]
     acc.apply_grad([1, 2])
     for what in (

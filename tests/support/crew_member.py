@@ -27,11 +27,17 @@ ROW = 4
 def open_shared(kind: str, url: str, limit: int, worker: str) -> Any:
     if kind == "sparse":
         return redisacc.SparseConditionalAccumulator(
-            "float64", [None, ROW], "crew", reduction_type="SUM", redis=url, worker=worker, in_place_limit=limit
+            "float64",
+            [None, ROW],
+            "crew",
+            reduction_type="SUM",
+            redis=url,
+            worker=worker,
+            limits=redisacc.Limits(in_place=limit),
         )
     # Column w counts the gradients of worker w, and column 8 + w adds their numbers up.
     return redisacc.ConditionalAccumulator(
-        "int32", [16], "crew", reduction_type="SUM", redis=url, worker=worker, in_place_limit=limit
+        "int32", [16], "crew", reduction_type="SUM", redis=url, worker=worker, limits=redisacc.Limits(in_place=limit)
     )
 
 

@@ -39,18 +39,32 @@ def open_shared(
         kind: "dense", "tree", or "partitions" for a dense one with three of them; "leaves" or "leaves in partitions"
             for a tree of two dense leaves of this size.
     """
-    options: dict[str, Any] = {"reduction_type": "SUM", "redis": redis, "in_place_limit": limit, "worker": worker}
+    options: dict[str, Any] = {
+        "reduction_type": "SUM",
+        "redis": redis,
+        "worker": worker,
+    }
+
+    def limits(room: int) -> redisacc.Limits:
+        return redisacc.Limits(limit, ROOM * room)
+
     if kind == "tree":
         # A gradient has an index and a row, the dense leaf, and which leaves it has.
         spec = {"d": ("float32", (size,)), "s": redisacc.Sparse("float32", (None, 2))}
-        return redisacc.TreeAccumulator(spec, NAME, missing="skip", buffer_limit=ROOM * (4 * size + 24), **options)
+        return redisacc.TreeAccumulator(
+            spec,
+            NAME,
+            mean=redisacc.Mean(missing="skip"),
+            limits=limits(4 * size + 24),
+            **options,
+        )
     if kind.startswith("leaves"):
         partitions = 3 if kind == "leaves in partitions" else None
         spec = {"d": ("float32", (size,)), "e": ("float32", (size,))}
-        return redisacc.TreeAccumulator(spec, NAME, buffer_limit=ROOM * 8 * size, partitions=partitions, **options)
+        return redisacc.TreeAccumulator(spec, NAME, limits=limits(8 * size), partitions=partitions, **options)
     if kind == "partitions":
         options["partitions"] = 3
-    return redisacc.ConditionalAccumulator("float32", [size], NAME, buffer_limit=ROOM * 4 * size, **options)
+    return redisacc.ConditionalAccumulator("float32", [size], NAME, limits=limits(4 * size), **options)
 
 
 def version(step: int, size: int) -> dict[str, Any]:
@@ -84,8 +98,8 @@ def model_of(size: int) -> dict[str, Any]:
 
 def open_chief(redis: Any, size: int, partitions: int | None, *, workers: int = 2) -> redisacc.Chief:
     """Opens the chief of a training with an optimiser."""
-    options: dict[str, Any] = {"workers": workers, "optimizer": OPTIMIZER, "sparse": TABLES, "partitions": partitions}
-    return redisacc.Chief(NAME, model_of(size), redis=redis, **options)
+    rows = redisacc.types.GradientOptions(sparse=TABLES, partitions=partitions)
+    return redisacc.Chief(NAME, model_of(size), workers=workers, optimizer=OPTIMIZER, redis=redis, accumulator=rows)
 
 
 def gradient_of(kind: str, size: int, value: float) -> Any:

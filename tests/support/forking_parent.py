@@ -206,7 +206,9 @@ class Calls:
     def __init__(self, redis_: Any) -> None:
         self.redis = redis_
         self.small = redisacc.ConditionalAccumulator("float32", [2], "small", redis=redis_)
-        self.buffered = redisacc.ConditionalAccumulator("float32", [2], "buffered", redis=redis_, in_place_limit=0)
+        self.buffered = redisacc.ConditionalAccumulator(
+            "float32", [2], "buffered", redis=redis_, limits=redisacc.Limits(in_place=0)
+        )
         self.rows = redisacc.SparseConditionalAccumulator("float32", [None, 2], "rows", redis=redis_)
         spec = {"a": ("float32", (2,)), "b": redisacc.Sparse("float32", (None,))}
         self.tree = redisacc.TreeAccumulator(spec, "tree", redis=redis_)

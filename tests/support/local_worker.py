@@ -54,7 +54,7 @@ def simulate(until: int, crew: int, every: int = 3, killed: tuple[int, int] | No
 
 def main(url: str, number: str, killed_at: str) -> None:
     with redisacc.Training(
-        "train", START, optimizer=INNER, sync_every=3, outer=OUTER, workers=2, number=int(number), redis=url
+        "train", START, optimizer=redisacc.LocalSteps(INNER, 3, OUTER), workers=2, number=int(number), redis=url
     ) as one:
         for step, weights in one.steps(until=9):
             print(step, flush=True)

@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 class Overflowing(Exception):
-    """The library has to raise StepOverflowError, and nothing may change."""
+    """The library has to raise a RedisAccError about the largest int64, and nothing may change."""
 
 
 class Insufficient(Exception):
@@ -213,7 +213,7 @@ class Accumulator:
     normalize: str = "weights"
     total_weight: float = 0.0
     # What a take waits for that does not say so itself.
-    settings: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("num_required", "up_to", "grace")))
+    quorum: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("least", "most", "grace")))
 
     kind = ""
 
@@ -272,34 +272,34 @@ class Accumulator:
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
 
-    def configure(self, **change: Any) -> None:
-        found = {**self.settings, **change}
-        number, up_to, grace = found.values()
-        if number is None and (up_to, grace) != (None, None):
+    def set_quorum(self, **change: Any) -> None:
+        found = {**self.quorum, **change}
+        number, most, grace = found.values()
+        if number is None and (most, grace) != (None, None):
             raise Refused(f"{found} say no number")
-        if up_to is not None and (grace is None or up_to < number):
+        if most is not None and (grace is None or most < number):
             raise Refused(f"no take accepts {found}")
-        self.settings = found
+        self.quorum = found
 
     def take(
         self,
         num_required: int | None,
-        up_to: int | None = None,
+        most: int | None = None,
         grace: float | None = None,
         min_weight: float | None = None,
     ) -> ModelRound:
         """Takes at a moment when no grace has ended that is longer than 0."""
         if num_required is None:
-            set_number = self.settings["num_required"]
-            if (up_to, grace) != (None, None) or (set_number is None and min_weight is None):
+            set_number = self.quorum["least"]
+            if (most, grace) != (None, None) or (set_number is None and min_weight is None):
                 raise Refused("nobody says how many")
-            num_required, up_to, grace = self.settings.values() if set_number is not None else (1, None, None)
+            num_required, most, grace = self.quorum.values() if set_number is not None else (1, None, None)
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
-        if up_to is not None and (grace is None or up_to < num_required):
-            raise Refused(f"up_to = {up_to} for {num_required} and a grace of {grace}")
+        if most is not None and (grace is None or most < num_required):
+            raise Refused(f"most = {most} for {num_required} and a grace of {grace}")
         too_light = min_weight is not None and self.total_weight < min_weight * (1 - 1e-9)
-        if too_light or self.count < num_required or (grace and (up_to is None or self.count < up_to)):
+        if too_light or self.count < num_required or (grace and (most is None or self.count < most)):
             raise Insufficient
         if self.step == STEP_MAX:
             raise Overflowing

@@ -34,8 +34,9 @@ TEXTS = {
 COMMANDS = [
     ("ls",), ("ls", "--private"), ("show", "w"), ("show", "w", "--index", "1"), ("show", "w", "--top", "1"),
     ("watch", "-n", "1"), ("recover", "w"), ("gc", "--dry-run"), ("tail", "w", "-n", "1", "--timeout", "0"),
-    ("set", "w", "n=2"), ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
-    ("recover", "w", "--discard", "--yes"), ("gc", "--yes"), ("rm", "w", "--yes"),
+    ("finish", "w"), ("set", "w", "least=2"), ("set-step", "w", "1", "--yes"),
+    ("take", "w", "1", "--timeout", "0", "--discard", "--yes"), ("recover", "w", "--discard", "--yes"), ("gc", "--yes"),
+    ("rm", "w", "--yes"),
 ]  # fmt: skip
 
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -115,7 +116,7 @@ def open_kind(kind: str, client: redis.Redis, **options: Any) -> Any:
     """Opens an accumulator ``w`` of one of KINDS."""
     if kind == "tree":
         spec = {"s": redisacc.Sparse("float32", (100_000, 2)), "d": [("float32", (300,)), ("int32", ())]}
-        return redisacc.TreeAccumulator(spec, "w", missing="skip", redis=client, **options)
+        return redisacc.TreeAccumulator(spec, "w", mean=redisacc.Mean(missing="skip"), redis=client, **options)
     return redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", redis=client, **options)
 
 

@@ -12,6 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import redisacc
 import redisacc.asyncio
+from redisacc._redis.reply_errors import NotPermittedError, ServerOutOfMemoryError
 from redisacc._telemetry import spans
 
 WORKERS = "redisacc:{w}:workers"
@@ -121,17 +122,22 @@ def test_an_error_is_the_status_of_the_span(open_dense, recorded):
     with pytest.raises(redisacc.TakeTimeoutError) as caught:
         acc.take_grad(1, timeout=0)
     acc.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         acc.apply_grad([1.0])
     take, apply = recorded.spans()
     assert take.status.status_code == apply.status.status_code == StatusCode.ERROR
     assert take.status.description == str(caught.value)
     assert take.attributes["error.type"] == "TakeTimeoutError"
-    assert apply.attributes["error.type"] == "AccumulatorNotFoundError"
+    assert apply.attributes["error.type"] == "NotFoundError"
+
+
+def test_an_error_of_a_class_that_only_redisacc_uses_has_the_name_of_a_public_one():
+    for error in (NotPermittedError("x"), ServerOutOfMemoryError("x")):
+        assert spans._error_type(error) == "ServerError"
 
 
 def test_compacting_is_a_child_of_the_apply_and_keeps_the_links(open_dense, recorded):
-    acc = open_dense("float32", [3], "w", in_place_limit=0, buffer_limit=30)
+    acc = open_dense("float32", [3], "w", limits=redisacc.Limits(in_place=0, buffer=30))
     for _ in range(3):
         acc.apply_grad([1, 2, 3])
     acc.take_grad(3)
@@ -275,7 +281,7 @@ def test_spans_of_asyncio_have_the_parents_of_their_tasks(real_server, recorded)
 
 
 def test_gradients_in_partitions_are_linked_too(open_dense, recorded):
-    acc = open_dense("float32", [40_000], "w", in_place_limit=0, partitions=2)
+    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0), partitions=2)
     acc.apply_grad(np.ones(40_000, np.float32))
     acc.take_grad(1)
     (apply,), (take,) = recorded.spans("apply"), recorded.spans("take")

@@ -31,7 +31,7 @@ def main(url: str, name: str, what: str) -> None:
         if what == "parts":
             buffered.INLINE_BYTES = 0
         with redisacc.ConditionalAccumulator(
-            "float32", [2000], "w", redis=url, worker=name, in_place_limit=limit
+            "float32", [2000], "w", redis=url, worker=name, limits=redisacc.Limits(in_place=limit)
         ) as mine:
             mine.apply_grad([1.0] * 2000)
     acc.close()

@@ -10,6 +10,7 @@ import pytest
 import redis
 from support.moved_clock import MovedClock
 from support.proxy import proxy_before_server
+from support.training_options import grouped
 
 import redisacc
 from redisacc._format.entries import clock_ms
@@ -57,7 +58,7 @@ class Training:
         if parameters is None:
             parameters = {"w": np.zeros(2, np.int64)}
         given = {"workers": 1, "reduction_type": "SUM", "redis": self.client, **options}
-        self._opened.append(redisacc.Chief("train", parameters, **given))
+        self._opened.append(redisacc.Chief("train", parameters, **grouped(given)))
         return self._opened[-1]
 
     def worker(self, number: int | None = None, **options: Any) -> redisacc.Worker:

@@ -124,9 +124,9 @@ def test_a_training_that_is_deleted_under_its_chief(updated, until):
             one.chief._accumulator.delete()
 
     one.work(delete)
-    with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+    with pytest.raises(redisacc.NotFoundError):
         one.lead(5)
     for worker in one.crew:
-        with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+        with pytest.raises(redisacc.NotFoundError):
             worker.result(30)
     assert [key for key in one.training.client.scan_iter("*train*") if one.training.client.pttl(key) == -1] == []

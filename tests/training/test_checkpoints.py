@@ -797,11 +797,11 @@ def test_a_step_that_follows_while_a_checkpoint_is_read(training, monkeypatch, p
     [
         ({"checkpoint": 3}, "checkpoint must be the path of a folder"),
         ({"checkpoint": ""}, "checkpoint must be the path of a folder"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be"),
-        ({"checkpoint_every": "10min"}, r"checkpoint_every must be .*; or a datetime\.timedelta"),
-        ({"checkpoint_every": datetime.timedelta(0)}, "checkpoint_every must be a positive time"),
-        ({"checkpoint_keep": 0}, "checkpoint_keep must be"),
-        ({"checkpoint_keep_every": 0}, "checkpoint_keep_every must be"),
+        ({"checkpoint_every": 0}, "checkpoint.every must be"),
+        ({"checkpoint_every": "10min"}, r"checkpoint.every must be .*; or a datetime\.timedelta"),
+        ({"checkpoint_every": datetime.timedelta(0)}, "checkpoint.every must be a positive time"),
+        ({"checkpoint_keep": 0}, "checkpoint.keep must be"),
+        ({"checkpoint_keep_every": 0}, "checkpoint.keep_every must be"),
     ],
 )
 def test_invalid_arguments(training, tmp_path, options, message):

@@ -1,4 +1,4 @@
-"""Crews that grow and shrink: a chief that waits for everybody, and settings that are changed while a chief waits."""
+"""Crews that grow and shrink: a chief that waits for everybody, and a quorum that is changed while a chief waits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from support.leaks import remaining
 
 import redisacc
+from redisacc import Quorum
 from redisacc._format.keys import Keys
 from redisacc._handles.existing import open_existing
 
@@ -14,9 +15,9 @@ HOUR = 3600
 
 
 @pytest.fixture
-def settings(training):
+def quorum(training):
     """Returns what the accumulator of the training says that a step needs."""
-    return lambda: open_existing(Keys("train"), redis=training.client).settings()
+    return lambda: open_existing(Keys("train"), redis=training.client).quorum()
 
 
 @pytest.fixture
@@ -34,15 +35,15 @@ def lease(training, number, ms=HOUR * 1000):
     training.give_lease(f"worker {number}", "somebody", ms, holder=f"holder{number}")
 
 
-def test_a_step_waits_for_everybody(training, background, until, settings, gradients):
-    chief = training.chief(workers="all", minimum=2)
-    assert (settings(), chief.workers) == (redisacc.Settings(2), 2)
+def test_a_step_waits_for_everybody(training, background, until, quorum, gradients):
+    chief = training.chief(workers="all", quorum=2)
+    assert (quorum(), chief.workers) == (Quorum(2), 2)
     rounds = chief.rounds(until=3)
     leading = background(next, rounds)
     lease(training, 0)
     lease(training, 1)
     lease(training, 2)
-    until(lambda: settings() == redisacc.Settings(3))
+    until(lambda: quorum() == Quorum(3))
     gradients(0, 0)
     gradients(1, 0)
     assert leading.running
@@ -71,11 +72,11 @@ def test_a_step_waits_for_everybody(training, background, until, settings, gradi
     chief.publish(chief.parameters)
 
 
-def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, settings, gradients):
+def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, quorum, gradients):
     for number in range(3):
         lease(training, number)
     chief = training.chief(workers="all")
-    assert settings() == redisacc.Settings(3)
+    assert quorum() == Quorum(3)
     rounds = chief.rounds(until=1)
     leading = background(next, rounds)
     until(lambda: training.client.exists("redisacc:{train}:queue"))
@@ -95,11 +96,11 @@ def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, backgro
     assert chief.workers == 2
 
 
-def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until, settings, gradients):
+def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until, quorum, gradients):
     for number in range(3):
         lease(training, number)
-    chief = training.chief(workers="all", minimum=1, grace=HOUR)
-    assert settings() == redisacc.Settings(1, 3, HOUR)
+    chief = training.chief(workers="all", quorum=Quorum(1, grace=HOUR))
+    assert quorum() == Quorum(1, 3, HOUR)
     rounds = chief.rounds(until=2)
     leading = background(next, rounds)
     for number in range(3):
@@ -108,19 +109,19 @@ def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until,
     assert leading.result().num_accumulated == 3
     chief.publish(chief.parameters)
     chief.close()
-    again = training.chief(workers="all", minimum=2, grace=0.0501)
-    assert settings() == redisacc.Settings(2, 3, 0.051)
+    again = training.chief(workers="all", quorum=Quorum(2, grace=0.0501))
+    assert quorum() == Quorum(2, 3, 0.051)
     leading = background(next, again.rounds(until=2))
     gradients(0, 1)
     gradients(1, 1)
     assert leading.result().num_accumulated == 2
 
 
-def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, settings):
+def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, quorum):
     lease(training, 0)
     training.give_lease("worker 1", "somebody", HOUR * 1000, process=dead_process())
     training.chief(workers="all")
-    assert settings() == redisacc.Settings(1)
+    assert quorum() == Quorum(1)
 
 
 def dead_process():
@@ -133,54 +134,54 @@ def dead_process():
     return identity
 
 
-def test_settings_can_be_changed_while_a_chief_waits(training, background, until, settings, gradients):
+def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, until, quorum, gradients):
     chief = training.chief(workers=3)
-    assert settings() == redisacc.Settings(3)
+    assert quorum() == Quorum(3)
     rounds = chief.rounds(until=3)
     leading = background(next, rounds)
     gradients(0, 0)
     gradients(1, 0)
     assert leading.running
     hand = open_existing(Keys("train"), redis=training.client)
-    hand.configure(num_required=2)
+    hand.set_quorum(least=2)
     assert leading.result().num_accumulated == 2
     # The workers' shares of the data stay as they are.
     assert (chief.workers, training.worker(0).workers) == (3, 3)
     chief.publish(chief.parameters)
     # The chief goes back to what its program says when it is started again, or when nothing is set.
     leading = background(next, rounds)
-    hand.configure(num_required=None)
-    until(lambda: settings() == redisacc.Settings(3))
+    hand.set_quorum(least=None)
+    until(lambda: quorum() == Quorum(3))
     assert leading.running
-    hand.configure(num_required=1)
+    hand.set_quorum(least=1)
     gradients(0, 1)
     leading.result()
     chief.publish(chief.parameters)
     chief.close()
-    training.chief(workers=2, up_to=4, grace=0.5)
-    assert settings() == redisacc.Settings(2, 4, 0.5)
+    training.chief(workers=4, quorum=Quorum(2, 4, 0.5))
+    assert quorum() == Quorum(2, 4, 0.5)
 
 
-def test_lost_settings_come_back_also_if_a_weight_is_required(training, background, until, settings, gradients):
-    chief = training.chief(workers=2, min_weight=0.5)
+def test_a_lost_quorum_comes_back_also_if_a_weight_is_required(training, background, until, quorum, gradients):
+    chief = training.chief(workers=2, quorum=Quorum(min_weight=0.5))
     # As a failover may: a take that says a weight would do with a single gradient now.
-    training.client.hdel("redisacc:{train}", "num_required")
+    training.client.hdel("redisacc:{train}", "quorum")
     leading = background(next, chief.rounds(until=1))
-    until(lambda: settings() == redisacc.Settings(2))
+    until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
     assert leading.running
     gradients(1, 0)
     assert leading.result().num_accumulated == 2
 
 
-def test_other_changes_do_not_last_while_everybody_is_waited_for(training, background, until, settings, gradients):
+def test_other_changes_do_not_last_while_everybody_is_waited_for(training, background, until, quorum, gradients):
     for number in range(2):
         lease(training, number)
     chief = training.chief(workers="all")
     leading = background(next, chief.rounds(until=1))
     until(lambda: training.client.exists("redisacc:{train}:queue"))
-    open_existing(Keys("train"), redis=training.client).configure(num_required=7)
-    until(lambda: settings() == redisacc.Settings(2))
+    open_existing(Keys("train"), redis=training.client).set_quorum(least=7)
+    until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
     gradients(1, 0)
     assert leading.result().num_accumulated == 2
@@ -190,11 +191,15 @@ def test_other_changes_do_not_last_while_everybody_is_waited_for(training, backg
     ("options", "message"),
     [
         ({"workers": "everybody"}, 'workers must be an integer or "all"'),
-        ({"workers": 2, "minimum": 1}, 'minimum=1 needs workers="all"'),
-        ({"workers": "all", "minimum": 0}, "minimum must be in"),
-        ({"workers": "all", "minimum": 1.5}, "minimum must be an integer"),
-        ({"workers": "all", "up_to": 3, "grace": 1}, "up_to=3 needs a number of workers"),
-        ({"workers": "all", "grace": -1}, "grace must be a number of seconds"),
+        ({"workers": 2, "quorum": 3}, r"least must be in \[1, 2\], the number of workers, not 3: a step has one"),
+        ({"workers": 2, "quorum": Quorum(1, 3, 1)}, r"most must be in \[1, 2\], the number of workers, not 3"),
+        ({"workers": 2, "quorum": Quorum(most=1, grace=1)}, r"most must be in \[2, "),
+        ({"workers": 2, "quorum": 0}, r"quorum must be in \[1, "),
+        *(
+            ({"quorum": value}, "quorum must be an integer scalar")
+            for value in (1.5, True, "all", (1, 2), {"least": 1})
+        ),
+        ({"workers": "all", "quorum": Quorum(1, 3, 1)}, "most=3 needs a number of workers"),
         ({"workers": ["all"]}, "workers must be an integer"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_state_that_does_not_fit(training, client, exact):
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 def test_gradients_of_a_worker(training, client, encoding):
-    chief = training.chief(START, in_place_limit=0)
+    chief = training.chief(START, limits=redisacc.Limits(in_place=0))
     worker = training.worker(encoding=encoding)
     vector = np.random.default_rng(1).standard_normal(600).astype(np.float32)
     steps = worker.steps()

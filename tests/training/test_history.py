@@ -25,8 +25,8 @@ RECORD = "redisacc:{train}:parameters"
 HOWS = {
     "update": {"update": lambda taken, w, state: (w, state)},
     "optimizer": {"optimizer": redisacc.optim.SGD(0.1)},
-    "partitions": {"optimizer": redisacc.optim.SGD(0.1), "partitions": 2},
-    "update in partitions": {"update": lambda taken, w, state: (w, state), "partitions": 2},
+    "partitions": {"optimizer": redisacc.optim.SGD(0.1), "accumulator": {"partitions": 2}},
+    "update in partitions": {"update": lambda taken, w, state: (w, state), "accumulator": {"partitions": 2}},
 }
 
 

@@ -13,6 +13,7 @@ import support
 from support.local_updates import LocalTraining, gradient_of
 from support.local_worker import INNER, OUTER, START, exact, simulate
 from support.selection import thorough
+from support.training_options import grouped
 from support.warm_python import WarmPython
 
 import redisacc
@@ -29,9 +30,10 @@ def join(real_client):
     """Opens a process's side of a training; all are closed when the test ends."""
     opened = []
 
-    def open_it(parameters=START, **options):
-        given = {"optimizer": INNER, "sync_every": 3, "outer": OUTER, "workers": 1, "redis": real_client, **options}
-        opened.append(redisacc.Training("train", parameters, **given))
+    def open_it(parameters=START, optimizer=INNER, every=3, outer=OUTER, **options):
+        given = grouped({"workers": 1, "redis": real_client, **options})
+        local = redisacc.LocalSteps(optimizer, every, outer)
+        opened.append(redisacc.Training("train", parameters, optimizer=local, **given))
         return opened[-1]
 
     yield open_it
@@ -62,7 +64,7 @@ def test_it_is_what_plain_arithmetic_says(join, background, real_client):
 
 
 def test_one_step_alone_and_sgd_as_the_outer_optimizer_are_plain_training(join, background, real_client):
-    every = [join(workers=2, sync_every=1, outer=SGD(1.0), optimizer=SGD(0.5)) for _ in range(2)]
+    every = [join(workers=2, every=1, outer=SGD(1.0), optimizer=SGD(0.5)) for _ in range(2)]
     for running in [background(train, one, 5) for one in every]:
         running.result(60)
     weights = START["w"]
@@ -152,7 +154,7 @@ def test_asyncio(real_client):
     async def work():
         seen = []
         async with redisacc.asyncio.Training(
-            "train", START, optimizer=INNER, sync_every=3, outer=OUTER, workers=2, redis=url
+            "train", START, optimizer=redisacc.LocalSteps(INNER, 3, OUTER), workers=2, redis=url
         ) as one:
             async for step, weights in one.steps(until=9):
                 seen.append(step)
@@ -234,7 +236,7 @@ def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, u
 
 def test_the_training_ends_in_the_middle_of_a_version(join, monkeypatch):
     monkeypatch.setattr("redisacc._training.local_steps.LOOK_EVERY", 0.0)
-    one = join(sync_every=1000)
+    one = join(every=1000)
     seen = []
     for step, found in one.steps():
         seen.append(step)
@@ -259,17 +261,16 @@ def test_a_gradient_with_nan_changes_nothing(join):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sync_every": 0}, r"^sync_every must be in \[1, "),
-        ({"sync_every": None}, "^outer needs sync_every, the number of steps that a worker makes alone"),
-        ({"optimizer": None, "update": print, "outer": None}, "^sync_every needs an optimizer"),
-        ({"optimizer": "adam"}, "^optimizer must be an optimizer of redisacc.optim, not 'str'"),
-        ({"outer": "adam"}, "^outer must be an optimizer of redisacc.optim, not 'str'"),
+        ({"every": 0}, r"^every must be in \[1, "),
+        ({"optimizer": None}, "^optimizer of LocalSteps must be an optimizer of redisacc.optim, not 'NoneType'"),
+        ({"optimizer": "adam"}, "^optimizer of LocalSteps must be an optimizer of redisacc.optim, not 'str'"),
+        ({"outer": "adam"}, "^outer of LocalSteps must be an optimizer of redisacc.optim, not 'str'"),
         (
             {"optimizer": SGD(1.0, ema=0.9)},
-            "must have no ema with sync_every, because its state stays in each worker: pass ema to outer",
+            "must have no ema, because its state stays in each worker: pass ema to outer",
         ),
         ({"optimizer": SGD(1.0, lr_factor={"x": 2.0})}, "^pattern 'x' of lr_factor must match the path of a leaf"),
-        ({"sparse": ["w"]}, "^sync_every must be None with sparse leaves"),
+        ({"sparse": ["w"]}, "^there are no local steps with sparse leaves"),
         ({"parameters": {"w": np.zeros(2, np.int64)}}, "^the leaf 'w' must be float32 or float64 for an optimizer"),
     ],
 )
@@ -282,7 +283,7 @@ def test_invalid_calls(join):
     one = join()
     with pytest.raises(redisacc.InvalidArgumentError, match=r"apply\(\) needs the step of a loop over steps"):
         one.apply(START)
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"^until must be a multiple of sync_every, 3, .*unlike 10"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"^until must be a multiple of every, 3, .*unlike 10"):
         next(one.steps(until=10))
     with pytest.raises(redisacc.InvalidArgumentError, match=r"^begin\(\) sends a gradient for each step"):
         one.begin()

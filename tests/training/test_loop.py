@@ -12,7 +12,7 @@ from support.servers import contents
 import redisacc
 import redisacc._training.worker as training_worker
 from redisacc._format.keys import DELETING, Keys, ParameterKeys
-from redisacc._protocol.parameters.announced_quorum import announce_quorum
+from redisacc._protocol.parameters.announced_workers import announce_workers
 from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._redis.connect import connect
 
@@ -254,7 +254,7 @@ def test_a_round_that_nobody_published_stays(training):
     chief = training.chief()
     one = training.work()
     with pytest.raises(
-        redisacc.RoundNotPublishedError,
+        redisacc.RedisAccError,
         match=r"of step 0 were not published\. Call publish\(\) once in the body of the loop",
     ):
         for _ in chief.rounds():
@@ -307,7 +307,7 @@ def test_an_invalid_publication_changes_nothing(training):
     one = training.work()
     for _ in chief.rounds(until=1):
         for wrong in ({"w": np.ones(3, np.int64)}, {"v": np.ones(2, np.int64)}, {"w": np.ones(2)}):
-            with pytest.raises(redisacc.SchemaMismatchError):
+            with pytest.raises(redisacc.InvalidArgumentError, match="of their first version"):
                 chief.publish(wrong)
         with pytest.raises(redisacc.InvalidArgumentError, match="changed"):
             chief.publish({"w": np.ones(2, np.int64)}, changed={"x": [0]})
@@ -352,7 +352,7 @@ def test_applying_twice_counts_once(training):
 def test_another_model_under_the_name_is_refused(training, parameters, options, message):
     training.chief(state={"m": np.zeros(2)}).close()
     before = contents(training.client)
-    with pytest.raises(redisacc.SchemaMismatchError, match=message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief(parameters, **options)
     assert contents(training.client) == before
 
@@ -370,7 +370,7 @@ def test_another_model_under_the_name_is_refused(training, parameters, options, 
         ({}, {}, "leaf|leaves|empty"),
         (None, {"state": {"a": "text"}}, "state"),
         (None, {"reduction_type": "MAX"}, "reduction_type"),
-        (None, {"missing": "none"}, "missing"),
+        (None, {"mean": redisacc.Mean(missing="none")}, "missing"),
     ],
 )
 def test_invalid_arguments_of_a_chief(training, parameters, options, message):
@@ -448,9 +448,9 @@ def test_a_worker_learns_how_many_workers_there_are(training, background, caplog
     first = training.chief(workers=3)
     assert waiting.result() == 3
     assert [spare.workers, spare.workers] == [3, 3]
-    assert [record.getMessage()[:70] for record in caplog.records] == [
-        "train: this is worker 3, and a step needs 3 gradients, so workers 0 to"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("train: this is worker 3, and the data is shared among 3 workers, 0 to 2, ")
+    assert "so it has no share of its own. Start the chief with more workers=" in record.getMessage()
     first.close()
     # Another chief needs another number, which a worker learns at its next step.
     second = training.chief(workers=1)
@@ -480,14 +480,34 @@ def test_a_number_of_workers_that_somebody_else_has_written(training, value):
 def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training):
     worker = training.worker(0)
     training.give_lease("worker 0", "host:9", 60_000)
-    with pytest.raises(redisacc.LeaseLostError, match="host:9"):
+    with pytest.raises(redisacc.ConflictError, match="host:9"):
         _ = worker.workers
+
+
+def test_a_backup_worker_has_a_share_of_its_own(training, background):
+    chief = training.chief(workers=5, quorum=4)
+    assert (chief.workers, "workers=5" in repr(chief)) == (5, True)
+    rounds = chief.rounds(until=1)
+    taking = background(next, rounds)
+    every = [training.worker(number) for number in range(5)]
+    for one in every:
+        next(one.steps())
+    assert [one.workers for one in every] == [5] * 5
+    shares = [range(23)[one.number :: one.workers] for one in every]
+    assert sorted(index for share in shares for index in share) == list(range(23))
+    # A step does not wait for the slowest one.
+    for one in every[1:]:
+        assert taking.running
+        assert one.apply({"w": [1, 1]}).outcome == "applied"
+    assert taking.result().num_accumulated == 4
+    chief.publish(chief.parameters)
+    assert every[0].apply({"w": [1, 1]}).outcome == "stale"
 
 
 def test_the_number_of_workers_is_said_of_published_parameters_only(training):
     transport, keys = connect(training.client), ParameterKeys("train")
-    with pytest.raises(redisacc.ParametersNotFoundError, match="no parameters"):
-        announce_quorum(transport, keys, 3, None)
+    with pytest.raises(redisacc.NotFoundError, match="no parameters"):
+        announce_workers(transport, keys, 3, None)
     assert remaining(training.client) == []
 
 
@@ -515,9 +535,9 @@ def test_a_training_that_is_deleted(training, until):
         chief.publish({"w": np.ones(2, np.int64)})
         break
     chief.delete()
-    with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+    with pytest.raises(redisacc.NotFoundError):
         one.result()
-    with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+    with pytest.raises(redisacc.NotFoundError):
         next(chief.rounds())
     waiting.close()
     chief.close()
@@ -534,7 +554,7 @@ def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(t
     assert worker.apply({"w": [1, 1]})
     training.client.hset(Keys("train").record, "incarnation", f"{DELETING}1")
     assert training.client.hexists(Keys("train").record, "kind")
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         worker.apply({"w": [1, 1]})
 
 

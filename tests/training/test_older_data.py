@@ -52,7 +52,7 @@ class EverySecond:
 def test_the_server_forgets_what_it_acknowledged(training, daemon, background, until, caplog, persistence, limit):
     server = daemon(*persistence.options).start()
     training.client = server.client()
-    chief = training.chief(workers=2, in_place_limit=limit, state={"m": np.array(0)})
+    chief = training.chief(workers=2, limits=redisacc.Limits(in_place=limit), state={"m": np.array(0)})
     crew = [training.work(training.worker(number)) for number in range(2)]
     enough = threading.Event()
 

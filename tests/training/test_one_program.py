@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of
+from support.training_options import grouped
 from support.warm_python import WarmPython
 
 import redisacc
@@ -40,7 +41,7 @@ def join(real_client, parameters):
     def open_it(**options):
         how = {} if "update" in options else {"optimizer": OPTIMIZER}
         given = {"workers": CREW, "redis": real_client, **how, **options}
-        opened.append(redisacc.Training("train", parameters, **given))
+        opened.append(redisacc.Training("train", parameters, **grouped(given)))
         return opened[-1]
 
     yield open_it
@@ -84,7 +85,7 @@ def test_all_work_and_one_leads(join, background, parameters, real_client):
     assert differences(local(parameters, 6), found, {slot: state[slot] for slot in OPTIMIZER.slots}) == []
     every[0].delete()
     assert leftovers(real_client) == []
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         every[1].latest()
 
 
@@ -236,7 +237,7 @@ def test_an_update_of_ones_own(join, background, parameters):
     [
         (lambda *_: 1 / 0, ZeroDivisionError, "division by zero"),
         (lambda taken, parameters, state: parameters, redisacc.InvalidArgumentError, "a tuple of two, not dict"),
-        (lambda *_: ({"v": np.zeros(3)}, None), redisacc.SchemaMismatchError, "w"),
+        (lambda *_: ({"v": np.zeros(3)}, None), redisacc.InvalidArgumentError, "of their first version.*w"),
     ],
     ids=["fails", "returns one", "another tree"],
 )
@@ -258,6 +259,11 @@ def test_a_wrong_gradient_ends_the_process_at_once(join):
         ({"optimizer": None}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
         ({"update": print, "optimizer": OPTIMIZER}, redisacc.InvalidArgumentError, "either an optimizer or an update"),
         ({"update": 3}, redisacc.InvalidArgumentError, "update must be a function, not int"),
+        (
+            {"workers": 1, "quorum": 2},
+            redisacc.InvalidArgumentError,
+            r"least must be in \[1, 1\], the number of workers",
+        ),
         ({"workers": None}, redisacc.InvalidArgumentError, 'REDISACC_WORKERS.*, or "all" for as many as there are'),
         ({"chekpoint": "x"}, TypeError, "'chekpoint'"),
         ({"standby": True}, TypeError, "'standby'"),
@@ -271,23 +277,24 @@ def test_arguments_that_cannot_be_right(join, real_client, options, error, messa
 
 
 def test_options_of_the_chief_are_checked_by_the_one_that_leads(join):
-    with pytest.raises(redisacc.InvalidArgumentError, match="grace"):
-        train(join(workers=1, grace=-1.0), 3)
+    with pytest.raises(redisacc.InvalidArgumentError, match="missing"):
+        train(join(workers=1, mean=redisacc.Mean(missing=3)), 3)
 
 
 def test_workers_are_known_before_the_training_begins(join, monkeypatch):
     assert join(workers=2).workers == 2
+    assert join(workers=5, quorum=4).workers == 5
     monkeypatch.setenv("REDISACC_WORKERS", "5")
     assert join(workers=None).workers == 5
 
 
 @pytest.mark.parametrize(("number", "warns"), [(1, True), (2, False)])
-def test_a_step_that_needs_more_gradients_than_there_are_workers(join, background, monkeypatch, caplog, number, warns):
+def test_more_workers_than_there_are(join, background, monkeypatch, caplog, number, warns):
     monkeypatch.setenv("REDISACC_WORKERS", str(number))
     every = [join(workers=2) for _ in range(2)]
     for one in [background(train, one, 1) for one in every]:
         one.result(60)
-    said = "a step needs 2 gradients, and REDISACC_WORKERS says that there are only 1 workers. Leave workers= out"
+    said = "2 workers are expected, and REDISACC_WORKERS says that there are only 1. Leave workers= out"
     assert caplog.text.count(said) == warns
 
 
@@ -425,7 +432,7 @@ def test_a_publication_that_comes_later_than_those_of_a_successor(training, back
     monkeypatch.setattr(first, "_check_lease", lambda: None)
     second = successor.result(60)
     training.lead(second, 3)
-    with pytest.raises(redisacc.LeaseLostError, match=r"another process has published step 3, while .* at step 0"):
+    with pytest.raises(redisacc.ConflictError, match="have step 3 already, so step 1 cannot be published"):
         first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
     rounds.close()
     assert one.result(60) == (0, [0, 1, 2])
@@ -460,10 +467,32 @@ def test_in_an_event_loop(real_client, optimizer):
     async def main():
         url = "redis://{host}:{port}".format(**real_client.connection_pool.connection_kwargs)
         async with redisacc.asyncio.Training("train", np.zeros(2), workers=1, redis=url, **how) as one:
+            assert not await one.finished()
             async for _step, w in one.steps(until=20):
                 await one.apply(w - 3)
+            assert await one.finished()
             step, found = await one.latest()
             await one.delete()
             return step, found.round(3).tolist()
 
     assert asyncio.run(main()) == (20, [3.0, 3.0])
+
+
+class Mirrored:
+    """An ``update`` that raises an error of a class that a leader itself handles."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *_):
+        self.calls += 1
+        raise redisacc.ConflictError("the mirror is ahead")
+
+
+@pytest.mark.parametrize("function", ["update", "log"])
+def test_an_error_of_the_program_ends_it_whatever_its_class(join, function):
+    fails = Mirrored()
+    options = {"update": fails} if function == "update" else {"log": fails, "optimizer": redisacc.optim.SGD(0.5)}
+    with pytest.raises(redisacc.ConflictError, match="the mirror is ahead"):
+        train(join(workers=1, **options), 3)
+    assert fails.calls == 1

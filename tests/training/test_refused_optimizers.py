@@ -24,7 +24,7 @@ MOMENTUM = redisacc.optim.SGD(0.5, momentum=0.9)
         ),
         ({"state": {"updates": 0, "exp_avg": {"w": np.zeros(2)}}}, r"or a dict of \['updates'\]"),
         ({"optimizer": MOMENTUM, "state": {"updates": 1, "momentum_buffer": {"v": 0}}}, "lacks 'w'"),
-        ({"missing": "skip"}, "missing must be 'zero' with an optimizer, not 'skip'"),
+        ({"mean": redisacc.Mean(missing="skip")}, "missing must be 'zero' with an optimizer, not 'skip'"),
         ({"optimizer": redisacc.optim.AdamW(0.1, no_decay=["*/bias"])}, "must match the path of a leaf"),
     ],
 )

@@ -165,7 +165,7 @@ def test_an_existing_training_keeps_its_order(training, order):
     training.work()
     training.lead(second, until=2)
     second.close()
-    with pytest.raises(redisacc.SchemaMismatchError, match=f"its order is {order}"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"its order is {order}"):
         training.chief(order="worker" if order == "arrival" else "arrival")
     training.chief(order=order)
 

@@ -101,8 +101,8 @@ def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, m
     [
         {"encoding": "bfloat16"},
         {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
-        {"sparse_mean": "index"},
-        {"sparse_mean": "index", "weights": WEIGHTS},
+        {"mean": redisacc.Mean(rows="index")},
+        {"mean": redisacc.Mean(rows="index"), "weights": WEIGHTS},
         {"reduction_type": "SUM", "weights": WEIGHTS},
     ],
     ids=str,

@@ -29,7 +29,7 @@ def partitions_of(training):
 
 @pytest.mark.servers("valkey")
 def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
-    options = {"in_place_limit": 0, "state": [np.arange(3)]}
+    options = {"limits": redisacc.Limits(in_place=0), "state": [np.arange(3)]}
     first = training.chief({"w": np.zeros(40, np.int64)}, partitions=3, **options)
     assert partitions_of(training) == [b"0,1,2", b"0,1,2"]
     worker = training.work(gradient=lambda number, step, parameters: {"w": np.full(40, step + 1)})
@@ -37,7 +37,7 @@ def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
     first.close()
     assert worker.result(30)[1] == [0, 1, 2]
     for other in (1, 2):
-        with pytest.raises(redisacc.SchemaMismatchError, match="number of partitions is 3, not"):
+        with pytest.raises(redisacc.InvalidArgumentError, match="number of partitions is 3, not"):
             training.chief({"w": np.zeros(40, np.int64)}, partitions=other, **options)
     for partitions, until in ((None, 5), ("auto", 6), (3, 7)):
         chief = training.chief({"w": np.zeros(40, np.int64)}, partitions=partitions, **options)
@@ -54,7 +54,7 @@ def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
 @pytest.mark.servers("valkey")
 def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     """Its workers wait for that meanwhile, also one that joins only then."""
-    chief = training.chief({"w": np.zeros(40, np.int64)}, workers=2, partitions=3, in_place_limit=0)
+    chief = training.chief({"w": np.zeros(40, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
     ones = {"w": np.ones(40, np.int64)}
     first = training.work(gradient=lambda *_: ones)
     until(lambda: int(training.record[b"num_accumulated"]) == 1)

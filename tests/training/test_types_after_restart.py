@@ -6,6 +6,7 @@ import collections
 
 import numpy as np
 import pytest
+from support.training_options import grouped
 
 import redisacc
 
@@ -80,7 +81,7 @@ def test_an_update_of_a_training(real_client):
     parameters, state = given()
     options = {"update": update, "state": state, "workers": 1, "number": 0, "redis": real_client}
     for until in (2, 4):
-        with redisacc.Training("train", parameters, **options) as training:
+        with redisacc.Training("train", parameters, **grouped(options)) as training:
             for _, weights in training.steps(until=until):
                 in_loop.append((types(weights), types(training.latest()[1]), types(training.latest_state()[1])))
                 training.apply(weights)

@@ -137,7 +137,7 @@ class Updated:
             encodings=encodings,
             reduction_type=self.options["reduction_type"],
             gradient=self.gradient,
-            sparse_mean=self.options.get("sparse_mean", "round"),
+            sparse_mean=self.options.get("mean", redisacc.Mean()).rows or "round",
         )
         self.chief = self.open(optimizer)
         self.crew = []
@@ -196,7 +196,7 @@ def updated(training, background):
 
     yield make
     for one in made:
-        with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+        with contextlib.suppress(redisacc.NotFoundError):
             one.chief.delete()
 
 

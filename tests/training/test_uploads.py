@@ -69,7 +69,7 @@ def calm(monkeypatch):
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_the_sum_has_the_bits_of_an_apply(training, background, encoding, partitions):
     """Two workers put their leaves in different orders, or apply whole gradients, which are then all the same."""
-    chief = training.chief(zeros(), workers=2, in_place_limit=0, partitions=partitions)
+    chief = training.chief(zeros(), workers=2, limits=redisacc.Limits(in_place=0), partitions=partitions)
     first, second = training.worker(0, encoding=encoding), training.worker(1, encoding=encoding)
     seen = []
 
@@ -94,7 +94,7 @@ def test_the_sum_has_the_bits_of_an_apply(training, background, encoding, partit
 
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_parts_leave_early_and_abandoning_removes_them(training, until, partitions):
-    training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)
     worker = training.worker()
     next(worker.steps())
     gradient = gradient_of(0)
@@ -111,7 +111,7 @@ def test_parts_leave_early_and_abandoning_removes_them(training, until, partitio
 
 
 def test_what_is_wrong_is_named_and_may_be_mended(training):
-    training.chief(zeros(), in_place_limit=0)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0))
     worker = training.worker()
     with pytest.raises(redisacc.InvalidArgumentError, match="loop over steps"):
         worker.begin()
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_named_and_may_be_mended(training):
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.usefixtures("calm")
 def test_it_ends_early_if_the_step_is_over(training, until, partitions):
-    chief = training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    chief = training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)
     rounds = chief.rounds()
     slow, fast = training.worker(), training.worker()
     next(slow.steps())
@@ -158,7 +158,7 @@ def test_it_ends_early_if_the_step_is_over(training, until, partitions):
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.usefixtures("calm")
 def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partitions):
-    training.chief(zeros(), in_place_limit=0, partitions=partitions)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)
     worker = training.worker()
     next(worker.steps())
     gradient = gradient_of(0)
@@ -182,7 +182,7 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
         redis=training.client,
         once_per_worker=True,
         partitions=partitions,
-        in_place_limit=0,
+        limits=redisacc.Limits(in_place=0),
     ) as gradients:
         peeked = gradients.peek().gradient
     assert all(np.array_equal(peeked[path], gradient[path]) for path in SHAPES)
@@ -232,7 +232,7 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(
 def test_a_commit_that_fails_removes_the_parts_at_once(training):
     """A key has another type, so the script fails before it does anything."""
     gradient = gradient_of(0)
-    acc = redisacc.TreeAccumulator.like(gradient, "train", in_place_limit=0, redis=training.client)
+    acc = redisacc.TreeAccumulator.like(gradient, "train", limits=redisacc.Limits(in_place=0), redis=training.client)
     upload = put_whole(acc, gradient)
     assert staged(training.client)
     training.client.set("redisacc:{train}:buffered", "another type")
@@ -245,7 +245,7 @@ def test_a_commit_that_fails_removes_the_parts_at_once(training):
 
 @pytest.mark.usefixtures("calm")
 def test_the_lease_is_renewed(training):
-    training.chief(zeros(), in_place_limit=0, partitions=3)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=3)
     worker = training.worker()
     next(worker.steps())
     upload = worker.begin()
@@ -272,7 +272,7 @@ def test_small_and_sparse_gradients_are_collected(training):
 
 
 def test_asyncio(training):
-    training.chief(zeros(), in_place_limit=0)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0))
 
     async def work(where):
         async with redisacc.asyncio.Worker("train", redis=where) as worker:

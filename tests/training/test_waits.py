@@ -54,7 +54,7 @@ def test_a_worker_says_who_is_expected(training, until, caplog, background):
     until(lambda: [text for text in messages(caplog) if text.endswith("; no chief")])
     with redisacc.Parameters("train", redis=training.client) as parameters:
         parameters.delete()
-    with pytest.raises(redisacc.ParametersNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
         one.result()
 
 

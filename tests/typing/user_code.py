@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import Any, Unpack, assert_type
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +12,7 @@ import redisacc
 import redisacc.asyncio
 from redisacc import errors, raw_ops
 from redisacc.embedded import Server
+from redisacc.types import AccumulatorOptions, GradientOptions
 
 
 def chief(url: str) -> npt.NDArray[np.float32]:
@@ -49,11 +50,11 @@ async def on_a_loop(url: str) -> None:
     async with redisacc.asyncio.ConditionalAccumulator("float32", [3], "w", redis=url, worker="chief") as acc:
         assert_type(await acc.apply_grad([1.0, 2.0, 3.0], local_step=1), redisacc.ApplyResult)
         assert_type(await acc.take_grad(4, timeout=10.0), npt.NDArray[Any])
-        async with acc.take(4, up_to=5) as taken:
+        async with acc.take(4, most=5) as taken:
             assert_type(taken, redisacc.Round[npt.NDArray[Any]])
         assert_type(acc.as_encoded([1.0]), npt.NDArray[Any])
         async for event in acc.events(timeout=1):
-            assert_type(event, redisacc.Event)
+            assert_type(event, redisacc.types.Event)
         assert_type(acc.shape, tuple[int | None, ...] | None)
     opened = await redisacc.asyncio.SparseConditionalAccumulator("float32", [9, 2])
     assert_type(await opened.take_indexed_slices_grad(1), redisacc.IndexedSlices)
@@ -76,13 +77,14 @@ async def on_a_loop(url: str) -> None:
             assert_type(step, int)
             assert_type(await training.apply({"w": np.ones(2)}, metrics={"loss": 0.5}), redisacc.ApplyResult)
         assert_type(await training.workers(), int)
+        assert_type(await training.finished(), bool)
         assert_type(await training.latest(), tuple[int, Any])
 
 
 def trainings(loss: np.float32) -> None:
     batches = redisacc.data.Batches(1000, 32, seed=1)
     with redisacc.Training(
-        "t", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(0.1), workers=2, log=print
+        "t", {"w": np.zeros(2)}, optimizer=redisacc.optim.SGD(0.1), workers=2, quorum=redisacc.Quorum(1), log=print
     ) as training:
         for step, parameters in training.steps(until=3):
             indices = batches.indices(step, training.number or 0, training.workers)
@@ -105,6 +107,40 @@ def trainings(loss: np.float32) -> None:
             print(step, chief.metrics["loss"])
 
 
+def opened(name: str, **options: Unpack[AccumulatorOptions]) -> redisacc.ConditionalAccumulator:
+    """Passes options on, as programs do that wrap a class."""
+    return redisacc.ConditionalAccumulator("float32", [2], name, **options)
+
+
+def options() -> None:
+    opened("w", worker="ann", staleness=2, mean=redisacc.Mean(by="count"), limits=redisacc.Limits(in_place=0))
+    late = redisacc.Staleness(2, weight="inverse_sqrt")
+    redisacc.TreeAccumulator(
+        {"w": ("float32", (2,))},
+        "w",
+        reduction_type="SUM",
+        staleness=late,
+        mean=redisacc.Mean(rows="index", missing="skip"),
+        order="worker",
+        partitions="auto",
+        min_replicas=1,
+        create=False,
+    )
+    # Each of these lines has one mistake, which both type checkers find.
+    opened("w", stalness=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    opened("w", finite="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    redisacc.SparseConditionalAccumulator("float32", sparse_mean="round")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    redisacc.asyncio.ConditionalAccumulator("float32", order="name")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    checkpoints = redisacc.Checkpoints("saved", every=50, keep_every=1000)
+    gradients: GradientOptions = {"sparse": ["table"], "order": "arrival", "finite": True}
+    steps = redisacc.LocalSteps(redisacc.optim.SGD(0.1), 20, outer=redisacc.optim.SGD(1.0))
+    redisacc.Training("t", {}, optimizer=steps, workers=2, checkpoint=checkpoints, accumulator=gradients)
+    redisacc.Training("t", {}, optimizer=steps, chekpoint="saved")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    redisacc.Training("t", {}, optimizer=steps, quorum="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    redisacc.Training("t", {}, optimizer=steps, accumulator={"ordre": "arrival"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    redisacc.Chief("t", {}, log=print)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
 def sparse() -> None:
     table = redisacc.SparseConditionalAccumulator("float32", [10_000, 2], "embeddings", reduction_type="SUM")
     table.apply_grad(grad_indices=[7, 42], grad_values=[[1.0, 1.0], [2.0, 2.0]], grad_shape=[10_000, 2])
@@ -122,7 +158,9 @@ def sparse() -> None:
 
 def tree(model: dict[str, npt.NDArray[np.float32]]) -> None:
     spec = {"emb": redisacc.Sparse("float32", (10_000, 2)), "layers": [(np.float32, (2, 2)), ("int64", ())]}
-    with redisacc.TreeAccumulator(spec, "model", missing="skip", sparse_mean="index", reduction_type="SUM") as acc:
+    with redisacc.TreeAccumulator(
+        spec, "model", mean=redisacc.Mean(missing="skip", rows="index"), reduction_type="SUM"
+    ) as acc:
         rows = redisacc.IndexedSlices([[1.0, 1.0]], [7])
         assert_type(acc.apply_grad({"emb": rows, "layers": [np.ones((2, 2)), None]}), redisacc.ApplyResult)
         total = acc.take_grad(1, timeout=5)
@@ -138,7 +176,7 @@ def tree(model: dict[str, npt.NDArray[np.float32]]) -> None:
 
 def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
     info = acc.info()
-    assert_type(info, redisacc.AccumulatorInfo)
+    assert_type(info, redisacc.types.AccumulatorInfo)
     late = [worker.name for worker in info.late if (info.read_at - worker.seen_at).total_seconds() > 60]
     for waiting in info.waiting:
         print(waiting.taker, waiting.num_required, waiting.lease_ends_at.isoformat())
@@ -146,7 +184,7 @@ def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
         print(taken.token, taken.granted_at)
     with acc.events(timeout=5) as events:
         for event in events:
-            assert_type(event, redisacc.Event)
+            assert_type(event, redisacc.types.Event)
             if event.kind == "taken":
                 print(event.global_step, event.who, event.details.get("taken"))
     return late
@@ -163,10 +201,10 @@ def parameters() -> None:
             step, tree = weights.wait(after=1, timeout=2.5)
             assert_type(step, int)
             print(step, tree["w"])
-        except redisacc.ParametersTimeoutError as error:
-            print(error.after, error.step)
-        except redisacc.StepConflictError as error:
-            print(error.step, error.published)
+        except redisacc.FinishedError as error:
+            print(error.step)
+        except (redisacc.WaitTimeoutError, redisacc.ConflictError) as error:
+            print(error)
         weights.delete()
 
 
@@ -183,8 +221,8 @@ def failures(acc: redisacc.ConditionalAccumulator) -> None:
         acc.take_grad(2, timeout=0)
     except redisacc.TakeTimeoutError as error:
         print(error.num_accumulated, error.num_required, error.workers)
-    except redisacc.StepTimeoutError as error:
-        print(error.wanted, error.global_step)
+    except redisacc.WaitTimeoutError as error:
+        print(error)
     except errors.RedisAccError:
         pass
 

@@ -36,7 +36,7 @@ INSERTED = "\0"
 
 # The file of a test → the advice that it looks for, each a part of one message. {} is what the message inserts.
 PRODUCED: dict[str, tuple[str, ...]] = {
-    "behaviour/test_compaction.py": ("Take the round, or create the accumulator with a larger buffer_limit",),
+    "behaviour/test_compaction.py": ("Take the round, or create the accumulator with a larger limits.buffer",),
     "behaviour/test_clients.py": ("Upgrade to redis-py 8.0.1 or later, or give the client protocol=2, or maint_",),
     "behaviour/test_inputs.py": ("call filled() first",),
     "behaviour/test_round_owner.py": ("Do not use its gradient, because the new owner does",),
@@ -57,9 +57,9 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "give the reducer the same pattern as these",
         "is a node of a Redis Cluster: give redis= a URL redis+cluster://HOST:PORT",
     ),
-    "behaviour/test_settings.py": (
+    "behaviour/test_quorum.py": (
         "Change them together",
-        "give it, or set it by configure() or `redisacc set`",
+        "give it, or set the quorum by set_quorum() or `redisacc set`",
     ),
     "behaviour/test_shared_names.py": (
         "Open it again",
@@ -237,7 +237,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch/test_sampler.py": (
         "Create the sampler once, before the loop over epochs",
-        "pass the number of all: sampler(…, workers=)",
+        "start all processes with more workers=",
     ),
     "pytorch/test_schedulers.py": ("turn that off, for example with OneCycleLR(…, cycle_momentum=False)",),
     "training/test_checkpoints.py": ("Give each training a folder of its own",),
@@ -245,6 +245,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "training/test_local_steps.py": ("because its state stays in each worker: pass ema to outer",),
     "training/test_loop.py": (
         "Call publish() once in the body of the loop",
+        "so it has no share of its own. Start the chief with more workers=",
         "start the program with `redisacc run --chief`",
     ),
     "training/test_lost_data.py": (
@@ -255,8 +256,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "training/test_one_program.py": ("Leave workers= out",),
     "training/test_uploads.py": ("put each leaf once",),
     "unit/test_cluster_routing.py": ("set cluster-announce-ip, or cluster-announce-hostname",),
-    "unit/test_environment.py": ("give it, or the environment variable",),
-    "unit/test_data.py": ("If there are spare workers, pass the number of all as workers",),
+    "unit/test_data.py": ("pass the number of all workers",),
     "unit/test_lua.py": ("Install it again",),
     "unit/test_optim_kernel.py": ("Give it float32 weights, and encoding='bfloat16' if gradients have to be small",),
     "unit/test_optim_options.py": ("pass it to apply(), as metrics=",),

@@ -123,7 +123,7 @@ def test_invalid_arguments(arguments: dict[str, int], message: str) -> None:
         ((0, -1, 2), r"^number must be in \[0, "),
         (
             (0, 2, 2),
-            "^this is worker 2, and .* 0 to 1. If there are spare workers, pass the number of all as workers",
+            "^this is worker 2, and .* 0 to 1. pass the number of all workers",
         ),
         ((0, 0, 0), r"^workers must be in \[1, "),
         ((0, 0, 5), "^batch_size must be at least the number of workers, .* 4 examples cannot be cut among 5 workers"),

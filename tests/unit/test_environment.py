@@ -66,7 +66,7 @@ def test_what_a_variable_cannot_hold(name, value, expected):
 
 def test_a_chief_without_a_number_of_workers_names_the_variable(monkeypatch):
     monkeypatch.delenv("REDISACC_WORKERS", raising=False)
-    said = "workers is missing: give it, or the environment variable REDISACC_WORKERS"
+    said = "workers is missing. A number is in the environment variable REDISACC_WORKERS"
     with pytest.raises(InvalidArgumentError, match=said):
         Chief("train", {"w": [0.0]})
 

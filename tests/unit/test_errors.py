@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import pickle
 
 import pytest
@@ -10,19 +9,12 @@ import pytest
 import redisacc
 from redisacc import errors
 
-NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WITH_ATTRIBUTES = {
     "TakeTimeoutError": {"num_required": 3, "num_accumulated": 1, "workers": {"ann": 1}, "late": ["bob"]},
     "NotFiniteError": {"path": "layers/0", "index": (3, 1)},
-    "StepTimeoutError": {"wanted": 4, "global_step": 2},
-    "ParametersTimeoutError": {"after": 3, "step": None},
     "FinishedError": {"step": 3},
-    "StepConflictError": {"step": 3, "published": 4},
     "NotReplicatedError": {"replicas": 0, "min_replicas": 1},
-    "RoundRecoveredError": {
-        "token": "a-1", "global_step": 7, "new_owner": "bob", "new_token": "b", "recovered_at": NOW,
-    },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -20,12 +20,13 @@ import redisacc
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.quorum import quorum_change
 from redisacc._format.record import FORMAT
-from redisacc._format.settings import SettingsChange
 from redisacc._protocol import scripts
 from redisacc._protocol.scripts import requests
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._protocol.scripts.crews import CrewScripts
 from redisacc._protocol.scripts.opening import Schema
 from redisacc._protocol.scripts.parameters import Follows, ParameterScripts
@@ -33,6 +34,7 @@ from redisacc._protocol.scripts.partitions import PartitionScripts, Replaced
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.updates import EndedRound, UpdateScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -65,7 +67,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         replaced_parts=[KEYS.part("ID", 7)],
     ),
     "commit": lambda s: s.commit(REQUEST, gradient="ID", place="1", header=b"h", parts=2, nbytes=8, replaced=REPLACED),
-    "configure": lambda s: s.configure(REQUEST, SettingsChange("1", "", "none")),
+    "set_quorum": lambda s: s.set_quorum(REQUEST, quorum_change(1, ..., None)),
     "delete": lambda s: s.delete(finish=True),
     "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
     "leave": lambda s: s.leave(token="TOKEN"),
@@ -127,7 +129,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),
     "stage": lambda s: s.stage(REQUEST, gradient="ID", header=b"h"),
     "sweep": lambda s: s.sweep(limit=1, abandoned=[StoredAttempt("a", 1)], removed=[StoredAttempt("b", 1)]),
-    "take": lambda s: s.take(token="TOKEN", session=SESSION, sequence=1, num_required=1, lease_ms=1, taker="w")(),
+    "take": lambda s: s.take(
+        token="TOKEN", session=SESSION, sequence=1, required=TakeRequirement(1, 1), lease_ms=1, taker="w"
+    )(),
 }
 
 # Nobody reads the replies of the others: they only save time, so they travel ahead of another script, and may fail.
@@ -357,7 +361,7 @@ def test_python_handles_no_reply_that_no_header_documents() -> None:
 
 
 def test_a_fenced_request_is_over() -> None:
-    with pytest.raises(redisacc.StaleSequenceError, match="resolved as not executed"):
+    with pytest.raises(StaleSequenceError, match="resolved as not executed"):
         replayed("apply", b"fenced", b"1", b"1")
     assert replayed("resolve", b"fenced", b"1", b"1") is None
 

@@ -23,7 +23,7 @@ def test_all_is_what_is_public(module: object) -> None:
         and (inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value))
         and _ours(value, module)
     }
-    modules = {"data", "errors", "optim", "raw_ops"} if module is redisacc else set()
+    modules = {"data", "errors", "optim", "raw_ops", "types"} if module is redisacc else set()
     assert set(module.__all__) == public | modules  # type: ignore[attr-defined]
 
 

@@ -365,7 +365,7 @@ function showStaleness(found) {
 function showWaiting(found) {
   waiting = found;
   byId("waiting-section").hidden = found.length < 2;
-  byId("waiting").replaceChildren(...found.map((of) => element("tr", {}, cell(of.taker), cell(count(of.required), "number"), cell(of.grace ? `${seconds(of.grace)}${of.up_to ? `, up to ${count(of.up_to)}` : ""}` : "–", "number"))));
+  byId("waiting").replaceChildren(...found.map((of) => element("tr", {}, cell(of.taker), cell(count(of.required), "number"), cell(of.grace ? `${seconds(of.grace)}${of.most ? `, up to ${count(of.most)}` : ""}` : "–", "number"))));
 }
 
 function showUnacknowledged(found) {

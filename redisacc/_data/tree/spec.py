@@ -14,15 +14,12 @@ import numpy as np
 
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import PRESENCE, TABLE, DType, find_dtype
-from redisacc._data.spec import CHUNK, PRESENT, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
+from redisacc._data.spec import CHUNK, PRESENT, AccumulatorSpec, Missing, SectionSpec, SparseMean, sparse_result
 from redisacc._data.sums import DenseSum, RoundSum, is_above
 from redisacc._data.tree.structure import Structure, flatten, parse_structure
 from redisacc._data.validation import INT64_MAX, Array, Shape, shape_text
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
-
-# What the mean of a leaf divides by if some gradients lack it: the number of all gradients, or of those that have it.
-Missing = Literal["zero", "skip"]
 
 # The largest number of elements of all dense leaves of a dtype. numpy counts bytes in an int64, and sums have up to 16
 # of them for each element.

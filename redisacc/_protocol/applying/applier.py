@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from redisacc._data.encodings import Encoding, check_finite, encode
@@ -15,7 +15,6 @@ from redisacc._format import in_place
 from redisacc._format.crew_entries import number_of_worker
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
-from redisacc._format.settings import SettingsChange
 from redisacc._format.upload_layout import UploadLayout, layout_of
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.requests import Requests
@@ -296,17 +295,17 @@ class Applier:
 
         self._requests.execute(request, send, finish, f"{label}: to set the global step to {step}")
 
-    def configure(self, change: SettingsChange, *, worker: str, label: str) -> None:
-        """Changes the settings.
+    def set_quorum(self, change: Mapping[str, str], *, worker: str, label: str) -> None:
+        """Changes the quorum.
 
         Args:
-            change: which settings get which values.
+            change: what gets which value, as ``quorum_change`` returns it.
             worker: the name of the sender.
             label: the accumulator's name in errors.
         """
         request = Request(*self._requests.sessions.begin(), worker)
 
         def send() -> Counted:
-            return self._scripts.configure(request, change)
+            return self._scripts.set_quorum(request, change)
 
-        self._requests.execute(request, send, lambda _: None, f"{label}: to change the settings")
+        self._requests.execute(request, send, lambda _: None, f"{label}: to change the quorum")

@@ -163,7 +163,7 @@ def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> Accumulator
     return AccumulatorFullError(
         f"there is no room for a gradient of {gradient.nbytes} bytes in {shown(keys.name)}: its buffered "
         f"gradients use {full.buffered_bytes} of {full.buffer_limit} bytes, and {why}. Take the round, or create "
-        "the accumulator with a larger buffer_limit"
+        "the accumulator with a larger limits.buffer"
     )
 
 

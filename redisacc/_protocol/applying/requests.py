@@ -14,8 +14,8 @@ from redisacc._protocol.scripts.requests import Counted, Fate, Request, RequestS
 from redisacc._protocol.scripts.sessions import SessionPool
 from redisacc._redis.transport import Transport
 from redisacc.errors import (
-    AccumulatorNotFoundError,
     DataLossError,
+    NotFoundError,
     OutcomeUnknownError,
     RedisAccError,
     ServerError,
@@ -173,7 +173,7 @@ class Requests:
                 # be on its way and be executed once the reason for the refusal is gone.
                 try:
                     resolved = self._scripts.resolve(request)
-                except AccumulatorNotFoundError:
+                except NotFoundError:
                     # Its incarnation never comes back, so the outcome would stay unknown forever, and matters no more.
                     raise
                 except RedisAccError as failure:

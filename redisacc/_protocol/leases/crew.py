@@ -18,7 +18,7 @@ from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, CancelledError, LeaseHeldError, LeaseLostError, RedisAccError
+from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
 
@@ -96,7 +96,7 @@ class Crew:
             None if this process holds it now; else who does.
 
         Raises:
-            AccumulatorNotFoundError: there is no such lease, because the accumulator was deleted, or lost by the
+            NotFoundError: there is no such lease, because the accumulator was deleted, or lost by the
                 server; and it ``extends``, or ``renews`` and there is no accumulator.
         """
         return self._scripts.hold_lease(
@@ -127,14 +127,14 @@ class Crew:
             Whether another process had it.
 
         Raises:
-            LeaseHeldError: its holder extends it.
+            ConflictError: its holder extends it.
         """
         deadline = clock.now() + LEASE + 1.0
         logged = False
         while (taken := self._take(place)) is not None:
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
             if clock.now() + taken.left > deadline:
-                raise LeaseHeldError(
+                raise ConflictError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
                     f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
                 )
@@ -187,7 +187,7 @@ class Crew:
         if self._followed is not None:
             try:
                 return self._take(place, renews=True)
-            except AccumulatorNotFoundError:
+            except NotFoundError:
                 self._watch(self._followed, interval_of(LEASE) + 1.0, cancel)
         return self._take(place)
 
@@ -270,19 +270,19 @@ class Lease:
         return self._over.is_set() or self.lost
 
     def check(self) -> None:
-        """Raises LeaseLostError if another process holds the lease.
+        """Raises ConflictError if another process holds the lease.
 
         After a pause, this process may run again before its thread does. So a lease that may have run out is extended
         first, which blocks for a round trip.
 
         Raises:
-            LeaseLostError: another process holds it.
+            ConflictError: another process holds it.
             ServerUnavailableError: it may have run out, and the server does not answer.
         """
         if self._lost_to is None and clock.now() >= self._sure_until:
             self._waits.call(lambda: self._hold_again(TIMEOUT))
         if self._lost_to is not None:
-            raise LeaseLostError(
+            raise ConflictError(
                 f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
                 f"the server stood still; {self._lost_to} is the {self._place} now. This process can no longer be "
                 f"the {self._place}"
@@ -333,11 +333,11 @@ class Lease:
         try:
             try:
                 self._hold_again(self.interval, extends=True)
-            except AccumulatorNotFoundError:
+            except NotFoundError:
                 if self._crew.is_deleted(self._incarnation()):
                     self._over.set()
                 self._hold_again(self.interval, renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)
-            if isinstance(error, AccumulatorNotFoundError) and self.on_missing is not None:
+            if isinstance(error, NotFoundError) and self.on_missing is not None:
                 self.on_missing()

@@ -12,7 +12,7 @@ from redisacc._protocol.scripts.crews import CrewScripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import LeaseHeldError
+from redisacc.errors import ConflictError
 
 
 def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: str) -> bool:
@@ -31,8 +31,8 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
         Whether the worker was known, or had a lease in a training that has run out.
 
     Raises:
-        LeaseHeldError: it is a worker of a training, and its lease has not run out. Nothing was changed.
-        AccumulatorNotFoundError: the accumulator was deleted.
+        ConflictError: it is a worker of a training, and its lease has not run out. Nothing was changed.
+        NotFoundError: the accumulator was deleted.
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     found = False
@@ -41,7 +41,7 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
         if member.number is None or member.place != worker:
             continue
         if member.left > 0:
-            raise LeaseHeldError(
+            raise ConflictError(
                 f"{worker} of {shown(keys.name)} ({member.who}) has a lease for {member.left:.0f} more seconds. If it "
                 "is dead, wait for that time and forget it then"
             )

@@ -14,14 +14,15 @@ from redisacc._protocol.scripts.attempts import listed_attempts
 from redisacc._protocol.scripts.deletion import Deletion
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.hash_scan import Fields, scan
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc.errors import CorruptDataError, NotPermittedError
+from redisacc.errors import CorruptDataError
 
 
 def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float = TIMEOUT) -> None:
     """Deletes an incarnation for everybody. Does nothing if it is gone, or was replaced by another one.
 
-    Handles of other processes raise ``AccumulatorNotFoundError`` from the first command on.
+    Handles of other processes raise ``NotFoundError`` from the first command on.
 
     Args:
         transport: the way to the server.

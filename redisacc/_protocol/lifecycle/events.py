@@ -48,15 +48,15 @@ class Event:
 
     Attributes:
         kind: "applied", "stale", "repeated" (the round had a gradient of this worker), "waiting" (a taker joined the
-            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "configured"
-            (the settings were changed), "deleted"; or "missed": events may be missing here, because the connection was
+            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "quorum"
+            (the quorum was changed), "deleted"; or "missed": events may be missing here, because the connection was
             lost and is back, or because the reader was slow.
         global_step: the step after the event; None if the event does not say.
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), the settings after a change, and of a gradient that
-            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``weight`` (if it is not 1),
+            that waits, ``taken`` (how many gradients a round had), the quorum after a change, and of a gradient that
+            was applied, ``bytes`` (its size), ``staleness`` (if late ones count), ``weight`` (if it is not 1),
             ``buffered`` (its id, if it was buffered).
     """
 

@@ -24,9 +24,9 @@ from redisacc._format.entries import (
 )
 from redisacc._format.history_entries import parse_history
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.quorum import Quorum
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
-from redisacc._format.settings import Settings
 from redisacc._format.worker_states import WorkersByState, workers_by_state
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.sockets.fast_socket import Command
@@ -88,7 +88,7 @@ class AccumulatorInfo:
             of the accumulator itself.
         attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
             at most 1000, also if there are more.
-        settings: the defaults for takes that pass no ``num_required``.
+        quorum: what a take waits for that passes no ``num_required``.
         workers: the contributors to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -132,7 +132,7 @@ class AccumulatorInfo:
     total_weight: float
     partitions: tuple[int, ...]
     attempts: int
-    settings: Settings
+    quorum: Quorum
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -241,7 +241,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     """Returns everything but the gradients.
 
     Raises:
-        AccumulatorNotFoundError: there is no such accumulator.
+        NotFoundError: there is no such accumulator.
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     parameters = ParameterKeys(keys.name)
@@ -305,7 +305,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         total_weight=fields.total_weight,
         partitions=fields.partitions,
         attempts=len(attempts),
-        settings=fields.settings,
+        quorum=fields.quorum,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -16,9 +16,10 @@ from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.opening import Deleting, Opened, Schema
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
 from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, NotPermittedError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")
 
@@ -70,8 +71,8 @@ def open_accumulator(
         incarnation: the only one that is opened, and none is created. None: any.
 
     Raises:
-        AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
-        SchemaMismatchError: it was created as something else.
+        NotFoundError: there is none, and none was to be created, or it is another incarnation.
+        InvalidArgumentError: it was created as something else.
     """
     schema = Schema(FORMAT, **spec.schema)
     default_limit = BUFFER_LIMIT_BY_WORKER if order == "worker" else BUFFER_LIMIT
@@ -92,10 +93,10 @@ def open_accumulator(
                 partitions=chosen,
                 create=create and incarnation is None,
             )
-        except AccumulatorNotFoundError:
+        except NotFoundError:
             if create:
                 raise
-            raise AccumulatorNotFoundError(
+            raise NotFoundError(
                 f"there is no accumulator {shown(keys.name)}, and create=False forbids to create one"
                 f"{suggestion(transport, keys.name)}"
             ) from None
@@ -105,7 +106,7 @@ def open_accumulator(
         assert isinstance(opened, Deleting)
         delete(transport, keys, opened.incarnation)
     if incarnation not in (None, opened.incarnation):
-        raise AccumulatorNotFoundError(
+        raise NotFoundError(
             f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
             "name"
         )
@@ -161,17 +162,17 @@ def _check_schema(
             ("dtype", opened.schema.dtype, wanted.dtype),
             ("shape", opened.schema.shape, wanted.shape),
             ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
-            ("sparse_mean", opened.schema.sparse_mean, wanted.sparse_mean),
-            ("missing", opened.schema.missing, wanted.missing),
-            ("buffer_limit", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
+            ("mean.rows", opened.schema.sparse_mean, wanted.sparse_mean),
+            ("mean.missing", opened.schema.missing, wanted.missing),
+            ("limits.buffer", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
             (
                 "once_per_worker",
                 opened.once_per_worker,
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
-            ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
-            ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
-            ("normalize", opened.normalize, normalize or opened.normalize),
+            ("staleness.most", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
+            ("staleness.weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
+            ("mean.by", opened.normalize, normalize or opened.normalize),
             ("order", opened.order, order or opened.order),
             ("number of partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
@@ -180,7 +181,7 @@ def _check_schema(
     if is_tree and opened.schema.tree != wanted.tree:
         differences.append(_tree_difference(keys, opened.schema.tree, wanted.tree))
     if differences:
-        raise SchemaMismatchError(
+        raise InvalidArgumentError(
             f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}. "
             "Ask for the same, choose another name, or delete it with `redisacc rm`"
         )

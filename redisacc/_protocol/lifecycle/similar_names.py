@@ -18,6 +18,7 @@ SUGGESTED = 3
 
 def did_you_mean(name: str, others: Iterable[str]) -> str:
     """Returns a clause that asks for names similar to ``name``, such as ``; did you mean 'words'?``, or nothing."""
+    others = [other for other in others if other != name]
     similar = [shown(other) for other in difflib.get_close_matches(name, others, SUGGESTED)]
     if not similar:
         return ""

@@ -7,7 +7,7 @@ from redisacc._protocol.rounds.record_reader import RecordReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.transport import Transport
-from redisacc.errors import StepTimeoutError
+from redisacc.errors import WaitTimeoutError
 
 # The beginnings of events that leave the step as it is.
 _OTHERS = ("applied ", "stale ", "repeated ", "waiting ", "left")
@@ -58,13 +58,9 @@ class StepWait(Wait[int]):
         """Describes the wait in messages about a long one."""
         return self.described(f"{self.label}: still waiting for step {self._wanted}: {self._seen}")
 
-    def timed_out(self, seconds: float) -> StepTimeoutError:  # noqa: ARG002 - the caller knows its timeout
+    def timed_out(self, seconds: float) -> WaitTimeoutError:  # noqa: ARG002 - the caller knows its timeout
         """Returns the error that says which step was reached."""
-        return StepTimeoutError(
-            f"{self.label}: step {self._wanted} was not reached in time: {self._seen}",
-            wanted=self._wanted,
-            global_step=self._step,
-        )
+        return WaitTimeoutError(f"{self.label}: step {self._wanted} was not reached in time: {self._seen}")
 
     @property
     def _seen(self) -> str:

@@ -16,7 +16,7 @@ def conclude(transport: Transport, keys: ParameterKeys, chief: str) -> None:
         chief: the run id of the chief's place.
 
     Raises:
-        ParametersNotFoundError: the parameters were deleted.
+        NotFoundError: the parameters were deleted.
     """
     amend_latest(transport, keys, event="finished", fields=["finished", "1", "finished_by", chief])
 

@@ -9,7 +9,7 @@ from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schem
 from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
 from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc.errors import CorruptDataError, SchemaMismatchError
+from redisacc.errors import CorruptDataError
 
 
 def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: str, *, timeout: float = TIMEOUT) -> None:
@@ -57,7 +57,7 @@ def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float 
     try:
         keys = read_partitions(transport, keys, timeout=timeout)
         return [key for blob in listed_blobs(transport, keys, timeout=timeout) for key in blob.keys(keys)]
-    except (CorruptDataError, SchemaMismatchError):
+    except CorruptDataError:
         # `redisacc gc` finds the parts that cannot be found this way.
         return []
 
@@ -66,8 +66,7 @@ def listed_blobs(transport: Transport, keys: ParameterKeys, *, timeout: float = 
     """Returns all blobs that the record lists, including earlier versions'; none if there is no version.
 
     Raises:
-        CorruptDataError: redisacc did not write the record.
-        SchemaMismatchError: another version of redisacc wrote it.
+        CorruptDataError: redisacc did not write the record, or another version of it did.
     """
     *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
     record = ParameterRecord.parse(keys, fields)

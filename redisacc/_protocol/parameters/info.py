@@ -9,7 +9,7 @@ from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
-from redisacc._protocol.parameters.announced_quorum import parse_quorum, parse_until
+from redisacc._protocol.parameters.announced_workers import parse_until, parse_workers
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -24,7 +24,7 @@ class ParametersInfo:
         incarnation: a random id that they got with their first version.
         step: the step of the latest version.
         finished: whether its publisher declared it the last one.
-        workers: how many gradients a step needs, as stated by the chief of a training; None without a chief.
+        workers: among how many workers the chief of a training says that they share the data; None without a chief.
         until: the step with which the chief of a training will end it, as far as it was told; None if it was not.
         latest: the latest step of a training whose gradients had metrics; None if none had.
         leaves: the number of arrays in their tree.
@@ -70,8 +70,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
     """Parses the record. Returns None if nothing is published.
 
     Raises:
-        CorruptDataError: redisacc did not write it.
-        SchemaMismatchError: another version of redisacc wrote it.
+        CorruptDataError: redisacc did not write it, or another version of it did.
     """
     reply, two, clock = transport.pipeline(
         [
@@ -114,7 +113,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         incarnation=record.incarnation,
         step=record.step,
         finished=record.finished,
-        workers=parse_quorum(keys, workers),
+        workers=parse_workers(keys, workers),
         until=parse_until(keys, until),
         latest=None if latest is None else parse_history(keys.history, [*two, latest], int(created))[-1],
         leaves=len(schema.leaves),

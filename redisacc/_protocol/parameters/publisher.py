@@ -38,14 +38,7 @@ from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Paramet
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
-from redisacc.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    ParametersNotFoundError,
-    SchemaMismatchError,
-    ServerError,
-    StepConflictError,
-)
+from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError, ServerError
 
 logger = logging.getLogger("redisacc")
 
@@ -148,8 +141,8 @@ class Publisher:
         """Checks the arguments of a caller, and returns the version to publish.
 
         Raises:
-            InvalidArgumentError: an argument is invalid.
-            SchemaMismatchError: the tree is unlike the version that this handle published last.
+            InvalidArgumentError: an argument is invalid, or the tree is unlike the version that this handle published
+                last.
         """
         known = self._schema
         schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
@@ -167,7 +160,7 @@ class Publisher:
                 keep their incarnation, so that other handles may continue to use them.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted, or, with ``restores``, replaced by others.
+            NotFoundError: the parameters were deleted, or, with ``restores``, replaced by others.
         """
         with self._lock:
             if restores:
@@ -229,7 +222,7 @@ class Publisher:
         running_time(waited=pause)
 
     def check_agrees(self, tree: object, state: object) -> None:
-        """Raises SchemaMismatchError unless a tree is like what is published; InvalidArgumentError if none is one."""
+        """Raises InvalidArgumentError unless a tree is like what is published."""
         wanted = self.check(tree, 0, None, state)
         if self._reader.poll() is not None:
             self._agreed(wanted)
@@ -296,19 +289,19 @@ class Publisher:
         """Returns the record, or None if the server has lost it.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted, or there are others now.
+            NotFoundError: the parameters were deleted, or there are others now.
         """
         try:
             return self._reader.poll()
-        except ParametersNotFoundError:
+        except NotFoundError:
             if not is_lost(self._transport, self._keys, self._reader.incarnation):
                 raise
             return None
 
     def check_partitions(self, keys: ParameterKeys) -> None:
-        """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""
+        """Raises InvalidArgumentError if parameters have another number of partitions than the caller has asked for."""
         if self._has_other_partitions(keys):
-            raise SchemaMismatchError(
+            raise InvalidArgumentError(
                 f"parameters {shown(keys.name)} were created as something else: their number of partitions is "
                 f"{len(keys.partitions) or 1}, not {self._partitions}"
             )
@@ -320,7 +313,7 @@ class Publisher:
         """Does the same as ``check_partitions`` if somebody has only begun to publish the first version."""
         if self._has_other_partitions(keys):
             left_ms = self._transport.call("PTTL", keys.record)
-            raise SchemaMismatchError(
+            raise InvalidArgumentError(
                 f"somebody has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} partitions, "
                 f"not {self._partitions}, and has not finished. Publish with their number of partitions; or, if they "
                 f"have died, delete() the parameters, or wait {seconds_text(left_ms / 1000)}, until what they have "
@@ -395,7 +388,7 @@ class Publisher:
         """Returns the same, if its tree is like the one that is published.
 
         Raises:
-            SchemaMismatchError: it is not.
+            InvalidArgumentError: it is not.
         """
         schema = self._reader.schema()
         if schema is not wanted.schema:
@@ -409,7 +402,7 @@ class Publisher:
             if error.__cause__ is not None:
                 # Somebody else's object raised, so nothing is known about its structure.
                 raise
-            raise SchemaMismatchError(
+            raise InvalidArgumentError(
                 f"parameters {shown(self._keys.name)} keep the structure, dtypes and shapes of their first version: "
                 f"{error}. Choose another name for another model, or delete this one with `redisacc rm`"
             ) from None
@@ -418,14 +411,12 @@ class Publisher:
         """Returns whether exactly this is published already; False if it was replaced during the comparison.
 
         Raises:
-            StepConflictError: something else is published for this step, or for a later one.
+            ConflictError: something else is published for this step, or for a later one.
         """
         if wanted.step < record.step:
-            raise StepConflictError(
+            raise ConflictError(
                 f"parameters {shown(self._keys.name)} have step {record.step} already, so step {wanted.step} cannot be "
-                "published: another chief is publishing, or this one has continued from older weights",
-                step=wanted.step,
-                published=record.step,
+                "published: another chief is publishing, or this one has continued from older weights"
             )
         try:
             tree, state = self._reader.values(record), self._reader.state(record)
@@ -439,11 +430,9 @@ class Publisher:
         if where is None:
             where = _state_difference(wanted.state, None if state is None else schema_of(state, "state"))
         if where is not None:
-            raise StepConflictError(
+            raise ConflictError(
                 f"step {wanted.step} of parameters {shown(self._keys.name)} is published already, and differs in "
-                f"{where}: another chief is publishing, or this one has computed something else than before",
-                step=wanted.step,
-                published=record.step,
+                f"{where}: another chief is publishing, or this one has computed something else than before"
             )
         if wanted.finished and not record.finished:
             # The version was published by a call without ``finished``.

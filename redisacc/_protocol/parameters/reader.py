@@ -30,7 +30,7 @@ from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import EVICTED, shown
-from redisacc.errors import CorruptDataError, DataLossError, PeekTimeoutError
+from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError
 
 # How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
 READ_TIMEOUT = 30.0
@@ -42,7 +42,7 @@ TOGETHER_BYTES = 64 * 1024
 class ParameterReader:
     """Reads the parameters of one name, and remembers the version that it has read last. Threads may share it.
 
-    It belongs to the incarnation that it finds first. If that is deleted, it raises ParametersNotFoundError.
+    It belongs to the incarnation that it finds first. If that is deleted, it raises NotFoundError.
 
     Args:
         transport: the way to the server.
@@ -80,7 +80,7 @@ class ParameterReader:
             timeout: how long to try to reach the server, in seconds.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         return self._accepted(self._transport.call(*self._command, timeout=timeout))
 
@@ -157,7 +157,7 @@ class ParameterReader:
         """Returns the record of the latest version, and its tree; None if nothing has been published.
 
         Raises:
-            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
         """
         return self._latest(self.values)
 
@@ -165,7 +165,7 @@ class ParameterReader:
         """Returns the step of the latest version, and the publisher's state; None if nothing has been published.
 
         Raises:
-            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
         """
         found = self._latest(self.state)
         return None if found is None else (found[0].step, found[1])
@@ -176,7 +176,7 @@ class ParameterReader:
         One version may be published while they are read: its parts are kept until there is another one.
 
         Raises:
-            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
         """
         # In this order, because what the record says of the state is read with it.
         found = self._latest(lambda record: (self.state(record), self.values(record)))
@@ -198,7 +198,7 @@ class ParameterReader:
         Raises:
             DataLossError: it is still there, and the part should have been in a partition: its node has lost it.
             CorruptDataError: it is still there, so the part should have been there.
-            PeekTimeoutError: the deadline has passed.
+            WaitTimeoutError: the deadline has passed.
         """
         found = self.poll()
         if found is not None and found.version == record.version:
@@ -211,7 +211,7 @@ class ParameterReader:
                 )
             raise CorruptDataError(str(error)) from error
         if running_time() >= deadline:
-            raise PeekTimeoutError(
+            raise WaitTimeoutError(
                 f"parameters {shown(self._keys.name)} changed during every attempt to read them, for "
                 f"{READ_TIMEOUT:.0f} s: versions are published faster than they can be read"
             )

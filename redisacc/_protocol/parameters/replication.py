@@ -40,7 +40,7 @@ def confirm_version(
 
     Raises:
         NotReplicatedError: fewer have confirmed it in time. The version is published all the same.
-        ParametersNotFoundError: the parameters were deleted.
+        NotFoundError: the parameters were deleted.
     """
     counts = []
     if keys.partitions:

@@ -14,7 +14,7 @@ from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
-from redisacc.errors import FinishedError, ParametersTimeoutError
+from redisacc.errors import FinishedError, WaitTimeoutError
 
 # A record and the tree that it describes.
 Version = tuple[ParameterRecord, Any]
@@ -109,10 +109,9 @@ class VersionWait(Wait[Version]):
         """Describes the wait in messages about a long one."""
         return self._text("still waiting")
 
-    def timed_out(self, seconds: float) -> ParametersTimeoutError:  # noqa: ARG002 - the caller knows its timeout
+    def timed_out(self, seconds: float) -> WaitTimeoutError:  # noqa: ARG002 - the caller knows its timeout
         """Returns the error that says which version is the latest."""
-        step = None if self._found is None else self._found.step
-        return ParametersTimeoutError(self._text("timed out waiting"), after=self._after, step=step)
+        return WaitTimeoutError(self._text("timed out waiting"))
 
     def _text(self, what: str) -> str:
         wanted = "parameters" if self._after is None else f"parameters after step {self._after}"

@@ -123,7 +123,7 @@ class VersionWriter:
             the version keeps is not, or why the version is refused.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         partitions = len(self._keys.partitions)
         parts = {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in version.blobs.items()}

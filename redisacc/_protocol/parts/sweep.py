@@ -19,12 +19,7 @@ from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.scripts.attempts import AttemptScripts
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc.errors import (
-    AccumulatorNotFoundError,
-    ParametersNotFoundError,
-    RedisAccError,
-    ServerUnavailableError,
-)
+from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -104,7 +99,7 @@ def given_up_on_error(
     """
     try:
         yield
-    except (AccumulatorNotFoundError, ParametersNotFoundError):
+    except NotFoundError:
         # Nothing can count or publish them now, and nobody else knows of their parts.
         remove_parts_quietly(transport, keys, attempts)
         raise

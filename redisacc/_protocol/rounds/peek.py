@@ -17,7 +17,7 @@ from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, PeekTimeoutError
+from redisacc.errors import CorruptDataError, WaitTimeoutError
 
 # How long to keep looking for a moment without new gradients, in seconds.
 PEEK_TIMEOUT = 30.0
@@ -48,7 +48,7 @@ def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
         keys: the keys of the accumulator.
 
     Raises:
-        PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
         DataLossError: a node of the partitions has lost a part of a gradient.
         CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
     """
@@ -58,7 +58,7 @@ def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
         if found is not None:
             return found[0]
         if running_time() >= deadline:
-            raise PeekTimeoutError(
+            raise WaitTimeoutError(
                 f"accumulator {shown(keys.name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
                 "gradients arrive faster than the round can be read"
             )
@@ -108,7 +108,7 @@ def read_round(
         reduce: makes the gradient from the sum and the divisor of a mean.
 
     Raises:
-        PeekTimeoutError, DataLossError, CorruptDataError: as ``snapshot``.
+        WaitTimeoutError, DataLossError, CorruptDataError: as ``snapshot``.
     """
 
     def begin() -> StartedRead[Round[Any]] | None:

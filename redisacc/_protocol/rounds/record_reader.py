@@ -8,7 +8,7 @@ from redisacc._format.record import Record
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 
 class RecordReader:
@@ -31,7 +31,7 @@ class RecordReader:
         """Returns the record as it is now.
 
         Raises:
-            AccumulatorNotFoundError: the accumulator was deleted.
+            NotFoundError: the accumulator was deleted.
             CancelledError: the handle was closed.
         """
         if self._lifetime is not None:
@@ -41,9 +41,9 @@ class RecordReader:
         return record
 
     def check(self, incarnation: str) -> None:
-        """Raises AccumulatorNotFoundError unless this is the incarnation that was opened."""
+        """Raises NotFoundError unless this is the incarnation that was opened."""
         if incarnation != self._incarnation:
-            raise AccumulatorNotFoundError(
+            raise NotFoundError(
                 f"accumulator {shown(self._keys.name)} was deleted after this handle was opened. Open it again"
             )
 

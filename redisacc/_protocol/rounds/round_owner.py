@@ -6,7 +6,7 @@ from redisacc._format.entries import parse_recoveries
 from redisacc._format.keys import Keys
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, RoundRecoveredError
+from redisacc.errors import ConflictError, NotFoundError
 
 # The number of recoveries that the server remembers: lua/recover.lua.
 REMEMBERED = 100
@@ -26,8 +26,8 @@ def still_listed(transport: Transport, keys: Keys, incarnation: str, token: str,
         False if the round was acknowledged, or if the server lost it: both leave no trace.
 
     Raises:
-        AccumulatorNotFoundError: the accumulator was deleted.
-        RoundRecoveredError: another taker has recovered the round.
+        NotFoundError: the accumulator was deleted.
+        ConflictError: another taker has recovered the round.
     """
     found, entry, recoveries = transport.pipeline(
         [
@@ -37,7 +37,7 @@ def still_listed(transport: Transport, keys: Keys, incarnation: str, token: str,
         ]
     )
     if found != incarnation.encode():
-        raise AccumulatorNotFoundError(
+        raise NotFoundError(
             f"accumulator {shown(keys.name)} was deleted after its round of step {global_step} was taken and before "
             "the round was acknowledged. It cannot be known whether another process had recovered the round"
         )
@@ -50,13 +50,8 @@ def still_listed(transport: Transport, keys: Keys, incarnation: str, token: str,
             owner, new = recovery.token, recovery
     if new is None:
         return False
-    raise RoundRecoveredError(
+    raise ConflictError(
         f"{keys.name}: the round of step {global_step} does not belong to this take any more: recover() gave it to "
         f"{shown(new.taker)} at {new.recovered_at:%Y-%m-%d %H:%M:%S} UTC, under the token {shown(new.token)}. Do not "
-        "use its gradient, because the new owner does",
-        token=token,
-        global_step=global_step,
-        new_owner=new.taker,
-        new_token=new.token,
-        recovered_at=new.recovered_at,
+        "use its gradient, because the new owner does"
     )

@@ -20,7 +20,7 @@ class TakeProgress:
 
     Attributes:
         label: the accumulator's name in log records and errors.
-        required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
+        required: how many gradients the take waits for. None: the quorum of the accumulator.
         num_required: the least number of them when the server answered last; 0 if only the server knows.
         min_weight: the least sum of their weights; 0: any sum will do.
         seen: the server's last reply; None: none yet.
@@ -45,7 +45,7 @@ class TakeProgress:
     def text(self, what: str) -> str:
         """Returns a message: ``what`` the take does, such as "is still waiting", and what has arrived so far."""
         seen, found = self.seen, self.found
-        required = self.required or (seen.required if seen else "as many gradients as the settings say")
+        required = self.required or (seen.required if seen else "as many gradients as the quorum says")
         weight = f" with a weight of {self.min_weight:g}" if self.min_weight else ""
         text = f"{self.label}: a take of {required}{weight} {what}"
         if seen is None:

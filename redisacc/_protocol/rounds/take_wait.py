@@ -16,7 +16,7 @@ from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
 from redisacc._protocol.rounds.take_progress import TakeProgress
 from redisacc._protocol.rounds.who_contributed import read_contributors
 from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.base import ForgottenError, StaleSequenceError
 from redisacc._protocol.scripts.requests import Request
 from redisacc._protocol.scripts.sessions import Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
@@ -25,8 +25,9 @@ from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.pubsub import pubsub_of
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport, limited
-from redisacc.errors import NotPermittedError, RedisAccError, StaleSequenceError, TakeTimeoutError
+from redisacc.errors import RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
 
@@ -74,7 +75,7 @@ class TakeWait(Wait[Taken]):
         keys: the keys of the accumulator.
         scripts: its scripts.
         session: used only by this take while it waits.
-        required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
+        required: how many gradients the take waits for. None: the quorum of the accumulator.
         min_weight: the least sum of their weights; 0: any sum will do.
         deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         taker: the name of the taker.
@@ -148,10 +149,8 @@ class TakeWait(Wait[Taken]):
             token=self._token,
             session=self._session,
             sequence=self._sequence,
-            num_required=self._required.num_required if self._required else None,
+            required=self._required,
             min_weight=self._min_weight,
-            up_to=self._required.up_to if self._required else None,
-            grace_ms=self._required.grace_ms if self._required else 0,
             lease_ms=TAKER_LEASE_MS,
             taker=self._taker,
             takes=self._takes,

@@ -14,6 +14,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._format.quorum import Quorum
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.rounds.acknowledgement import acknowledge
@@ -21,12 +22,12 @@ from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait
-from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.base import StaleSequenceError
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.replication import check_replicated
 from redisacc._protocol.scripts.requests import Request
 from redisacc._protocol.scripts.sessions import Session, SessionPool
-from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.taking import Granted
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
@@ -34,14 +35,13 @@ from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
 from redisacc.errors import (
-    AccumulatorNotFoundError,
+    ConflictError,
     CorruptDataError,
     DataLossError,
+    NotFoundError,
     OutcomeUnknownError,
     RedisAccError,
-    RoundRecoveredError,
     ServerUnavailableError,
-    StaleSequenceError,
 )
 
 logger = logging.getLogger("redisacc")
@@ -124,7 +124,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        demand: TakeDemand,
+        demand: Quorum,
         *,
         deadline: float,
         name: str,
@@ -148,7 +148,7 @@ class Taker(Generic[G]):
 
     def grant(
         self,
-        demand: TakeDemand,
+        demand: Quorum,
         *,
         deadline: float,
         name: str,
@@ -168,8 +168,8 @@ class Taker(Generic[G]):
                 self._keys,
                 self._scripts,
                 session,
-                required=demand.required,
-                min_weight=demand.min_weight,
+                required=TakeRequirement.of(demand),
+                min_weight=demand.min_weight or 0.0,
                 deadline=deadline,
                 taker=name,
                 label=label,
@@ -238,8 +238,8 @@ class Taker(Generic[G]):
             again: whether an earlier call may have removed the round.
 
         Raises:
-            RoundRecoveredError: another taker has recovered the round.
-            AccumulatorNotFoundError: the accumulator was deleted.
+            ConflictError: another taker has recovered the round.
+            NotFoundError: the accumulator was deleted.
             DataLossError: the server has lost the round.
             OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``settle()`` acknowledges
                 again and returns ``value``.
@@ -271,7 +271,7 @@ class Taker(Generic[G]):
             return False
         try:
             self.acknowledge(taken, value, again=True)
-        except RoundRecoveredError as error:
+        except ConflictError as error:
             logger.info("%s", error)
             return False
         return True
@@ -283,7 +283,7 @@ class Taker(Generic[G]):
         """
         try:
             listed = self._still_listed(taken.token, taken.round.global_step)
-        except AccumulatorNotFoundError:
+        except NotFoundError:
             if not perhaps_done:
                 raise
             logger.warning(
@@ -305,7 +305,7 @@ class Taker(Generic[G]):
             self._scripts.resolve(Request(session, session.sequence, ""))
         except DataLossError:
             return True
-        except (ForgottenError, StaleSequenceError):
+        except StaleSequenceError:
             # It was idle for an hour, or has sent further requests since.
             return False
         return False
@@ -317,8 +317,8 @@ class Taker(Generic[G]):
         """Raises unless a round that was granted to this process is still its own.
 
         Raises:
-            RoundRecoveredError: another taker has recovered it.
-            AccumulatorNotFoundError: the accumulator was deleted.
+            ConflictError: another taker has recovered it.
+            NotFoundError: the accumulator was deleted.
             DataLossError: the server has lost it.
         """
         if not self._still_listed(granted.token, granted.global_step):

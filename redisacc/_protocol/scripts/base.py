@@ -11,13 +11,14 @@ from redisacc._protocol.scripts.replication import wait_commands
 from redisacc._protocol.scripts.replies import corrupt
 from redisacc._redis.transport import Transport
 from redisacc._text import EVICTED, QUOTED, printable, shown
-from redisacc.errors import (
-    AccumulatorNotFoundError,
-    CorruptDataError,
-    DataLossError,
-    StaleSequenceError,
-    StepOverflowError,
-)
+from redisacc.errors import CorruptDataError, DataLossError, NotFoundError, RedisAccError
+
+
+class StaleSequenceError(RedisAccError):
+    """The server has already executed a later request of this session, so it refused this one and did not count it.
+
+    The request was delayed for so long that its sender had given up on it.
+    """
 
 
 class ForgottenError(StaleSequenceError):
@@ -85,14 +86,12 @@ class AccumulatorScripts:
         name = shown(self._keys.name)
         match reply:
             case [b"missing"]:
-                raise AccumulatorNotFoundError(
+                raise NotFoundError(
                     f"there is no accumulator {name}: it was deleted, its owner is gone, or the server has lost its "
                     "data"
                 )
             case [b"replaced"]:
-                raise AccumulatorNotFoundError(
-                    f"accumulator {name} was deleted after this handle was opened. Open it again"
-                )
+                raise NotFoundError(f"accumulator {name} was deleted after this handle was opened. Open it again")
             case [b"superseded", sequence]:
                 raise StaleSequenceError(
                     f"{name}: the server has already executed request {printable(sequence, QUOTED)} of this session, "
@@ -122,7 +121,7 @@ class AccumulatorScripts:
                     "did not execute this request; it will execute later ones"
                 )
             case [b"overflow", step]:
-                raise StepOverflowError(
+                raise RedisAccError(
                     f"{name}: the global step is {printable(step, QUOTED)}, the largest int64, and cannot grow"
                 )
         raise corrupt(self._keys.record, reply)

@@ -9,7 +9,7 @@ from redisacc._protocol.scripts.replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import printable, shown
-from redisacc.errors import AccumulatorNotFoundError
+from redisacc.errors import NotFoundError
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class CrewScripts:
             None if the holder has the lease now; otherwise the other holder.
 
         Raises:
-            AccumulatorNotFoundError: there is no such lease, and it ``extends``; or it ``renews``, and there is no
+            NotFoundError: there is no such lease, and it ``extends``; or it ``renews``, and there is no
                 accumulator either.
         """
         reply = self._transport.run(
@@ -97,7 +97,7 @@ class CrewScripts:
             case [b"taken", left, its_process, other] if left.isdigit() and len(left) <= 15:
                 return HeldByOther(int(left) / 1000, its_process.decode("ascii", "replace"), printable(other))
             case [b"missing"]:
-                raise AccumulatorNotFoundError(f"{shown(self._keys.name)} was deleted, and its leases with it")
+                raise NotFoundError(f"{shown(self._keys.name)} was deleted, and its leases with it")
         raise corrupt(self._keys.crew, reply)
 
     def release_lease(self, *, place: str, holder: str, process: str, timeout: float = TIMEOUT) -> bool:

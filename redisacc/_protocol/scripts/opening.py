@@ -11,10 +11,11 @@ from redisacc._format.keys import DELETING
 from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format, parse_order
 from redisacc._protocol.scripts.base import AccumulatorScripts, text_of
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, NotPermittedError
+from redisacc.errors import CorruptDataError
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class OpenScript(AccumulatorScripts):
             create: whether to create the accumulator if there is none.
 
         Raises:
-            SchemaMismatchError: the record belongs to another version of the data model.
+            CorruptDataError: the record belongs to another version of the data model.
         """
         current = self._keys.current
         try:

@@ -15,7 +15,7 @@ from redisacc._redis.script_loader import load
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import ParametersNotFoundError
+from redisacc.errors import NotFoundError
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ParameterScripts:
             is not higher than its step.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         reply, _ = self._transport.run_and_read(
             *load("publish").bind(
@@ -172,7 +172,7 @@ class ParameterScripts:
             "older" if the step is not higher than its step.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         reply = self._transport.run(
             *load("register_version").bind(
@@ -214,7 +214,7 @@ class ParameterScripts:
         """Parses a reply that refuses a version.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
             CorruptDataError: it says something else.
         """
         match reply:
@@ -243,7 +243,7 @@ class ParameterScripts:
             How many replicas have confirmed it in time; 0 if none were waited for.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         reply, replicas = self._transport.run_and_read(
             *load("amend").bind(
@@ -353,16 +353,16 @@ class ParameterScripts:
         )
 
 
-def gone(name: str) -> ParametersNotFoundError:
+def gone(name: str) -> NotFoundError:
     """Returns the error that says that parameters which existed are there no longer."""
-    return ParametersNotFoundError(
+    return NotFoundError(
         f"there are no parameters {shown(name)} any longer: they were deleted, or the server has lost its data"
     )
 
 
-def replaced(name: str) -> ParametersNotFoundError:
+def replaced(name: str) -> NotFoundError:
     """Returns the error that says that there are other parameters now."""
-    return ParametersNotFoundError(
+    return NotFoundError(
         f"parameters {shown(name)} were deleted and published again after this handle had seen them. Open them again"
     )
 
@@ -377,7 +377,7 @@ def amend_latest(transport: Transport, keys: ParameterKeys, *, event: str, field
         fields: names and values, alternately.
 
     Raises:
-        ParametersNotFoundError: the parameters were deleted.
+        NotFoundError: the parameters were deleted.
     """
     [incarnation] = transport.call("HMGET", keys.record, "incarnation")
     if incarnation is None:

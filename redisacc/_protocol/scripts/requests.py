@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redisacc._data.validation import shape_text
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
-from redisacc._format.settings import SettingsChange
 from redisacc._format.weights import weight_text
 from redisacc._protocol.scripts.base import AccumulatorScripts
 from redisacc._protocol.scripts.replication import confirmed
@@ -19,7 +18,7 @@ from redisacc._redis.transport import TIMEOUT
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import InvalidArgumentError
 
-Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken"]
+Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "quorum", "taken"]
 # What a request did. "fenced": it was not executed and never will be. "unknown": the server can no longer tell.
 Fate = Literal[Outcome, "fenced", "unknown"]
 
@@ -73,7 +72,7 @@ _OUTCOMES: dict[bytes, Outcome] = {
     b"repeated": "repeated",
     b"set": "set",
     b"lowered": "lowered",
-    b"configured": "configured",
+    b"quorum": "quorum",
     b"taken": "taken",
 }
 
@@ -100,7 +99,7 @@ class RequestScripts(AccumulatorScripts):
 
     Every function raises the errors of `Transport.run`, and the refusals of its script:
 
-    - AccumulatorNotFoundError: The accumulator doesn't exist, or is no longer the incarnation that was opened.
+    - NotFoundError: The accumulator doesn't exist, or is no longer the incarnation that was opened.
     - StaleSequenceError: The session has moved on, or resolve has fenced the request.
     - ForgottenError: The server has forgotten the session.
     - DataLossError: The server has lost an outcome that the session knows.
@@ -122,33 +121,28 @@ class RequestScripts(AccumulatorScripts):
         )
         return self._counted(reply, ())
 
-    def configure(self, request: Request, change: SettingsChange) -> Counted:
-        """Changes the settings.
+    def set_quorum(self, request: Request, change: Mapping[str, str]) -> Counted:
+        """Changes the quorum.
 
         Args:
             request: the request, with its session.
-            change: which settings get which values.
+            change: what gets which value, as ``quorum_change`` returns it.
 
         Raises:
-            InvalidArgumentError: the settings that stay do not go together with the new ones.
+            InvalidArgumentError: the numbers that stay do not go together with the new ones.
         """
         reply = self._transport.run(
-            *load("configure").bind(
+            *load("set_quorum").bind(
                 keys={"record": self._keys.record, "sessions": self._keys.sessions, "queue": self._keys.queue},
-                args={
-                    **self._sender(request),
-                    "num_required": change.num_required,
-                    "up_to": change.up_to,
-                    "grace_ms": change.grace_ms,
-                },
+                args={**self._sender(request), **change},
             )
         )
         match reply:
-            case [b"conflict", number, up_to, grace]:
+            case [b"conflict", least, most, grace]:
                 raise InvalidArgumentError(
-                    f"the settings of {shown(self._keys.name)} would be num_required={printable(number, QUOTED)}, "
-                    f"up_to={printable(up_to, QUOTED)}, grace_ms={printable(grace, QUOTED)}: up_to must be at least "
-                    "num_required and needs a grace, and both need num_required. Change them together"
+                    f"the quorum of {shown(self._keys.name)} would be least={printable(least, QUOTED)}, "
+                    f"most={printable(most, QUOTED)}, grace={printable(grace, QUOTED)} ms: most must be at least "
+                    "least and needs a grace, and both need least. Change them together"
                 )
         return self._counted(reply, ())
 

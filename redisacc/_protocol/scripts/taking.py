@@ -47,7 +47,7 @@ class Queued:
 
     ``grace_left_ms`` is the remaining grace in milliseconds if nothing else is missing; otherwise 0.
     ``total_weight`` is the sum of the weights of the gradients.
-    ``required`` is the requirement in the settings; None if the take came with its own.
+    ``required`` is the quorum of the accumulator; None if the take came with its own.
     """
 
     global_step: int
@@ -88,7 +88,7 @@ class Take(Protocol):
 
         Raises:
             StaleSequenceError: this take is over.
-            InvalidArgumentError: the settings state no requirement, or no longer do. The take has left the queue.
+            InvalidArgumentError: the accumulator has no quorum, or no longer. The take has left the queue.
         """
 
 
@@ -101,10 +101,8 @@ class TakeScripts(AccumulatorScripts):
         token: str,
         session: Session,
         sequence: int,
-        num_required: int | None,
+        required: TakeRequirement | None,
         min_weight: float = 0.0,
-        up_to: int | None = None,
-        grace_ms: int = 0,
         lease_ms: int,
         taker: str,
         takes: int = 0,
@@ -117,11 +115,9 @@ class TakeScripts(AccumulatorScripts):
             token: id of the take: the session's id and the sequence number. The same one again gets the same round.
             session: the session that sends it.
             sequence: its number.
-            num_required: the round is not granted while it has fewer gradients; at least 1. None: the settings give
-                this, ``up_to`` and ``grace_ms`` at each attempt.
-            min_weight: nor while the sum of their weights is less; 0 for any.
-            up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
-            grace_ms: otherwise, the round is granted this long after it had enough, in milliseconds.
+            required: the gradients that the round has to have. None: the quorum of the accumulator, as it is at each
+                attempt.
+            min_weight: what their weights have to add up to at least; 0 for any sum.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
             takes: the most rounds that the accumulator has granted, as far as the sender knows.
@@ -129,6 +125,7 @@ class TakeScripts(AccumulatorScripts):
             read: commands that read the round if it is granted. They travel along.
         """
         keys, current, taken = self._keys, self._keys.current, self._keys.taken_round(token)
+        given = required or TakeRequirement(0, 0)
         call = self._transport.prepare(
             *load("take").bind(
                 keys={
@@ -149,10 +146,10 @@ class TakeScripts(AccumulatorScripts):
                 args={
                     "incarnation": self.incarnation,
                     "token": token,
-                    "num_required": str(num_required or 0),
+                    "num_required": str(given.num_required),
                     "min_weight": weight_text(min_weight) if min_weight else "0",
-                    "up_to": str((num_required or 0) if up_to is None else up_to),
-                    "grace_ms": str(grace_ms),
+                    "most": str(given.most),
+                    "grace_ms": str(given.grace_ms),
                     "lease_ms": str(lease_ms),
                     "taker": taker,
                     "session": session.id,
@@ -168,7 +165,7 @@ class TakeScripts(AccumulatorScripts):
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued | GoneBack, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead, grace_left, weight, required, most, grace]:
+                case [b"waiting", step, count, ahead, grace_left, weight, least, most, grace]:
                     number = self._number(count, "num_accumulated")
                     queued = Queued(
                         self._step(step),
@@ -178,10 +175,10 @@ class TakeScripts(AccumulatorScripts):
                         # 0 is no weight, but the sum of none.
                         self._weight(weight) if number else 0.0,
                     )
-                    if num_required is None:
+                    if required is None:
                         queued.required = TakeRequirement(
-                            self._number(required, "num_required", least=1),
-                            self._number(most, "up_to", least=1),
+                            self._number(least, "num_required", least=1),
+                            self._number(most, "most", least=1),
                             self._number(grace, "grace_ms"),
                         )
                     return queued, pieces
@@ -196,8 +193,8 @@ class TakeScripts(AccumulatorScripts):
                     )
                 case [b"unset"]:
                     raise InvalidArgumentError(
-                        f"num_required is missing, and the settings of {shown(self._keys.name)} do not say it either, "
-                        "or no longer: give it, or set it by configure() or `redisacc set`"
+                        f"num_required is missing, and {shown(self._keys.name)} has no quorum, or no longer: give it, "
+                        "or set the quorum by set_quorum() or `redisacc set`"
                     )
             return self._granted(token, reply), pieces
 

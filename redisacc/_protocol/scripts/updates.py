@@ -80,7 +80,7 @@ class UpdateScripts(ParameterScripts):
             there can be no such version.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         reply = self._transport.run(
             *load("register_update").bind(
@@ -144,7 +144,7 @@ class UpdateScripts(ParameterScripts):
             recovered it; or as ``publish``.
 
         Raises:
-            ParametersNotFoundError: the parameters were deleted.
+            NotFoundError: the parameters were deleted.
         """
         of_round = self._gradients.taken_round(ended.token)
         reply, _ = self._transport.run_and_read(

@@ -33,9 +33,10 @@ from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.reducer_sums import ReducerSums
 from redisacc._protocol.sums.sparse_parts import SparseParts
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.sockets.lanes import LANES
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError, NotPermittedError
+from redisacc.errors import CorruptDataError
 
 # Gradients are left to a reducer if their dense parts have more than this many times the bytes of their sum.
 WORTHWHILE = 1.25

@@ -25,15 +25,11 @@ from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
+from redisacc._redis.reply_errors import ServerOutOfMemoryError
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
 from redisacc._text import printable
-from redisacc.errors import (
-    AccumulatorNotFoundError,
-    RedisAccError,
-    ServerOutOfMemoryError,
-    ServerUnavailableError,
-)
+from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -200,7 +196,7 @@ class Reduction:
             self._outage = min(max(2 * self._outage, SHORT_PAUSE), LONG_PAUSE)
             self.due = self._renew_at = clock.now() + self._outage
             raise
-        except AccumulatorNotFoundError:
+        except NotFoundError:
             self._wait_for_chief()
         except PartMissingError as error:
             # The round was taken and acknowledged meanwhile, or gradients were compacted.
@@ -258,7 +254,7 @@ class Reduction:
         record = Record(self._keys, record_reply)
         number = Record.parse_wanted(wanted)
         if record.partitions != self._keys.partitions:
-            raise AccumulatorNotFoundError(f"{self._keys.name} was created again, with other partitions")
+            raise NotFoundError(f"{self._keys.name} was created again, with other partitions")
         if record.incarnation != self._incarnation:
             self._spec = record.spec(tree if record.kind == "tree" else b"")
             self._growing = RoundSoFar(

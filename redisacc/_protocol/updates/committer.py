@@ -182,8 +182,8 @@ class Committer:
         Raises:
             NotReplicatedError: the version is published, but too few replicas have it.
             DataLossError: a part of a gradient or of the version before is lost.
-            RoundRecoveredError, AccumulatorNotFoundError: the round is no longer this process's.
-            ParametersNotFoundError: the parameters were deleted.
+            ConflictError: the round is no longer this process's.
+            NotFoundError: the accumulator or the parameters were deleted.
             ServerError: parts disappear again and again.
         """
         record, step = before.record, before.record.step

@@ -22,7 +22,7 @@ from redisacc._protocol.updates.record import UpdateRecord, read_update_record, 
 from redisacc._protocol.updates.tables import TablesVersion, whole_tables
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import ServerError, StepConflictError
+from redisacc.errors import ConflictError, ServerError
 from redisacc.optim import Optimizer
 
 # How often publishing is tried if others get in between.
@@ -119,7 +119,7 @@ def publish_whole(
         publisher: the name of this process in the record.
 
     Raises:
-        StepConflictError: a later step is published.
+        ConflictError: a later step is published.
         ServerError: others get in between again and again.
     """
     for _ in range(TRIES):
@@ -151,10 +151,8 @@ def _try(
     if record is not None and before is None:
         return "changed"
     if record is not None and record.step > step:
-        raise StepConflictError(
-            f"parameters {shown(model.keys.name)} have step {record.step} already, so step {step} cannot be published",
-            step=step,
-            published=record.step,
+        raise ConflictError(
+            f"parameters {shown(model.keys.name)} have step {record.step} already, so step {step} cannot be published"
         )
     schema = model.schema
     stored = schema.stored(model.encoding)

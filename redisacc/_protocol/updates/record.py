@@ -149,9 +149,8 @@ def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> b
         Whether none can be registered; False if others publish all the time.
 
     Raises:
-        CorruptDataError: the record holds what redisacc never writes.
-        SchemaMismatchError: another version of redisacc wrote it.
-        ParametersNotFoundError: the parameters were deleted.
+        CorruptDataError: the record holds what redisacc never writes, or another version of it wrote it.
+        NotFoundError: the parameters were deleted.
     """
     for _ in range(MOST_USED_UP):
         *reply, optimizer, attempts = transport.call(*ParameterRecord.command(keys), "optimizer", "attempts")

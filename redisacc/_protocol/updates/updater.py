@@ -24,7 +24,7 @@ from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
-from redisacc.errors import CorruptDataError, ParametersNotFoundError, SchemaMismatchError
+from redisacc.errors import CorruptDataError, NotFoundError
 
 logger = logging.getLogger("redisacc")
 
@@ -190,7 +190,7 @@ class PartUpdater:
                 mine = [number for number in self._numbers if number < len(record.model.parts)]
                 self._values.fetch(record, mine)
             self._record = record
-        except (CorruptDataError, SchemaMismatchError, ParametersNotFoundError, PartMissingError) as error:
+        except (CorruptDataError, NotFoundError, PartMissingError) as error:
             # The chief reports it, if it is more than a version that was replaced meanwhile.
             logger.debug("%s: cannot update the parameters: %s", self._keys.name, error)
             self._record, self._is_outdated = None, True

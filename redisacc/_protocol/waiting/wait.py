@@ -17,7 +17,7 @@ from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Transport
 from redisacc._redis.waits import Alarm
-from redisacc.errors import AccumulatorNotFoundError, CancelledError, RedisAccError, ServerUnavailableError
+from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -164,7 +164,7 @@ class Wait(ABC, Generic[Found]):
         except BaseException as error:
             # Ctrl-C included.
             self.abandon()
-            if isinstance(error, AccumulatorNotFoundError) and self.lifetime.closed:
+            if isinstance(error, NotFoundError) and self.lifetime.closed:
                 # A private accumulator is deleted with its handle, perhaps before the wait notices that it was closed.
                 raise self._closed() from None
             raise

@@ -12,11 +12,12 @@ from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._redis.cluster.slot_map import key_slot
+from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
 from redisacc.cli.shared.output import count_text
-from redisacc.errors import CorruptDataError, NotPermittedError, ServerError
+from redisacc.errors import CorruptDataError, ServerError
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 

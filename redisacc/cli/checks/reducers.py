@@ -21,7 +21,7 @@ from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
 from redisacc.cli.shared.output import bytes_text, count_text
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError, ServerError
+from redisacc.errors import CorruptDataError, NotFoundError, ServerError
 
 # Maximum number of accumulators that a finding names.
 _NAMED = 3
@@ -121,7 +121,7 @@ def _cases(transport: Transport) -> Iterator[_Case]:
             if info.kind == "sparse":
                 continue
             spec = read_spec(transport, keys)
-        except (AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError):
+        except (NotFoundError, CorruptDataError):
             # `redisacc ls` reports what is wrong with it.
             continue
         nbytes, sum_bytes = _sizes(info, spec)

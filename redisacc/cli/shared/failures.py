@@ -20,20 +20,19 @@ from redisacc._redis.connect import connect
 from redisacc._text import MESSAGE, printable
 from redisacc.cli.shared.output import echo_wrapped
 from redisacc.errors import (
-    AccumulatorNotFoundError,
     InvalidArgumentError,
+    NotFoundError,
     RedisAccError,
     ServerUnavailableError,
-    StepTimeoutError,
-    TakeTimeoutError,
+    WaitTimeoutError,
 )
 
 FAILED, USAGE, NOT_FOUND, TIMED_OUT, STALE, UNAVAILABLE, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
 # The last lines of each command's help.
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such accumulator, 4 timeout, 5 gradient dropped, "
-    "6 no server answers, 130 interrupted by Ctrl-C, 143 ended by SIGTERM."
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such accumulator or parameters, 4 timeout, "
+    "5 gradient dropped, 6 no server answers, 130 interrupted by Ctrl-C, 143 ended by SIGTERM."
 )
 
 P = ParamSpec("P")
@@ -72,8 +71,8 @@ def report_failures(function: Callable[P, R]) -> Callable[P, R]:
         with _reporting(), interrupts_raise(signal.SIGINT):
             try:
                 return function(*args, **kwargs)
-            except AccumulatorNotFoundError as error:
-                raise AccumulatorNotFoundError(f"{error}{_similar(kwargs)}") from None
+            except NotFoundError as error:
+                raise NotFoundError(f"{error}{_similar(kwargs)}") from None
 
     return run
 
@@ -182,9 +181,9 @@ def interrupts_raise(*numbers: int) -> Iterator[None]:
 
 def _exit_code_of(error: RedisAccError) -> int:
     match error:
-        case AccumulatorNotFoundError():
+        case NotFoundError():
             return NOT_FOUND
-        case TakeTimeoutError() | StepTimeoutError():
+        case WaitTimeoutError():
             return TIMED_OUT
         case ServerUnavailableError():
             return UNAVAILABLE

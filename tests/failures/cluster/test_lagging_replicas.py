@@ -27,7 +27,12 @@ class Pair:
         self._handles = []
 
     def open(self, size=8, in_place_limit=10**9, **options):
-        options = {"reduction_type": "SUM", "in_place_limit": in_place_limit, "redis": self.cluster.url, **options}
+        options = {
+            "reduction_type": "SUM",
+            "limits": redisacc.Limits(in_place=in_place_limit),
+            "redis": self.cluster.url,
+            **options,
+        }
         self._handles.append(redisacc.ConditionalAccumulator("int32", [size], "w", **options))
         return self._handles[-1]
 

@@ -15,6 +15,7 @@ from support.leaks import leftovers
 from support.proxy import Fault, Proxy
 from support.resharding import hold_back, hold_back_no_more, replication, wait_for_promotion
 from support.servers import ClusterClient
+from support.training_options import grouped
 
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
@@ -60,7 +61,13 @@ class Spread:
         (self.other,) = [node for node in owners if node is not self.leader]
 
     def open(self, where=None, **options):
-        options = {"partitions": 2, "in_place_limit": 0, "reduction_type": "SUM", **self._options, **options}
+        options = {
+            "partitions": 2,
+            "limits": redisacc.Limits(in_place=0),
+            "reduction_type": "SUM",
+            **self._options,
+            **options,
+        }
         made = redisacc.ConditionalAccumulator("float32", [SIZE], "w", redis=where or self.cluster.url, **options)
         self._handles.append(made)
         return made
@@ -172,9 +179,15 @@ def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, monkeyp
     """With the timeouts of a real training: 5 seconds for replicas, and 5 for a server to reply."""
     monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 5000)
     cluster = make_cluster(2, 1, dir=None, durable=False)
-    options = {"workers": 1, "redis": cluster.url, "min_replicas": 1, "partitions": 2, "in_place_limit": 0}
+    options = {
+        "workers": 1,
+        "redis": cluster.url,
+        "min_replicas": 1,
+        "partitions": 2,
+        "limits": redisacc.Limits(in_place=0),
+    }
     with (
-        redisacc.Chief("w", np.zeros(SIZE), **options) as chief,
+        redisacc.Chief("w", np.zeros(SIZE), **grouped(options)) as chief,
         redisacc.Worker("w", redis=cluster.url) as worker,
     ):
         assert next(worker.steps())[0] == 0
@@ -231,7 +244,7 @@ def test_what_was_not_confirmed_is_lost_by_name_and_nothing_else(spread, caplog)
     assert (spread.parts(), watcher.info().unacknowledged) == ([], [])
 
 
-@pytest.mark.parametrize("spread", [{"buffer_limit": 2 * 4 * SIZE}], indirect=True)
+@pytest.mark.parametrize("spread", [{"limits": redisacc.Limits(buffer=2 * 4 * SIZE)}], indirect=True)
 def test_a_sum_that_replicas_do_not_confirm_replaces_nothing(spread):
     """Other workers were told that their gradients were confirmed."""
     acc = spread.open(min_replicas=1)

@@ -27,7 +27,7 @@ class Load:
     """Workers that apply numbers until they are told to stop, and a chief that takes their sum."""
 
     def __init__(self, url, name, size, in_place_limit, partitions=None):
-        self._options = {"redis": url, "in_place_limit": in_place_limit, "reduction_type": "SUM"}
+        self._options = {"redis": url, "limits": redisacc.Limits(in_place=in_place_limit), "reduction_type": "SUM"}
         self._options["partitions"] = partitions
         self._schema = ("int32", [size], name)
         # Numbers of each worker that were applied, and of all that were taken.

@@ -11,6 +11,7 @@ from subprocess import DEVNULL
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
+from support.training_options import grouped
 from support.warm_python import WarmPython
 
 import redisacc
@@ -42,7 +43,7 @@ def test_no_bit_changes_if_one_is_killed_and_one_is_stopped(shared_cluster, redu
     parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32), "b": np.ones(3)}
     options = {"optimizer": OPTIMIZER, "workers": CREW, "partitions": 3, "redis": shared_cluster.url}
     with contextlib.ExitStack() as opened:
-        chief = opened.enter_context(redisacc.Chief("reduced", parameters, **options))
+        chief = opened.enter_context(redisacc.Chief("reduced", parameters, **grouped(options)))
         processes = [reducer(node) for node in shared_cluster.nodes]
 
         def working():
@@ -94,7 +95,7 @@ def test_a_reader_of_lost_parts_gets_an_error_until_the_chief_has_published_them
     parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32)}
     options = {"optimizer": OPTIMIZER, "workers": 1, "partitions": 3, "redis": shared_cluster.url}
     with (
-        redisacc.Chief("lost", parameters, **options) as chief,
+        redisacc.Chief("lost", parameters, **grouped(options)) as chief,
         redisacc.Worker("lost", number=0, redis=shared_cluster.url) as worker,
         redisacc.Parameters("lost", redis=shared_cluster.url) as reader,
     ):

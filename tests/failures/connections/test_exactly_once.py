@@ -183,7 +183,7 @@ class ApplyLate(Operation):
     """It stays as late, and weighs as much, as when it arrived first, whatever the step is when a copy arrives."""
 
     def open(self, where, **options):
-        return super().open(where, max_staleness=2, staleness_weight=[1, 0.5, 0.25], **options)
+        return super().open(where, staleness=redisacc.Staleness(2, weight=[1, 0.5, 0.25]), **options)
 
     def prepare(self, scene):
         scene.direct.set_global_step(3)
@@ -243,7 +243,7 @@ class ApplyWithRoomToMake(Operation):
 
     def prepare(self, scene):
         scene.direct.delete()
-        options = {"in_place_limit": 0, "buffer_limit": 3 * self.buffered_bytes}
+        options = {"limits": redisacc.Limits(in_place=0, buffer=3 * self.buffered_bytes)}
         scene.direct = self.open(scene.client, **options)
         scene.through = self.open(scene.through._transport.where, **options)
         for value in (1.0, 2.0, 4.0):
@@ -321,13 +321,13 @@ class TakeWithAGrace(Take):
     """The last gradient has ended the grace."""
 
     def do(self, scene):
-        return self.elements(scene.through.take_grad(2, up_to=3, grace=3600))
+        return self.elements(scene.through.take_grad(2, most=3, grace=3600))
 
 
 class TakeWithSettings(Take):
     def prepare(self, scene):
         super().prepare(scene)
-        scene.direct.configure(num_required=3)
+        scene.direct.set_quorum(least=3)
 
     def do(self, scene):
         return self.elements(scene.through.take_grad())
@@ -405,15 +405,15 @@ class SetStep(Operation):
 
 class Configure(Operation):
     def do(self, scene):
-        scene.through.configure(num_required=2, grace=1)
+        scene.through.set_quorum(least=2, grace=1)
 
     def check(self, scene, value):
-        assert scene.direct.settings() == redisacc.Settings(2, None, 1.0)
-        scene.direct.configure(num_required=3)
+        assert scene.direct.quorum() == redisacc.Quorum(2, None, 1.0)
+        scene.direct.set_quorum(least=3)
 
     def again(self, scene):
         # A late copy would undo the change that came after it.
-        assert scene.direct.settings() == redisacc.Settings(3, None, 1.0)
+        assert scene.direct.quorum() == redisacc.Quorum(3, None, 1.0)
 
 
 class Look(Operation):
@@ -435,7 +435,7 @@ class Open(Operation):
 
     def do(self, scene):
         where = scene.through._transport.where
-        options = {"reduction_type": "SUM", "in_place_limit": self.limit}
+        options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=self.limit)}
         return redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
 
     def check(self, scene, value):
@@ -483,7 +483,9 @@ class Tree(Operation):
             "a": ("float32", (self.size,)),
             "b": [redisacc.Sparse("float32", (None, self.size)), ("float64", (2,))],
         }
-        return redisacc.TreeAccumulator(spec, "w", reduction_type="SUM", missing="skip", redis=where, **options)
+        return redisacc.TreeAccumulator(
+            spec, "w", reduction_type="SUM", mean=redisacc.Mean(missing="skip"), redis=where, **options
+        )
 
     def grad(self, value):
         rows = np.full((self.ROWS, self.size), value, np.float32)
@@ -626,9 +628,9 @@ def stage(proxy, real_client) -> Callable[..., Any]:
     @contextlib.contextmanager
     def set_scene(operation: Operation, kind: str) -> Iterator[Scene]:
         real_client.flushall()
-        direct = operation.open(real_client, in_place_limit=operation.limit)
+        direct = operation.open(real_client, limits=redisacc.Limits(in_place=operation.limit))
         with connected(kind, proxy) as where:
-            through = operation.open(where, in_place_limit=operation.limit)
+            through = operation.open(where, limits=redisacc.Limits(in_place=operation.limit))
             scene = Scene(operation, through, direct, real_client)
             operation.prepare(scene)
             # It is connected already, so that the first message is the operation's.

@@ -175,9 +175,8 @@ class OnAccumulator(Call):
             [self.size],
             "w",
             reduction_type="SUM",
-            in_place_limit=self.limit,
+            limits=redisacc.Limits(in_place=self.limit, buffer=self.buffer_limit),
             partitions=self.partitions,
-            buffer_limit=self.buffer_limit,
         )
 
     def prepare(self, scene):
@@ -233,7 +232,7 @@ class Apply(OnAccumulator):
         assert self.direct.info().applied == counted
         assert self.do(scene).num_accumulated == counted + 1
         assert self.rounds() == [counted + 1]
-        assert self.through.settle() == redisacc.Tally(self.settled + 1, 0, 0, 0)
+        assert self.through.settle() == redisacc.types.Tally(self.settled + 1, 0, 0, 0)
 
 
 class ApplyBuffered(Apply):
@@ -260,7 +259,7 @@ class Stream(ApplyInParts):
 
     def _open(self, opener: Any) -> Any:
         spec = dict.fromkeys("ab", ("float32", (self.size,)))
-        options = {"reduction_type": "SUM", "in_place_limit": 0, "partitions": self.partitions}
+        options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0), "partitions": self.partitions}
         return opener(redisacc.TreeAccumulator, spec, "w", **options)
 
     def grad(self, value):
@@ -309,7 +308,7 @@ class ApplyAgain(Apply):
 
     def check(self, scene, value, *, is_over):
         tally = self.through.settle()
-        assert tally == redisacc.Tally(self.direct.info().applied, 0, 0, 0)
+        assert tally == redisacc.types.Tally(self.direct.info().applied, 0, 0, 0)
         assert tally.applied in ((1, 2) if is_over else (2,))
         assert self.rounds() == [tally.applied]
 
@@ -421,7 +420,7 @@ class Info(OnAccumulator):
         self.apply(1, 2)
 
     def do(self, scene):
-        return self.through.info().num_accumulated, self.through.global_step(), self.through.settings().num_required
+        return self.through.info().num_accumulated, self.through.global_step(), self.through.quorum().least
 
     def check(self, scene, value, *, is_over):
         assert is_over or value == (2, 0, None)
@@ -445,22 +444,22 @@ class SetStep(OnAccumulator):
 
 class Configure(OnAccumulator):
     def do(self, scene):
-        self.through.configure(num_required=2)
+        self.through.set_quorum(least=2)
 
     def settle(self, scene):
         self.through.settle()
-        self.required = self.direct.settings().num_required
+        self.required = self.direct.quorum().least
 
     def check(self, scene, value, *, is_over):
-        assert self.direct.settings().num_required == self.required
+        assert self.direct.quorum().least == self.required
         assert self.required in ((None, 2) if is_over else (2,))
         self.do(scene)
-        assert self.direct.settings().num_required == 2
+        assert self.direct.quorum().least == 2
 
 
 class WaitForStep(OnAccumulator):
     def do(self, scene):
-        with pytest.raises(redisacc.StepTimeoutError):
+        with pytest.raises(redisacc.WaitTimeoutError, match="was not reached in time"):
             self.through.wait_for_step(1, timeout=IN_VAIN)
 
     def check(self, scene, value, *, is_over):
@@ -525,7 +524,7 @@ class Delete(OnAccumulator):
 
     def check(self, scene, value, *, is_over):
         self.do(scene)
-        with pytest.raises(redisacc.AccumulatorNotFoundError):
+        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
             self.through.info()
         assert scene.client.smembers("redisacc:names") == set()
 
@@ -662,7 +661,7 @@ class Wait(Latest):
 
 class WaitInVain(OnParameters):
     def do(self, scene):
-        with pytest.raises(redisacc.ParametersTimeoutError):
+        with pytest.raises(redisacc.WaitTimeoutError, match="timed out waiting for parameters"):
             self.through.wait(after=1, timeout=IN_VAIN)
 
     def check(self, scene, value, *, is_over):
@@ -686,7 +685,7 @@ class DeleteParameters(OnParameters):
 
     def check(self, scene, value, *, is_over):
         self.do(scene)
-        with pytest.raises(redisacc.ParametersNotFoundError):
+        with pytest.raises(redisacc.NotFoundError, match="parameters"):
             self.direct.latest()
         assert scene.client.smembers("redisacc:names") == set()
 

@@ -87,5 +87,5 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         arguments.role(arguments)
-    except redisacc.LeaseLostError as error:
+    except redisacc.ConflictError as error:
         say("lost", error)

@@ -49,7 +49,7 @@ _, url, limit, partitions, number, kind = sys.argv
 number = int(number)
 # What the signal handler raises.
 Interrupt = getattr(builtins, kind)
-options = {"redis": url, "in_place_limit": int(limit), "partitions": int(partitions) or None}
+options = {"redis": url, "limits": redisacc.Limits(in_place=int(limit)), "partitions": int(partitions) or None}
 acc, direct = (
     redisacc.ConditionalAccumulator("float32", [number], "taken", reduction_type="SUM", **options) for _ in range(2)
 )

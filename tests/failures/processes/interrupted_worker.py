@@ -30,7 +30,9 @@ _, url, limit, size, kind = sys.argv
 Interrupt = getattr(builtins, kind)
 signal.signal(signal.SIGINT, interrupt)
 sys.unraisablehook = ignored
-acc = redisacc.ConditionalAccumulator("float32", [int(size)], "interrupted", redis=url, in_place_limit=int(limit))
+acc = redisacc.ConditionalAccumulator(
+    "float32", [int(size)], "interrupted", redis=url, limits=redisacc.Limits(in_place=int(limit))
+)
 gradient = np.ones(int(size), np.float32)
 returned = 0
 while sys.stdin.readline():

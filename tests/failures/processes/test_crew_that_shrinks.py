@@ -48,7 +48,12 @@ def until_rounds(real_client, monkeypatch, clock):
     """Leads the training until a number of rounds in succession have had certain workers."""
     monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     with redisacc.Chief(
-        NAME, {"w": np.zeros(2, np.int64)}, workers="all", minimum=2, reduction_type="SUM", redis=real_client
+        NAME,
+        {"w": np.zeros(2, np.int64)},
+        workers="all",
+        quorum=2,
+        accumulator={"reduction_type": "SUM"},
+        redis=real_client,
     ) as chief:
         rounds = chief.rounds()
 

@@ -92,7 +92,7 @@ class Scene:
         """``finished``: the operation's result in the process that did it, if that is known."""
         try:
             self.acc.num_accumulated()
-        except redisacc.AccumulatorNotFoundError:
+        except redisacc.NotFoundError:
             assert self.operation == "delete"
             assert leftovers(self.client) == []
             # The next process that opens the name finishes the deletion.
@@ -253,7 +253,7 @@ def test_a_round_that_was_recovered_is_not_touched_by_who_wakes(proxy, child_pro
         until(lambda: child.done)
         assert found.gradient[0] == 6.0
         # Whether it has read the whole round already or not, it knows that the round is no longer its own.
-        assert child.value == "RoundRecoveredError"
+        assert child.value == "ConflictError"
         assert len(acc.info().unacknowledged) == 1
     assert acc.info().unacknowledged == []
     acc.delete()

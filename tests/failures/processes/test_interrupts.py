@@ -157,8 +157,8 @@ def test_an_interrupted_apply_is_settled(acc, interrupt, when):
     with pytest.raises(Interrupt):
         acc.apply_grad([2, 2])
     counted = 1 + (when == "after")
-    assert acc.settle() == redisacc.Tally(counted, 0, 0, 0)
-    assert acc.settle() == redisacc.Tally(counted, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(counted, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(counted, 0, 0, 0)
     assert acc.info().applied == counted
     acc.apply_grad([4, 4])
     assert acc.settle().applied == acc.info().applied == counted + 1
@@ -173,7 +173,7 @@ def test_the_next_apply_settles_the_one_before(acc, interrupt, when):
         acc.apply_grad([2, 2])
     acc.apply_grad([4, 4])
     tally = acc.settle()
-    assert tally == redisacc.Tally(1 + (when == "after"), 0, 0, 0)
+    assert tally == redisacc.types.Tally(1 + (when == "after"), 0, 0, 0)
     assert acc.info().applied == tally.applied
 
 
@@ -190,7 +190,7 @@ def test_a_copy_that_is_still_on_its_way_is_fenced(acc, monkeypatch):
     with pytest.raises(Interrupt):
         acc.apply_grad([2, 2])
     monkeypatch.setattr(Transport, "run_and_read", run)
-    assert acc.settle() == redisacc.Tally(0, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(0, 0, 0, 0)
     ((transport, script, arguments, options),) = held
     reply, _ = run(transport, script, *arguments, **options)
     assert reply[0] == b"fenced"
@@ -202,10 +202,10 @@ def test_each_thread_has_its_own_tally(acc, background, interrupt):
     interrupt("after")
     with pytest.raises(Interrupt):
         acc.apply_grad([1, 1])
-    assert background(lambda: (acc.apply_grad([1, 1], local_step=-1), acc.settle())[1]).result() == redisacc.Tally(
-        0, 1, 0, 0
-    )
-    assert acc.settle() == redisacc.Tally(2, 0, 0, 0)
+    assert background(
+        lambda: (acc.apply_grad([1, 1], local_step=-1), acc.settle())[1]
+    ).result() == redisacc.types.Tally(0, 1, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(2, 0, 0, 0)
 
 
 def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupt):
@@ -214,7 +214,7 @@ def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupt):
     with pytest.raises(Interrupt):
         acc.apply_grad([1, 1])
     acc.delete()
-    assert acc.settle() == redisacc.Tally(1, 0, 0, 1)
+    assert acc.settle() == redisacc.types.Tally(1, 0, 0, 1)
 
 
 def test_a_silent_server_leaves_the_request_open(acc, interrupt, monkeypatch):
@@ -242,7 +242,7 @@ def test_refused_gradients_are_not_counted(acc):
     acc.apply_grad([1, 1], local_step=-1)
     acc.set_global_step(3)
     acc.take_grad(1)
-    assert acc.settle() == redisacc.Tally(1, 1, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(1, 1, 0, 0)
 
 
 @pytest.mark.servers("valkey")
@@ -265,13 +265,13 @@ def test_an_interrupted_settle_is_counted_once(acc, monkeypatch):
             patch.setattr(*way, silent)
         with pytest.raises(redisacc.OutcomeUnknownError) as unknown:
             acc.apply_grad([1, 1])
-    assert acc.settle() == redisacc.Tally(0, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(0, 0, 0, 0)
     with monkeypatch.context() as patch:
         for way, send in ways.items():
             patch.setattr(*way, interrupted(send))
         with pytest.raises(Interrupt):
             unknown.value.settle()
-    assert acc.settle() == redisacc.Tally(1, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(1, 0, 0, 0)
     acc.apply_grad([2, 2])
     assert unknown.value.settle().outcome == "applied"
     assert acc.settle().applied == acc.info().applied == 2
@@ -284,7 +284,7 @@ def test_a_child_after_a_fork_settles_nothing_of_its_parent(acc, interrupt, monk
     assert len(acc._requests._outcomes.mine().state[0]) == 1
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert acc._requests._outcomes.mine().state[0] == ()
-    assert acc._requests._outcomes.mine().tally == redisacc.Tally(0, 0, 0, 0)
+    assert acc._requests._outcomes.mine().tally == redisacc.types.Tally(0, 0, 0, 0)
 
 
 def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, monkeypatch):
@@ -297,7 +297,7 @@ def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, 
 
     monkeypatch.setattr(Transport, "run_and_read", handle)
     assert acc.apply_grad([1, 1]).num_accumulated == 2
-    assert acc.settle() == redisacc.Tally(2, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(2, 0, 0, 0)
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def test_a_handle_that_is_closed_returns_no_round(acc, interrupted_take, open_de
 def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
     interrupted_take(when)
     acc.delete()
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         acc.take_grad(1)
 
 

@@ -17,6 +17,7 @@ import pytest
 from support.leaks import leftovers
 from support.selection import thorough
 from support.suspension import WAYS, Suspension, age
+from support.training_options import grouped
 from support.until import until
 
 import redisacc
@@ -33,12 +34,12 @@ pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.usefixtures(
 # Elements of a gradient, and of a leaf that has parts for itself.
 SIZE, LONG = 60, 150_000
 STORAGES = {
-    "in place": {"in_place_limit": 10**9},
-    "in parts": {"in_place_limit": 0},
-    "in partitions": {"in_place_limit": 0, "partitions": 3},
+    "in place": {"limits": redisacc.Limits(in_place=10**9)},
+    "in parts": {"limits": redisacc.Limits(in_place=0)},
+    "in partitions": {"limits": redisacc.Limits(in_place=0), "partitions": 3},
     # Every other gradient is compacted with those before.
-    "making room": {"in_place_limit": 0, "buffer_limit": 1000},
-    "making room in partitions": {"in_place_limit": 0, "partitions": 3, "buffer_limit": 1000},
+    "making room": {"limits": redisacc.Limits(in_place=0, buffer=1000)},
+    "making room in partitions": {"limits": redisacc.Limits(in_place=0, buffer=1000), "partitions": 3},
 }
 USUAL_STORAGES = ["in parts", "in partitions"]
 
@@ -121,7 +122,12 @@ def test_an_apply(open_stored, real_client, monkeypatch):
 def open_tree_stored(request, real_client, open_accumulator):
     """Opens an accumulator whose gradients can be uploaded leaf by leaf."""
     spec = {"a": ("float32", (SIZE,)), "b": ("float32", (LONG,))}
-    options = {"reduction_type": "SUM", "redis": real_client, "in_place_limit": 0, "partitions": request.param}
+    options = {
+        "reduction_type": "SUM",
+        "redis": real_client,
+        "limits": redisacc.Limits(in_place=0),
+        "partitions": request.param,
+    }
     return lambda: open_accumulator("tree", spec, "w", **options)
 
 
@@ -320,7 +326,7 @@ def test_a_publication_that_somebody_else_makes_meanwhile(real_client, monkeypat
         other = redisacc.Parameters("w", redis=real_client)
         try:
             other.publish(tree(1) if values == "the same" else dict.fromkeys(("table", "bias"), 0) | like(9), 1)
-        except redisacc.StepConflictError:
+        except redisacc.ConflictError:
             refused.append("other")
 
     def like(value):
@@ -337,7 +343,7 @@ def test_a_publication_that_somebody_else_makes_meanwhile(real_client, monkeypat
         with suspended:
             try:
                 handle.publish(tree(1), 1)
-            except redisacc.StepConflictError:
+            except redisacc.ConflictError:
                 refused.append("suspended")
         step, found = redisacc.Parameters("w", redis=real_client).latest()
         assert step == 1
@@ -383,7 +389,7 @@ def test_a_publication_on_which_somebody_else_builds_meanwhile(real_client, monk
             try:
                 handle.publish(tree(1), 1)
                 outcome = "published"
-            except redisacc.StepConflictError:
+            except redisacc.ConflictError:
                 outcome = "conflict"
         seen.add((outcome, len(built)))
         if not built:
@@ -409,10 +415,15 @@ def test_a_training(real_client, monkeypatch, partitions, everything):
 
     def scene(suspended):
         real_client.flushall()
-        settings = {"workers": 1, "reduction_type": "SUM", "partitions": partitions, "in_place_limit": 0}
+        settings = {
+            "workers": 1,
+            "reduction_type": "SUM",
+            "partitions": partitions,
+            "limits": redisacc.Limits(in_place=0),
+        }
         with (
             suspended,
-            redisacc.Chief("w", np.zeros(SIZE), **settings, **options) as chief,
+            redisacc.Chief("w", np.zeros(SIZE), **grouped({**settings, **options})) as chief,
             redisacc.Worker("w", **options) as worker,
         ):
             steps, rounds = worker.steps(), chief.rounds(until=2)
@@ -480,7 +491,7 @@ else:
     try:
         handle.publish(np.full(LENGTH, 7.0), 1)
         print("published")
-    except redisacc.StepConflictError:
+    except redisacc.ConflictError:
         print("conflict")
 """
 # Elements of what it sends: 1 MB.
@@ -526,7 +537,13 @@ def wake(process):
 
 @pytest.mark.slow
 def test_a_worker_that_was_really_stopped(stopped, real_client, background):
-    chief = redisacc.Chief("w", np.zeros(LENGTH), workers=1, redis=real_client, partitions=3, in_place_limit=0)
+    chief = redisacc.Chief(
+        "w",
+        np.zeros(LENGTH),
+        workers=1,
+        redis=real_client,
+        accumulator={"partitions": 3, "limits": redisacc.Limits(in_place=0)},
+    )
 
     def lead():
         for taken in chief.rounds(until=2):
@@ -547,7 +564,13 @@ def test_a_worker_that_was_really_stopped(stopped, real_client, background):
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_a_worker_that_was_really_stopped_between_two_leaves(stopped, real_client, background, partitions):
     weights = dict.fromkeys("ab", np.zeros(LENGTH))
-    chief = redisacc.Chief("w", weights, workers=1, redis=real_client, partitions=partitions, in_place_limit=0)
+    chief = redisacc.Chief(
+        "w",
+        weights,
+        workers=1,
+        redis=real_client,
+        accumulator={"partitions": partitions, "limits": redisacc.Limits(in_place=0)},
+    )
 
     def lead():
         for taken in chief.rounds(until=2):

@@ -247,7 +247,7 @@ def test_readers_and_publishers_of_parameters(data):
         data.go_back()
         # The step tells them, and a wait lasts until there is a later one.
         assert reader.latest()[0] == reader.step() == 1
-        with pytest.raises(redisacc.ParametersTimeoutError, match="step 1 is the last that was published"):
+        with pytest.raises(redisacc.WaitTimeoutError, match="step 1 is the last that was published"):
             reader.wait(after=3, timeout=0.1)
         # The publisher may publish what is lost again, or go on; a difference to what is lost is not used.
         publisher.publish({"w": np.array([4, 3, 3])}, 4, changed={"w": [0]})
@@ -318,7 +318,7 @@ def test_another_incarnation_tells_nobody(data, open_acc):
     worker.delete()
     anew = open_acc()
     apply(anew, 2)
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
+    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         taken(taker)
     assert taken(anew) == 2
 

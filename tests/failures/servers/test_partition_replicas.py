@@ -29,7 +29,7 @@ def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_ac
 
     with proxy_before(("127.0.0.1", master.port)) as proxy:
         options = {"redis": proxy.url, "reduction_type": "SUM", "min_replicas": 1, "partitions": 3}
-        acc = open_accumulator("dense", "float32", [30], "w", in_place_limit=0, **options)
+        acc = open_accumulator("dense", "float32", [30], "w", limits=redisacc.Limits(in_place=0), **options)
         monkeypatch.setattr(PartitionScripts, "commit", commit_when_the_replica_is_back)
         replica.stall()
         # The server has registered the attempt, and written all parts, with 3 commands each. WAIT is still waiting.

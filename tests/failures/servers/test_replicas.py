@@ -14,6 +14,7 @@ import redis
 from redis.sentinel import Sentinel
 from support.clients import ClientKind
 from support.selection import thorough
+from support.training_options import grouped
 
 import redisacc
 from redisacc._protocol.updates import committer
@@ -37,7 +38,7 @@ def open_acc(open_accumulator):
 @pytest.fixture(params=STORAGES)
 def open_stored(request, open_acc):
     """As `open_acc`, for each way of storing gradients."""
-    return functools.partial(open_acc, in_place_limit=STORAGES[request.param])
+    return functools.partial(open_acc, limits=redisacc.Limits(in_place=STORAGES[request.param]))
 
 
 def apply(acc, value, step=0):
@@ -211,7 +212,12 @@ def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, partitions):
     master, replica = pair
-    options = {"reduction_type": "SUM", "min_replicas": 1, "partitions": partitions, "in_place_limit": 0}
+    options = {
+        "reduction_type": "SUM",
+        "min_replicas": 1,
+        "partitions": partitions,
+        "limits": redisacc.Limits(in_place=0),
+    }
     acc = open_accumulator("tree", {"a": ("float32", (200_000,))}, "w", redis=master.url, **options)
     gradient = {"a": np.ones(200_000, np.float32)}
 
@@ -288,7 +294,11 @@ def test_more_replicas_than_there_are(pair, open_acc):
 
 
 @pytest.mark.servers("redis7")
-@pytest.mark.parametrize("options", [{"in_place_limit": 10**9}, {"in_place_limit": 0, "partitions": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"limits": redisacc.Limits(in_place=10**9)}, {"limits": redisacc.Limits(in_place=0), "partitions": 3}],
+    ids=str,
+)
 @pytest.mark.usefixtures("force_parts")
 def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, open_acc, monkeypatch, options):
     """However short the time is in which a call must reach the server."""
@@ -339,7 +349,7 @@ def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
     master, replica = pair
     options = {"workers": 1, "redis": master.url, "min_replicas": 1, "patience": 10}
     with (
-        redisacc.Chief("w", np.zeros(2), **options) as chief,
+        redisacc.Chief("w", np.zeros(2), **grouped(options)) as chief,
         redisacc.Worker("w", redis=master.url) as worker,
     ):
         assert next(worker.steps())[0] == 0
@@ -413,7 +423,7 @@ def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_a
     monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 2000)
     master, replica, finder = watched
     clients = [finder.master_for("main", redis.Redis) for _ in range(3)]
-    storages = [{"in_place_limit": limit, "min_replicas": 1} for limit in STORAGES.values()]
+    storages = [{"limits": redisacc.Limits(in_place=limit), "min_replicas": 1} for limit in STORAGES.values()]
     workers = [open_acc(client, **storage) for client, storage in zip(clients[1:], storages, strict=True)]
     chief = open_acc(clients[0])
 
@@ -510,7 +520,7 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
 def test_a_chief_waits_for_replicas_to_have_its_parameters(pair, monkeypatch):
     master, replica = pair
     with (
-        redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, min_replicas=1) as chief,
+        redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, accumulator={"min_replicas": 1}) as chief,
         redisacc.Worker("w", redis=master.url) as worker,
     ):
         step, _ = next(worker.steps())
@@ -533,7 +543,7 @@ def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, mo
     options = {"workers": 1, "redis": master.url, "min_replicas": 1, "partitions": partitions}
     parameters = {"w": np.zeros(40_000, np.float32)}
     with (
-        redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **options) as chief,
+        redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **grouped(options)) as chief,
         redisacc.Worker("w", redis=master.url) as worker,
     ):
         steps = worker.steps()

@@ -65,7 +65,7 @@ def open_kind(request, open_accumulator):
     kind, schema, limit = KINDS[request.param]
 
     def make(server, **options):
-        options = {"in_place_limit": limit, "reduction_type": "SUM", **options}
+        options = {"limits": redisacc.Limits(in_place=limit), "reduction_type": "SUM", **options}
         return open_accumulator(kind, *schema, "w", redis=server.url, **options)
 
     return make
@@ -80,7 +80,13 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(
     server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
     rows = 2000
     acc = open_accumulator(
-        "sparse", "float32", [None, 1], "w", redis=server.url, in_place_limit=10**9, reduction_type="SUM"
+        "sparse",
+        "float32",
+        [None, 1],
+        "w",
+        redis=server.url,
+        limits=redisacc.Limits(in_place=10**9),
+        reduction_type="SUM",
     )
     if operation in ("take", "peek"):
         acc.apply_grad(np.arange(rows), np.ones((rows, 1), np.float32))
@@ -192,7 +198,7 @@ def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
         if path.is_file() and path.suffix != ".log" and path.name != "daemon.log":
             path.unlink()
     server.start()
-    with pytest.raises(redisacc.AccumulatorNotFoundError, match="lost its data"):
+    with pytest.raises(redisacc.NotFoundError, match="lost its data"):
         waiting.result(60)
     for call in (
         lambda: apply(acc, 1),
@@ -202,7 +208,7 @@ def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
         acc.info,
         lambda: acc.set_global_step(3),
     ):
-        with pytest.raises(redisacc.AccumulatorNotFoundError):
+        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
             call()
     left = [key for key in server.client().scan_iter() if b":staged:" not in key]
     assert left == []

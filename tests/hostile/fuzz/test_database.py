@@ -65,7 +65,7 @@ class Case:
         options = {
             "shared_name": "w",
             "redis": client,
-            "in_place_limit": limit,
+            "limits": redisacc.Limits(in_place=limit),
             "reduction_type": "SUM",
             "worker": "ann",
         }
@@ -75,7 +75,7 @@ class Case:
             "sparse": lambda: redisacc.SparseConditionalAccumulator("float32", rows, **options),
             "tree": lambda: redisacc.TreeAccumulator(
                 {"d": ("float32", dense), "s": redisacc.Sparse("float32", rows), "i": ("int32", ())},
-                missing="skip",
+                mean=redisacc.Mean(missing="skip"),
                 **options,
             ),
         }[self.kind]
@@ -133,7 +133,7 @@ class Case:
             attempt(call)
         assert contents(self.client) == before
         for call in (
-            recover, self.apply, peek, take, lambda: acc.set_global_step(1), lambda: acc.configure(num_required=1),
+            recover, self.apply, peek, take, lambda: acc.set_global_step(1), lambda: acc.set_quorum(least=1),
             self.open, self.apply,
         ):  # fmt: skip
             attempt(call)

@@ -22,8 +22,8 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
+from redisacc._format.quorum import quorum_change
 from redisacc._format.record import FORMAT, Record
-from redisacc._format.settings import SettingsChange
 from redisacc._protocol.rounds import take_wait
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.opening import Schema
@@ -216,14 +216,16 @@ def test_replies_of_scripts(search):
             ),
             lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", "4", b"0", b"1234")]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
-            scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
-            scripts.take(token="t", session=Session(0), sequence=1, num_required=None, lease_ms=1, taker="w"),
+            scripts.take(
+                token="t", session=Session(0), sequence=1, required=TakeRequirement(1, 1), lease_ms=1, taker="w"
+            ),
+            scripts.take(token="t", session=Session(0), sequence=1, required=None, lease_ms=1, taker="w"),
             lambda: scripts.resolve(Request(Session(0), 1, "w")),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
             lambda: scripts.set_global_step(Request(Session(0), 1, "w"), 1),
-            lambda: scripts.configure(Request(Session(0), 1, "w"), SettingsChange("1", "", "none")),
+            lambda: scripts.set_quorum(Request(Session(0), 1, "w"), quorum_change(1, ..., None)),
             lambda: scripts.delete(finish=True),
             lambda: scripts.remove_orphans(owners={"k": "staged"}),
         ):

@@ -64,6 +64,7 @@ VALUES = st.one_of(
         max_leaves=6,
     ),
 )
+GROUPS = {"limits": redisacc.Limits, "staleness": redisacc.Staleness, "mean": redisacc.Mean}
 NAMES = (
     "dtype",
     "shape",
@@ -73,12 +74,10 @@ NAMES = (
     "worker",
     "encoding",
     "finite",
-    "in_place_limit",
-    "buffer_limit",
+    "limits",
     "once_per_worker",
-    "max_staleness",
-    "staleness_weight",
-    "normalize",
+    "staleness",
+    "mean",
     "order",
     "partitions",
     "create",
@@ -103,7 +102,6 @@ def refused_or_done(call):
         repr(error)
         return True
     except (
-        redisacc.SchemaMismatchError,
         redisacc.TakeTimeoutError,
         redisacc.NotReplicatedError,
         redisacc.AccumulatorFullError,
@@ -136,7 +134,7 @@ def test_methods(search, handles):
         "take name": lambda a, b: dense.take_grad(10**9, a, timeout=0),
         "recover": lambda a, b: contextlib.ExitStack().enter_context(dense.recover(a)),
         "step": lambda a, b: sparse.set_global_step(a),
-        "settings": lambda a, b: sparse.configure(num_required=a, grace=b),
+        "set_quorum": lambda a, b: sparse.set_quorum(least=a, grace=b),
         "count": lambda a, b: dense.num_accumulated(a),
     }
 
@@ -183,7 +181,7 @@ def test_trees(search, client):
             acc.delete()
             acc.close()
 
-    options = st.sampled_from(["missing", "sparse_mean", "reduction_type", "name"])
+    options = st.sampled_from(["mean", "reduction_type", "name"])
     search(
         one, TREES, TREES, st.one_of(VALUES, st.just([]), st.lists(st.text(max_size=3))), options, VALUES, examples=60
     )
@@ -193,8 +191,8 @@ def test_constructors(search, client):
     def one(sparse, name, value, redis_too):
         make = redisacc.SparseConditionalAccumulator if sparse else redisacc.ConditionalAccumulator
         given = {"dtype": "float32", "redis": client, name: value}
-        if sparse and name == "name":
-            given["sparse_mean"] = value
+        if name in GROUPS and isinstance(value, list) and value:
+            given[name] = GROUPS[name](*value[:2])
         if redis_too:
             given["redis"] = value if value is not None else 7
         made = []
@@ -211,8 +209,8 @@ def test_constructors(search, client):
 
 def test_the_list_of_arguments_is_whole():
     assert set(inspect.signature(redisacc.ConditionalAccumulator).parameters) == {*NAMES, "redis"}
-    assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis", "sparse_mean"}
-    of_tree = {"spec", "redis", "sparse_mean", "missing", *NAMES} - {"dtype", "shape"}
+    assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis"}
+    of_tree = {"spec", "redis", *NAMES} - {"dtype", "shape"}
     assert set(inspect.signature(redisacc.TreeAccumulator).parameters) == of_tree
 
 
@@ -238,7 +236,7 @@ def test_raw_operations(search, client, handles):
     }  # fmt: skip
 
     def one(which, value):
-        with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+        with contextlib.suppress(redisacc.NotFoundError):
             refused_or_done(lambda: calls[which](value))
 
     search(one, st.sampled_from(sorted(calls)), VALUES, examples=40)

@@ -1,21 +1,22 @@
--- Changes the settings of an accumulator: the defaults for takes that pass no num_required.
+-- Changes the quorum of an accumulator: what a take waits for that passes no num_required.
 --
--- KEYS record        redisacc:{NAME}            the record of the accumulator
--- KEYS sessions      redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
--- KEYS queue         redisacc:{NAME}:queue      sorted set of tokens by ticket number
--- ARGV incarnation   text     the incarnation that the handle opened
--- ARGV session       text     id of the sender
--- ARGV sequence      number   number of the request; a session's numbers grow, and a repeated one changes nothing
--- ARGV acknowledged  number   the last request whose outcome the session knows; 0 if there is none
--- ARGV worker        text     name of the sender
--- ARGV num_required  text     the gradients that a take requires, at least 1; "" keeps the setting, "none" removes it
--- ARGV up_to         text     the gradients that end its grace, at least num_required; "" and "none" likewise
--- ARGV grace_ms      text     how long its grace lasts; "" and "none" likewise
+-- KEYS record           redisacc:{NAME}            the record of the accumulator
+-- KEYS sessions         redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
+-- KEYS queue            redisacc:{NAME}:queue      sorted set of tokens by ticket number
+-- ARGV incarnation      text     the incarnation that the handle opened
+-- ARGV session          text     id of the sender
+-- ARGV sequence         number   number of the request; a session's numbers grow, and a repeated one changes nothing
+-- ARGV acknowledged     number   the last request whose outcome the session knows; 0 if there is none
+-- ARGV worker           text     name of the sender
+-- ARGV quorum           text     the gradients that a take requires, at least 1; "" keeps the number, "none" removes it
+-- ARGV quorum_most      text     the gradients that end its grace, at least quorum; "" and "none" likewise
+-- ARGV quorum_grace_ms  text     how long its grace lasts; "" and "none" likewise
 --
 -- Replies:
--- {'configured', global_step, num_accumulated}  the settings were changed, and waiting takers have been told
--- {'conflict', num_required, up_to, grace_ms}   the settings would be these: one that another needs is "none", or up_to
---                                               is below num_required; nothing changed
+-- {'quorum', global_step, num_accumulated}      the quorum was changed, and waiting takers have been told
+-- {'conflict', quorum, quorum_most, quorum_grace_ms}
+--                                               the quorum would be this: a field that another needs is "none", or
+--                                               quorum_most is below quorum; nothing changed
 -- {'fenced', global_step, num_accumulated}      resolve had already ruled this request out; only duplicates grew
 -- {'superseded', sequence}                      a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                         the session is unknown and too old to be new; nothing changed
@@ -32,7 +33,7 @@
 -- #include "even_when_full"
 -- #bind
 
-local NAMES = {'num_required', 'up_to', 'grace_ms'}
+local NAMES = {'quorum', 'quorum_most', 'quorum_grace_ms'}
 
 local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'}, 0)
 if not record then
@@ -44,9 +45,9 @@ if not entry then
   return refusal
 end
 
--- What is stored after the change. Two clients that each change one setting must not end up with a combination that
+-- What is stored after the change. Two clients that each change one field must not end up with a combination that
 -- neither of them could have chosen, so it is checked here, together with what is stored.
-local given = {args.num_required, args.up_to, args.grace_ms}
+local given = {args.quorum, args.quorum_most, args.quorum_grace_ms}
 local stored = redis.call('HMGET', keys.record, unpack(NAMES))
 local texts, numbers, told = {}, {}, {}
 for i, name in ipairs(NAMES) do
@@ -57,12 +58,12 @@ for i, name in ipairs(NAMES) do
   end
   told[i] = numbers[i] and string.format(' %s=%.0f', name, numbers[i]) or ''
 end
-local num_required, up_to, grace_ms = unpack(numbers, 1, 3)
-if (up_to or grace_ms) and not num_required or up_to and (not grace_ms or up_to < num_required) then
+local least, most, grace_ms = unpack(numbers, 1, 3)
+if (most or grace_ms) and not least or most and (not grace_ms or most < least) then
   return {'conflict', unpack(texts)}
 end
 
-local reply = {'configured', record.global_step, count_text(record.num_accumulated)}
+local reply = {'quorum', record.global_step, count_text(record.num_accumulated)}
 -- A lower number lets takers drain a full server.
 even_when_full(keys.record)
 for i, name in ipairs(NAMES) do
@@ -74,7 +75,7 @@ for i, name in ipairs(NAMES) do
 end
 write_session(keys.sessions, args.session, entry, reply, args.worker)
 extend_leases(record.lease_ms, keys.sessions)
-local message = string.format('configured step=%s count=%s%s worker=%s', reply[2], reply[3], table.concat(told),
+local message = string.format('quorum step=%s count=%s%s worker=%s', reply[2], reply[3], table.concat(told),
   args.worker)
 announce(keys.record, message, redis.call('EXISTS', keys.queue) == 1 and message)
 return reply

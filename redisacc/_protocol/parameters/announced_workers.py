@@ -1,4 +1,4 @@
-"""What a chief writes into the record of the parameters: how many gradients a step needs, and which step is the last.
+"""What a chief writes into the record of the parameters: among how many workers the data is shared, and the last step.
 
 ``redisacc._training.quorum`` decides the first number.
 """
@@ -16,17 +16,17 @@ from redisacc.errors import CorruptDataError
 _DIGITS = len(str(INT64_MAX))
 
 
-def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
-    """Writes how many gradients a step needs, and publishes an event. Something must have been published.
+def announce_workers(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
+    """Writes among how many workers the data is shared, and publishes an event. Something must have been published.
 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
-        workers: the number of gradients.
+        workers: the number of workers.
         until: the step with which the training ends, for people; None if nobody knows.
 
     Raises:
-        ParametersNotFoundError: the parameters were deleted.
+        NotFoundError: the parameters were deleted.
     """
     amend_latest(
         transport,
@@ -36,18 +36,18 @@ def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int, unt
     )
 
 
-def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
-    """Returns how many gradients a step needs; None if no chief has announced it yet.
+def read_workers(transport: Transport, keys: ParameterKeys) -> int | None:
+    """Returns among how many workers the data is shared; None if no chief has announced it yet.
 
     Raises:
         CorruptDataError: redisacc did not write what is there.
     """
     # The rules for workers let them read the record by this command only.
     [text] = transport.call("HMGET", keys.record, "workers")
-    return parse_quorum(keys, text)
+    return parse_workers(keys, text)
 
 
-def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
+def parse_workers(keys: ParameterKeys, text: bytes | None) -> int | None:
     """Returns the number that the record's field holds; None if there is no such field.
 
     Raises:

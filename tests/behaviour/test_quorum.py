@@ -1,4 +1,4 @@
-"""Settings: what a take waits for that does not say so itself, and how it follows changes while it waits."""
+"""The quorum: what a take waits for that does not say so itself, and how it follows changes while it waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._format.settings import SettingsChange
+from redisacc._format.quorum import quorum_change
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.requests import Counted, Request
 from redisacc._protocol.scripts.sessions import Session
@@ -14,13 +14,13 @@ from redisacc._protocol.waiting import wait
 from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
-FIELDS = ("num_required", "up_to", "grace_ms")
+FIELDS = ("quorum", "quorum_most", "quorum_grace_ms")
 HOUR = 3600
 
 
 @pytest.fixture
 def stored(client):
-    """Returns the settings as they are in the record."""
+    """Returns the quorum as it is in the record."""
     return lambda: client.hmget(RECORD, FIELDS)
 
 
@@ -40,7 +40,7 @@ def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, bac
         open_tree({"w": ("float32", (1,))}, "t"),
     )
     for acc in (dense, sparse, tree):
-        acc.configure(num_required=4)
+        acc.set_quorum(least=4)
     takes = [
         background(dense.take_grad),
         background(sparse.take_indexed_slices_grad),
@@ -53,11 +53,11 @@ def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, bac
         tree.apply_grad({"w": [3.0]})
     assert all(take.running for take in takes)
     for acc in (dense, sparse, tree):
-        acc.configure(num_required=2)
+        acc.set_quorum(least=2)
     one, slices, leaves = [take.result() for take in takes]
     assert (one.tolist(), slices.values.tolist(), leaves["w"].tolist()) == ([1.0], [[2.0]], [3.0])
     # The crew has grown again.
-    dense.configure(num_required=3)
+    dense.set_quorum(least=3)
     dense.apply_grad([1.0], 1)
     dense.apply_grad([1.0], 1)
     assert times_out(dense).num_required == 3
@@ -66,11 +66,11 @@ def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, bac
 @pytest.mark.every_server
 def test_a_crew_that_grows_is_waited_for(open_dense, background, until):
     acc = open_dense("float32", [1], "w", reduction_type="SUM", worker="chief")
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     take = background(acc.take_grad)
     until(lambda: acc.info().waiting)
     acc.apply_grad([1.0])
-    acc.configure(num_required=3)
+    acc.set_quorum(least=3)
     acc.apply_grad([2.0])
     until(lambda: [taker.num_required for taker in acc.info().waiting] == [3])
     assert take.running
@@ -81,41 +81,41 @@ def test_a_crew_that_grows_is_waited_for(open_dense, background, until):
 @pytest.mark.every_server
 def test_a_grace_can_be_shortened_while_a_take_waits(open_dense, background, until, client):
     acc = open_dense("float32", [1], "w", reduction_type="SUM")
-    acc.configure(num_required=1, grace=HOUR)
+    acc.set_quorum(least=1, grace=HOUR)
     take = background(acc.take_grad)
     until(lambda: acc.info().waiting)
     acc.apply_grad([1.0])
     until(lambda: int(client.hget(RECORD, "grace_began_ms") or 0))
     assert str(times_out(acc)).partition(" timed out")[0].endswith("a take of 1, or up to more within 3600 s")
-    acc.configure(up_to=2)
+    acc.set_quorum(most=2)
     assert take.running
-    acc.configure(grace=0.01)
+    acc.set_quorum(grace=0.01)
     assert take.result().tolist() == [1.0]
 
 
 def test_arguments_of_the_take_win(open_dense, background, until):
     acc = open_dense("float32", [1], "w", worker="chief")
-    acc.configure(num_required=1, up_to=2, grace=HOUR)
+    acc.set_quorum(least=1, most=2, grace=HOUR)
     take = background(acc.take_grad, 3)
     until(lambda: acc.info().waiting)
     (taker,) = acc.info().waiting
-    assert (taker.num_required, taker.up_to, taker.grace) == (3, None, 0)
+    assert (taker.num_required, taker.most, taker.grace) == (3, None, 0)
     acc.apply_grad([1.0])
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     acc.apply_grad([1.0])
     assert take.running
     acc.apply_grad([1.0])
     assert take.result().tolist() == [1.0]
 
 
-def test_a_weight_is_asked_for_beside_the_settings(open_dense, background, until):
+def test_a_weight_is_asked_for_beside_the_quorum(open_dense, background, until):
     acc = open_dense("float32", [1], "w", worker="chief")
-    acc.configure(num_required=3)
+    acc.set_quorum(least=3)
     take = background(acc.take_grad, min_weight=5)
     until(lambda: acc.info().waiting)
     for _ in range(2):
         acc.apply_grad([1.0], weight=2)
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     until(lambda: [taker.num_required for taker in acc.info().waiting] == [2])
     assert take.running
     acc.apply_grad([4.0], weight=2)
@@ -123,41 +123,41 @@ def test_a_weight_is_asked_for_beside_the_settings(open_dense, background, until
 
 
 @pytest.mark.every_server
-def test_settings_that_are_left_out_stay(open_dense, stored):
+def test_numbers_that_are_left_out_stay(open_dense, stored):
     acc, other = (open_dense("float32", [1], "w", worker=name) for name in ("one", "other"))
-    assert acc.settings() == acc.info().settings == redisacc.Settings()
+    assert acc.quorum() == acc.info().quorum == redisacc.Quorum()
     assert stored() == [None] * 3
-    acc.configure(num_required=2, up_to=4, grace=0.0001)
+    acc.set_quorum(least=2, most=4, grace=0.0001)
     assert stored() == [b"2", b"4", b"1"]
-    other.configure(num_required=3)
-    assert acc.settings() == redisacc.Settings(3, 4, 0.001)
-    other.configure()
-    acc.configure(up_to=None)
-    assert other.info().settings == redisacc.Settings(3, None, 0.001)
-    acc.configure(num_required=None, grace=None)
+    other.set_quorum(least=3)
+    assert acc.quorum() == redisacc.Quorum(3, 4, 0.001)
+    other.set_quorum()
+    acc.set_quorum(most=None)
+    assert other.info().quorum == redisacc.Quorum(3, None, 0.001)
+    acc.set_quorum(least=None, grace=None)
     assert stored() == [None] * 3
 
 
 @pytest.mark.every_server
-def test_settings_that_do_not_go_together(open_dense, stored):
+def test_numbers_that_do_not_go_together(open_dense, stored):
     acc = open_dense("float32", [1], "w")
-    for change in ({"up_to": 2}, {"grace": 1}, {"num_required": 1, "up_to": 2}):
+    for change in ({"most": 2}, {"grace": 1}, {"least": 1, "most": 2}):
         with pytest.raises(redisacc.InvalidArgumentError, match="Change them together"):
-            acc.configure(**change)
+            acc.set_quorum(**change)
         assert stored() == [None] * 3
-    acc.configure(num_required=2, up_to=4, grace=1)
-    for change in ({"num_required": None}, {"grace": None}, {"num_required": 5}, {"up_to": 1}):
+    acc.set_quorum(least=2, most=4, grace=1)
+    for change in ({"least": None}, {"grace": None}, {"least": 5}, {"most": 1}):
         with pytest.raises(redisacc.InvalidArgumentError, match="Change them together"):
-            acc.configure(**change)
+            acc.set_quorum(**change)
         assert stored() == [b"2", b"4", b"1000"]
-    acc.configure(num_required=5, up_to=5)
+    acc.set_quorum(least=5, most=5)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({"num_required": value}, "num_required must be") for value in (0, -1, 1.5, "1", True, 10**15, 2**63)),
-        *(({"up_to": value}, "up_to must be") for value in (0, 1.5, "1", 10**15)),
+        *(({"least": value}, "least must be") for value in (0, -1, 1.5, "1", True, 10**15, 2**63)),
+        *(({"most": value}, "most must be") for value in (0, 1.5, "1", 10**15)),
         *(
             ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
             for value in (-1, float("nan"), float("inf"), 604801, 10**400, "1", True)
@@ -168,11 +168,11 @@ def test_invalid_ones(open_dense, client, change, message):
     acc = open_dense("float32", [1], "w")
     before = client.hgetall(RECORD)
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        acc.configure(**{"num_required": 1, **change})
+        acc.set_quorum(**{"least": 1, **change})
     assert client.hgetall(RECORD) == before
 
 
-NOT_SAID = r"num_required is missing, .*: give it, or set it by configure\(\) or `redisacc set`"
+NOT_SAID = r"num_required is missing, .*: give it, or set the quorum by set_quorum\(\) or `redisacc set`"
 
 
 def test_a_take_needs_a_number(open_dense, background, until, client):
@@ -180,14 +180,14 @@ def test_a_take_needs_a_number(open_dense, background, until, client):
     acc.apply_grad([1.0])
     with pytest.raises(redisacc.InvalidArgumentError, match=NOT_SAID):
         acc.take_grad(timeout=0)
-    for option in ({"up_to": 2}, {"grace": 1}, {"up_to": 2, "grace": 1}):
+    for option in ({"most": 2}, {"grace": 1}, {"most": 2, "grace": 1}):
         with pytest.raises(redisacc.InvalidArgumentError, match="needs num_required"):
             acc.take_grad(timeout=0, **option)
     # One that waits must not wait for what will never be said.
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     take = background(acc.take_grad)
     until(lambda: acc.info().waiting)
-    acc.configure(num_required=None)
+    acc.set_quorum(least=None)
     with pytest.raises(redisacc.InvalidArgumentError, match="or no longer"):
         take.result()
     assert acc.info().waiting == []
@@ -197,14 +197,14 @@ def test_a_take_needs_a_number(open_dense, background, until, client):
 @pytest.mark.every_server
 def test_takers_are_served_in_order_of_arrival(open_dense, background, until):
     first, second = (open_dense("float32", [1], "w", worker=name) for name in ("first", "second"))
-    first.configure(num_required=3)
+    first.set_quorum(least=3)
     follows = background(first.take_grad)
     until(lambda: len(first.info().waiting) == 1)
     plain = background(second.take_grad, 1)
     until(lambda: len(first.info().waiting) == 2)
     first.apply_grad([1.0])
     assert plain.running
-    first.configure(num_required=1)
+    first.set_quorum(least=1)
     assert follows.result().tolist() == [1.0]
     assert plain.running
     second.apply_grad([5.0], 1)
@@ -215,15 +215,15 @@ def test_takers_are_served_in_order_of_arrival(open_dense, background, until):
 def test_a_change_is_announced(open_dense):
     acc = open_dense("float32", [1], "w", worker="ann b")
     with acc.events(timeout=10) as events:
-        acc.configure(num_required=2, up_to=4, grace=0.5)
-        acc.configure(up_to=None, grace=None)
-        acc.configure(num_required=None)
+        acc.set_quorum(least=2, most=4, grace=0.5)
+        acc.set_quorum(most=None, grace=None)
+        acc.set_quorum(least=None)
         told = [next(events) for _ in range(3)]
-    assert {event.kind for event in told} == {"configured"}
+    assert {event.kind for event in told} == {"quorum"}
     assert {(event.global_step, event.num_accumulated, event.who) for event in told} == {(0, 0, "ann b")}
     assert [event.details for event in told] == [
-        {"num_required": "2", "up_to": "4", "grace_ms": "500"},
-        {"num_required": "2"},
+        {"quorum": "2", "quorum_most": "4", "quorum_grace_ms": "500"},
+        {"quorum": "2"},
         {},
     ]
 
@@ -234,52 +234,53 @@ def test_a_late_copy_does_not_undo_a_later_change(open_dense, client, stored):
     scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
     seconds, micros = client.time()
     request = Request(Session(1000 * seconds + micros // 1000), 1, "w")
-    first = scripts.configure(request, SettingsChange("2", "", ""))
-    assert first == Counted("configured", 0, 0)
-    acc.configure(num_required=3)
-    assert scripts.configure(request, SettingsChange("2", "", "")) == first
+    first = scripts.set_quorum(request, quorum_change(2, ..., ...))
+    assert first == Counted("quorum", 0, 0)
+    acc.set_quorum(least=3)
+    assert scripts.set_quorum(request, quorum_change(2, ..., ...)) == first
     assert stored()[0] == b"3"
     assert acc.info().duplicates == 1
 
 
 def test_a_new_accumulator_has_none(open_dense, stored):
     acc = open_dense("float32", [1], "w")
-    acc.configure(num_required=2)
+    acc.set_quorum(least=2)
     acc.delete()
     again = open_dense("float32", [1], "w")
     assert stored() == [None] * 3
-    with pytest.raises(redisacc.AccumulatorNotFoundError):
-        acc.configure(num_required=3)
-    assert again.settings() == redisacc.Settings()
+    with pytest.raises(redisacc.NotFoundError):
+        acc.set_quorum(least=3)
+    assert again.quorum() == redisacc.Quorum()
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 16, b"none"])
 def test_a_forged_record(open_dense, client, field, value):
     acc = open_dense("float32", [1], "w")
-    acc.configure(num_required=1, grace=1)
+    acc.set_quorum(least=1, grace=1)
     client.hset(RECORD, field, value)
     before = client.hgetall(RECORD)
     calls = [lambda: acc.take_grad(timeout=0)]
     if value:
-        calls.append(acc.settings)
+        calls.append(acc.quorum)
     if value not in (b"", b"none"):
-        other = {"num_required": 2} if field != "num_required" else {"grace": 2}
-        calls.append(lambda: acc.configure(**other))
+        other = {"least": 2} if field != "quorum" else {"grace": 2}
+        calls.append(lambda: acc.set_quorum(**other))
     for call in calls:
         with pytest.raises(redisacc.CorruptDataError, match=field):
             call()
         assert client.hgetall(RECORD) == before
 
 
-def test_settings_by_hand_are_made_sense_of(open_dense, client):
+def test_numbers_by_hand_are_made_sense_of(open_dense, client):
     acc = open_dense("float32", [1], "w")
-    client.hset(RECORD, mapping={"num_required": "2", "up_to": "1", "grace_ms": "0"})
+    client.hset(RECORD, mapping={"quorum": "2", "quorum_most": "1", "quorum_grace_ms": "0"})
+    assert vars(acc.quorum()) == {"least": 2, "most": 1, "grace": 0, "min_weight": None}
     acc.apply_grad([1.0])
     assert times_out(acc).num_required == 2
     acc.apply_grad([1.0])
     assert acc.take_grad().tolist() == [1.0]
-    client.hset(RECORD, "num_required", "0")
-    assert acc.settings().num_required is None
+    client.hset(RECORD, "quorum", "0")
+    assert acc.quorum().least is None
     with pytest.raises(redisacc.InvalidArgumentError, match="num_required is missing"):
         acc.take_grad(timeout=0)

@@ -1,0 +1,96 @@
+"""The options that the halves of a training share, stated once: their names and types."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from redisacc._data.encodings import Encoding
+from redisacc._data.spec import Order
+from redisacc._format.quorum import Quorum
+from redisacc._handles.options import Limits, Mean, check_names, group_of
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a training writes checkpoints, how often, and which of them stay.
+
+    Example:
+        >>> import redisacc
+        >>> redisacc.Checkpoints("saved", every=50, keep_every=10_000)
+        Checkpoints(folder='saved', every=50, keep=3, keep_every=10000)
+
+    Args:
+        folder: the path of a folder. Each training needs one of its own.
+        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
+            published meanwhile, the checkpoint may be of a later step.
+        keep: how many of the latest checkpoints are kept, 1 or more.
+        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
+    """
+
+    folder: str | os.PathLike[str]
+    every: int | datetime.timedelta = 100
+    keep: int = 3
+    keep_every: int | None = None
+
+
+class GradientOptions(TypedDict, total=False):
+    """What a training passes on to the accumulator of its gradients. ``Chief`` describes each of them."""
+
+    sparse: Collection[str] | bool
+    finite: bool
+    reduction_type: str | None
+    order: Order | None
+    mean: Mean | None
+    limits: Limits | None
+    partitions: int | Literal["auto"] | None
+    min_replicas: int
+
+
+GROUPS: Mapping[str, type[Any]] = {"mean": Mean, "limits": Limits}
+
+
+class LeaderOptions(TypedDict, total=False):
+    """The options of a ``Chief``, which a ``Training`` has as well. ``Chief`` describes each of them."""
+
+    quorum: int | Quorum | None
+    checkpoint: str | os.PathLike[str] | Checkpoints | None
+    redis: object
+    patience: float | None
+    accumulator: GradientOptions | None
+
+
+class TrainingOptions(LeaderOptions, total=False):
+    """The options of a ``Training``, which a ``redisacc.torch.Optimizer`` has as well."""
+
+    encoding: Encoding | None
+    log: Callable[[int, dict[str, float]], object] | None
+
+
+def gradient_options(given: object) -> GradientOptions:
+    """Returns the argument ``accumulator`` of a training.
+
+    Raises:
+        InvalidArgumentError: it is no dict.
+        TypeError: there is no such option.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"accumulator must be a dict of options, such as {{'finite': True}}, not {shown(given)}"
+        )
+    check_names(given, GradientOptions, "accumulator=dict")
+    options: Any = dict(given)
+    options |= {name: group_of(options[name], name, kind) for name, kind in GROUPS.items() if name in options}
+    return options  # type: ignore[no-any-return]
+
+
+def checkpoints(given: str | os.PathLike[str] | Checkpoints) -> Checkpoints:
+    """Returns the argument ``checkpoint`` of a training."""
+    return given if isinstance(given, Checkpoints) else Checkpoints(given)

@@ -1,0 +1,117 @@
+"""Signatures: options are stated once, all of them are shown, and there are never more than twelve."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import redisacc
+import redisacc.asyncio
+from redisacc import embedded, optim, raw_ops
+from redisacc.types import AccumulatorOptions, GradientOptions, TrainingOptions
+
+MOST = 12
+ACCUMULATORS = ("ConditionalAccumulator", "SparseConditionalAccumulator", "TreeAccumulator")
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """Returns the keyword-only parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+# They pass on what is somebody else's.
+PASS_ON = ("embedded.Server.client", "embedded.Cluster.client", "asyncio.ConditionalAccumulatorBase")
+
+
+def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for module in (redisacc, redisacc.asyncio, embedded, optim, raw_ops):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not callable(thing) or (inspect.isclass(thing) and issubclass(thing, BaseException)):
+                continue
+            yield f"{module.__name__}.{name}", thing
+            if inspect.isclass(thing):
+                for method, value in inspect.getmembers(thing, inspect.isroutine):
+                    if not method.startswith("_") and thing.__module__.startswith("redisacc"):
+                        yield f"{module.__name__}.{name}.{method}", value
+
+
+def test_no_function_has_more_options_than_anybody_can_read() -> None:
+    found = dict(public_functions())
+    assert len(found) > 200
+    for name, function in found.items():
+        assert len(options_of(function)) <= MOST, name
+        kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+        # None is hidden behind **options.
+        assert inspect.Parameter.VAR_KEYWORD not in kinds or name.endswith(PASS_ON), name
+
+
+@pytest.mark.parametrize("module", [redisacc, redisacc.asyncio])
+@pytest.mark.parametrize("name", ACCUMULATORS)
+def test_every_accumulator_has_the_same_options(module: Any, name: str) -> None:
+    assert options_of(getattr(module, name)) == list(AccumulatorOptions.__annotations__)
+    assert options_of(redisacc.TreeAccumulator.like) == list(AccumulatorOptions.__annotations__)
+    for option in AccumulatorOptions.__annotations__:
+        assert re.search(f"[ (]{option}: ['\"]", pydoc.render_doc(getattr(module, name)))
+        assert f"        {option}: " in (redisacc.ConditionalAccumulatorBase.__doc__ or "")
+
+
+def test_a_training_and_its_halves_describe_their_options() -> None:
+    assert set(TrainingOptions.__annotations__) < set(options_of(redisacc.Training))
+    for option in options_of(redisacc.Training):
+        assert f"        {option}: " in (redisacc.Training.__doc__ or "")
+    for option in options_of(redisacc.Chief):
+        assert f"        {option}: " in (redisacc.Chief.__doc__ or "")
+    for option in set(GradientOptions.__annotations__) - {"finite", "limits"}:
+        assert f"``{option}``" in (redisacc.Chief.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: redisacc.ConditionalAccumulator("float32", [2], stalness=2), "ConditionalAccumulator"),  # type: ignore[call-arg]
+        (lambda: redisacc.Chief("t", {}, stalness=2), "Chief"),  # type: ignore[call-arg]
+        (lambda: redisacc.Training("t", {}, stalness=2), "Training"),  # type: ignore[call-arg]
+        (lambda: redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator={"stalness": 2}), "accumulator=dict"),  # type: ignore[typeddict-unknown-key]
+    ],
+)
+def test_an_option_that_there_is_not(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'stalness'$"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": 7}, r"limits must be a redisacc\.Limits or None, not 7"),
+        ({"limits": redisacc.Limits(in_place=-1)}, r"limits\.in_place must be in \[0, "),
+        ({"mean": "count"}, r"mean must be a redisacc\.Mean or None, not 'count'"),
+        ({"mean": redisacc.Mean(rows="index")}, r"mean\.rows must be None, not 'index': only a sparse accumulator and"),
+        ({"mean": redisacc.Mean(missing="skip")}, r"mean\.missing must be None, not 'skip': only a tree has leaves"),
+        ({"staleness": "2"}, "staleness must be an integer"),
+        ({"order": "name"}, "order must be 'arrival' or 'worker', not 'name'"),
+    ],
+)
+def test_invalid_groups(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        redisacc.ConditionalAccumulator("float32", [2], **options)
+
+
+def test_options_of_a_training_that_are_no_dict() -> None:
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"accumulator must be a dict of options, .* not \['w'\]"):
+        redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator=["w"])  # type: ignore[arg-type]
+    with pytest.raises(redisacc.InvalidArgumentError, match="finite is an option of Worker"):
+        redisacc.Chief("t", {}, accumulator={"finite": True})
+
+
+@pytest.mark.parametrize("name", ["mean", "limits"])
+def test_a_group_of_a_training_that_is_none(name: str) -> None:
+    for optimizer in (optim.SGD(1.0), None):
+        with pytest.raises(redisacc.InvalidArgumentError, match=rf"^{name} must be a redisacc\.\w+ or None"):
+            redisacc.Chief("t", {}, workers=1, optimizer=optimizer, accumulator={name: "count"})  # type: ignore[misc]
