@@ -54,11 +54,11 @@ server: $(VENV)/.demo ##  | run a server in the foreground, for trying things ou
 	$(BIN)/redisacc server
 
 # Which tests are which: tests/support/selection.py.
-test: $(VENV)/.test ## 2 min | test every behaviour, with every fault that can be injected without waiting
+test: $(VENV)/.test ## 3 min | test every behaviour, with every fault that can be injected without waiting
 	$(PYTEST) $(T)
 
 # One test for each processor: these tests start many processes themselves.
-test-slow: $(VENV)/.test ## 5 min | run the tests with many processes, that take seconds, or that need further servers
+test-slow: $(VENV)/.test ## 6 min | run the tests with many processes, that take seconds, or that need further servers
 	$(BIN)/python -m pytest --slow -n 2 --dist worksteal $(T)
 
 # Options, for example: make first-runs R="5 check none"
