@@ -1,7 +1,7 @@
 """Which tests belong to `make test`, which to `make check`, and which to `make test-rest` only.
 
-`make test` takes two to three minutes: it tests every behaviour, and every fault that can be injected without waiting, mostly on
-one server. `make check` is for CI: it adds (--slow) what needs seconds of processor time, many processes, or further
+`make test` takes three minutes: it tests every behaviour, and every fault that can be injected without waiting, mostly
+on one server. `make check` is for CI: it adds (--slow) what needs seconds of processor time, many processes, or further
 servers. `make test-rest` is for once a week: it runs (--rest) what neither of them does, which are the parameters and
 servers whose difference plays no role in a test. The option --all is for a few tests that are named, and stands for
 everything.
