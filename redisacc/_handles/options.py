@@ -115,7 +115,7 @@ class AccumulatorOptions(TypedDict, total=False):
 
 # All others are None.
 DEFAULTS: Mapping[str, object] = {"finite": False, "min_replicas": 0, "create": True}
-# What is decided when an accumulator is created. One that exists has it.
+# Decided at creation, so an accumulator that exists has them.
 _FIXED = ("once_per_worker", "order", "mean", "staleness", "partitions", "create")
 
 
@@ -142,7 +142,7 @@ def with_options(kind: type, defaults: Mapping[str, object] = DEFAULTS) -> Calla
 
 
 def check_names(given: Mapping[str, object], kind: type, where: str) -> None:
-    """Raises TypeError, as Python does, if an option is none of those of the typed dict ``kind``."""
+    """Raises TypeError, as Python does, for an option that the typed dict ``kind`` lacks."""
     for name in given:
         if name not in kind.__annotations__:
             raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")

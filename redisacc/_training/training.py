@@ -73,8 +73,8 @@ class Training(Closing):
         shared_name: the name of the training.
         parameters: the parameters to begin with, as for ``Chief``. If some are published under this name, those count.
         optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``; or ``redisacc.LocalSteps``, with which each
-            worker makes several steps alone. ``step`` counts all of them everywhere in this class, so the weights are
-            published at every so many steps only, and ``until`` must be a multiple.
+            worker makes several steps alone. ``step`` counts all of them everywhere in this class. The weights are
+            published after each ``every`` of them, so ``until`` must be a multiple of that.
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
             and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the
             next one that leads has to be able to run it: it must depend on nothing but its arguments.

@@ -142,11 +142,9 @@ def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts
     assert not [key for key in client.scan_iter() if b":staged:" in key]
 
 
-# Acknowledged by hand, without its parts.
-@pytest.mark.forges
-def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
-    handle(client).apply_grad([1, 2])
-    ask = {
+def a_take() -> dict[str, Any]:
+    """Returns the arguments of a take of one gradient."""
+    return {
         "token": "t1",
         "session": new_session(),
         "sequence": 1,
@@ -154,6 +152,13 @@ def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Script
         "lease_ms": 3000,
         "taker": "me",
     }
+
+
+# Acknowledged by hand, without its parts.
+@pytest.mark.forges
+def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
+    handle(client).apply_grad([1, 2])
+    ask = a_take()
     first, _ = scripts.take(**ask)()
     assert first == Granted("t1", 0, 1, "[2]")
     handle(client).apply_grad([3, 4], 1)
@@ -170,14 +175,7 @@ def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Script
 def test_a_round_that_is_being_removed_is_over(client: redis.Redis, scripts: Scripts) -> None:
     """Another process may have listed it a moment before, or an old copy of the take may arrive."""
     handle(client).apply_grad([1, 2])
-    ask = {
-        "token": "t1",
-        "session": new_session(),
-        "sequence": 1,
-        "required": TakeRequirement(1, 1),
-        "lease_ms": 3000,
-        "taker": "me",
-    }
+    ask = a_take()
     scripts.take(**ask)()
     assert scripts.acknowledge(token="t1", parts=[], more=True)
     assert scripts.recover(old="t1", token="t2", taker="me") is None
