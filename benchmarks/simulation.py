@@ -17,10 +17,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from redisacc._clock import durations
 from redisacc._format.quorum import Quorum
 from redisacc._handles.environment import place
 from redisacc._protocol.leases.crew import LEASE
-from redisacc._training.quorum import LOOK_EVERY, CrewQuorum
+from redisacc._training.quorum import CrewQuorum
 
 Array = npt.NDArray[np.float64]
 
@@ -170,7 +171,7 @@ class Training:
                 self._at(died, "died", number)
                 self._at(returned, "returned", number)
             self._begin(number, worker)
-        self._at(LOOK_EVERY, "look")
+        self._at(durations.look_every, "look")
         while self._events and self._events[0][0] <= seconds:
             self._now, _, what, number, life = heapq.heappop(self._events)
             self._happen(what, number, life)
@@ -184,7 +185,7 @@ class Training:
         match what:
             case "look":
                 self._look()
-                self._at(self._now + LOOK_EVERY, "look")
+                self._at(self._now + durations.look_every, "look")
             case "died":
                 worker.is_alive, worker.lease_ends = False, self._now + LEASE
                 worker.life += 1

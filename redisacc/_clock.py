@@ -1,4 +1,6 @@
-"""The clock of this process, by which leases, pauses and deadlines are measured. Tests move it.
+"""The clock of this process, by which leases, pauses and deadlines are measured, and how long it waits for others.
+
+Tests move the clock, and change the durations.
 
 A script on the server has a clock of its own, and so have these, which stay real:
 
@@ -12,6 +14,72 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long this process waits for servers, and for other processes, in seconds.
+
+    Attributes:
+        opening: a call that opens something tries to reach a server. A wrong address shows then, so that fails soon.
+        call: any other call tries to reach it, and is tried again if others get in between.
+        handshake: a server may take for all replies of a handshake.
+        confirmation: it may take to confirm a subscription. Without one, polling is left.
+        replication: replicas have to confirm a write, if the handle was opened with ``min_replicas``.
+        release: the release of a private accumulator tries to reach the server. Its lease does the rest, and a process
+            that ends must not wait for a server that ended before.
+        poll_every: the longest pause between two polls of a wait. Messages are only hints.
+        poll: a poll tries to reach the server before an outage is logged.
+        last_poll: the last poll has at least this long, even if the deadline has passed.
+        report: a wait is logged for the first time after this, because that shows a mistake. Each pause after that is
+            twice as long.
+        report_pause: the longest pause between two such messages.
+        young: a server that was started less than this ago may have lost its data. 0: none has lost any.
+        late: a worker that was seen less than this ago is not late.
+        look_every: the pause between two looks of a chief, or a worker, that waits: whether the step is still the one
+            that it waits for, how many workers there are, or whether there is a version that others have published.
+        look_after: a worker looks for the first time whether its gradient is still there. Each pause after that is
+            twice as long.
+        claim_every: the pause in which a worker claims what it has after a loss, and a chief looks for claims.
+        replaced_within: a chief that begins a step anew has replaced the accumulator.
+        continued_within: a worker waits for a chief that may continue a finished training, and is started with it.
+        standby_asks_every: the pause in which a process that stands by asks for the lease.
+        standby_looks_every: the same for whether the holder lives, if that is a process on the same machine.
+        least_patience, longest_patience: no part of an update may appear for this long, before a chief makes it itself.
+        gathering: reducers have to say which parts they hold after a loss. After a long outage, they may connect again
+            after half a minute only.
+        sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
+        kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
+        idle: a reducer leaves an accumulator without messages if others call.
+    """
+
+    opening: float = 3.0
+    call: float = 30.0
+    handshake: float = 3.0
+    confirmation: float = 1.0
+    replication: float = 5.0
+    release: float = 2.0
+    poll_every: float = 1.0
+    poll: float = 5.0
+    last_poll: float = 0.5
+    report: float = 5.0
+    report_pause: float = 60.0
+    young: float = 20.0
+    late: float = 5.0
+    look_every: float = 1.0
+    look_after: float = 2.0
+    claim_every: float = 0.5
+    replaced_within: float = 2.0
+    continued_within: float = 5.0
+    standby_asks_every: float = 1.0
+    standby_looks_every: float = 0.1
+    least_patience: float = 0.2
+    longest_patience: float = 5.0
+    gathering: float = 40.0
+    sum_patience: float = 0.05
+    kept: float = 60.0
+    idle: float = 10.0
 
 
 class Clock:
@@ -32,3 +100,4 @@ class Clock:
 
 
 clock = Clock()
+durations = Durations()

@@ -12,9 +12,10 @@
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
 | `open_parameters(name, ...)` | opens parameters; `redis=` names another client; behaviour tests also partitions |
-| `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
+| `durations(opening=0.3)` | changes how long the library waits for something |
+| `proxy` | a proxy before the server: faults, and `proxy.before("take", action)`; open handles at `proxy.where` |
 | `full_disk()` | in this block, no file of this process becomes larger than 128 KiB |
 | `clock` | moves the time of the library and the server: `clock.advance(10.0)`; processes with `clock.env` follow |
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
@@ -49,13 +50,13 @@ from support.daemons import Daemon
 from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.moved_clock import MovedClock
-from support.servers import FAKE, Servers, ServerUnderTest, executable
+from support.proxy import ClusterProxy, Proxy, proxy_before_server
+from support.servers import CLUSTER, FAKE, Servers, ServerUnderTest, executable
 from support.until import until
 from support.warm_python import close_forker
 
 import redisacc
-from redisacc._format import buffered as buffered_format
-from redisacc._format import parameter_record
+from redisacc._clock import durations
 
 # Clients of Redis read their own version from a file for every connection, which takes longer than connecting.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
@@ -104,10 +105,36 @@ def pytest_sessionfinish() -> None:
     close_forker()
 
 
+@pytest.fixture(name="durations", autouse=True)
+def _durations(request: pytest.FixtureRequest) -> Iterator[Callable[..., contextlib.AbstractContextManager[None]]]:
+    """Changes how long the library waits: ``durations(opening=0.3)``, until the test, or the block it begins, ends.
+
+    A busy machine stalls for a second or two: that alone must not make a take give up. Servers of tests are flushed
+    often: a chief that begins on one asks whether workers are left only in a test that loses data.
+    """
+    before = dataclasses.asdict(durations)
+
+    def change(**seconds: float) -> contextlib.AbstractContextManager[None]:
+        was = {name: getattr(durations, name) for name in seconds}
+        for name, value in seconds.items():
+            setattr(durations, name, value)
+
+        @contextlib.contextmanager
+        def restoring() -> Iterator[None]:
+            yield
+            change(**was)
+
+        return restoring()
+
+    change(last_poll=5.0, release=30.0, **({} if "loses_data" in request.keywords else {"young": 0.0}))
+    yield change
+    change(**before)
+
+
 @pytest.fixture
-def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_is_late(durations: Callable[..., object]) -> None:
     """Keeps workers from being late in this process, however slow the machine is."""
-    monkeypatch.setattr("redisacc._format.worker_states.LATE_AFTER", 600.0)
+    durations(late=600.0)
 
 
 @pytest.fixture
@@ -185,6 +212,17 @@ def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, 
         yield made
 
 
+@pytest.fixture
+def proxy(real_server: ServerUnderTest, real_client: Any) -> Iterator[Proxy]:
+    """A proxy before the server of this test, or before each node of its cluster."""
+    if real_server.name != CLUSTER:
+        with proxy_before_server(real_server.url) as proxy:
+            yield proxy
+        return
+    with contextlib.closing(ClusterProxy([node.port for node in real_client.get_primaries()])) as proxy:
+        yield proxy
+
+
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
     """Whether tests try everything they can, or only what `make test` has time for."""
@@ -194,8 +232,6 @@ def everything(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture
 def storage(request: pytest.FixtureRequest) -> str:
     """How this test stores gradients: a key of selection.STORAGES, and in effect."""
-    if request.param in selection.IN_PARTS:
-        request.getfixturevalue("force_parts")
     return str(request.param)
 
 
@@ -206,7 +242,7 @@ class Opener:
         self,
         kind: Callable[..., Any],
         client: Any,
-        in_place_limit: int | None,
+        limits: dict[str, int],
         *,
         encoding: str | None = None,
         **options: Any,
@@ -216,15 +252,14 @@ class Opener:
         self._encoding = encoding
         self._options = options
         self._client = client
-        self._in_place_limit = in_place_limit
+        self._limits = limits
         self._opened: list[redisacc.ConditionalAccumulatorBase] = []
 
     def __call__(self, *schema: Any, **options: Any) -> Any:
         options = {"redis": self._client, **self._options, **options}
-        if self._in_place_limit is not None:
-            limits = options.get("limits") or redisacc.Limits()
-            if limits.in_place is None:
-                options["limits"] = dataclasses.replace(limits, in_place=self._in_place_limit)
+        limits = options.get("limits") or redisacc.Limits()
+        own = {name: value for name, value in self._limits.items() if getattr(limits, name) is None}
+        options["limits"] = dataclasses.replace(limits, **own)
         if self._encoding and schema[0] in ("float32", np.float32):
             options.setdefault("encoding", self._encoding)
         accumulator = _opened(self._client, self._kind, *schema, **options)
@@ -245,7 +280,10 @@ def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Itera
     options: dict[str, Any] = {"partitions": 3} if storage == "partitions" else {}
     if storage == "encoded":
         options["encoding"] = "bfloat16"
-    opener = Opener(kind, client, None if storage is None else selection.STORAGES[storage], **options)
+    limits = {} if storage is None else {"in_place": selection.STORAGES[storage]}
+    if storage in selection.IN_PARTS:
+        limits["inline"] = 0
+    opener = Opener(kind, client, limits, **options)
     yield opener
     opener.close()
 
@@ -253,8 +291,7 @@ def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Itera
 @pytest.fixture
 def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this process buffer every gradient in parts and announce them, as it does with large ones."""
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
-    monkeypatch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 0)
 
 
 @pytest.fixture
@@ -276,13 +313,9 @@ def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def parameter_partitions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+def parameter_partitions(request: pytest.FixtureRequest) -> int | None:
     """The number of partitions of parameters that the test opens; None: their values are in one slot."""
-    partitions: int | None = getattr(request, "param", None)
-    if partitions:
-        # Tests use small values, which count as large.
-        monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
-    return partitions
+    return getattr(request, "param", None)
 
 
 @pytest.fixture
@@ -324,16 +357,6 @@ def open_tree(accumulator_client: Any) -> Iterator[Opener]:
 # those that connect by the server's URL share a listener if they follow each other. One that is older must end soon.
 LISTENER_AGE = 30.0
 _listeners_seen: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.WeakKeyDictionary()
-
-
-@pytest.fixture(autouse=True)
-def _the_machine_may_stand_still() -> Iterator[None]:
-    """A busy machine stalls for a second or two: that alone must not make a take give up or leave something behind."""
-    # Not the test's own monkeypatch, which the test may undo.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 5.0)
-        patch.setattr("redisacc._protocol.leases.private_leases.RELEASE_TIMEOUT", 30.0)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -425,13 +448,6 @@ class Background:
         if self._error is not None:
             raise self._error
         return self._value
-
-
-@pytest.fixture(autouse=True)
-def _servers_have_lost_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of tests are flushed often. A chief that begins on one need not ask whether workers are left."""
-    if "loses_data" not in request.keywords:
-        monkeypatch.setattr("redisacc._training.loss.may_have_lost_data", lambda *_: False)
 
 
 @pytest.fixture(name="until")

@@ -46,12 +46,13 @@ PARTS = 8
 # which are left for the string's header and its final zero.
 PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
 
-# Gradients of up to this many bytes travel inline.
+# Gradients of up to this many bytes travel inline, unless a handle has another limit.
 INLINE_BYTES = 64 * 1024
 
-# A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
+# A gradient of so many times the limit is announced before it is uploaded, so that a waiting taker adds its parts up
 # while they arrive. Smaller ones wake the taker only together.
-ANNOUNCED_BYTES = 512 * 1024
+ANNOUNCED_INLINES = 8
+ANNOUNCED_BYTES = ANNOUNCED_INLINES * INLINE_BYTES
 
 # The expiry of a staged part, in milliseconds, in case no script admits it; and how slowly parts that are sent together
 # may be uploaded, in bytes per millisecond, so that the first ones last until the last ones are there.
@@ -218,9 +219,9 @@ def header_of(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], leng
     return _header(described, 1, None, lengths)
 
 
-def pack(gradient: Gradient) -> PackedGradient:
-    """Returns the bytes of a gradient for a single slot: inline if there are few, in parts otherwise."""
-    if gradient.nbytes > INLINE_BYTES:
+def pack(gradient: Gradient, inline_bytes: int | None = None) -> PackedGradient:
+    """Returns the bytes of a gradient for a single slot: inline if there are so few, in parts otherwise."""
+    if gradient.nbytes > (INLINE_BYTES if inline_bytes is None else inline_bytes):
         return _packed_in_parts(gradient)
     sparse, dense = _arrays(gradient)
     if len(sparse) + len(dense) == 1:
@@ -232,7 +233,7 @@ def pack(gradient: Gradient) -> PackedGradient:
 
 
 def pack_for_partitions(keys: Keys, gradient: Gradient) -> PackedGradient:
-    """Returns the bytes of a gradient of more than INLINE_BYTES for the partitions that the keys list.
+    """Returns the bytes of a gradient that is not inline, for the partitions that the keys list.
 
     Raises:
         InvalidArgumentError: it is too large.

@@ -86,11 +86,6 @@ class UploadLayout:
         """The bytes of all parts."""
         return sum(self.lengths)
 
-    @property
-    def is_streamed(self) -> bool:
-        """Whether a gradient is so large that its parts leave one by one."""
-        return self.nbytes >= buffered_format.ANNOUNCED_BYTES and len(self.lengths) <= attempts.MOST_PARTS
-
     def _leaves_in(self, part: int) -> list[int]:
         runs = [(self._sections[run.section], run.first, run.first + run.size) for run in self._runs[part]]
 
@@ -145,9 +140,10 @@ class UploadLayout:
         return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
 
 
-def layout_of(spec: Any, encoding: Encoding, partitions: int) -> UploadLayout | None:
-    """Returns the layout of the gradients of an accumulator; None if they are not known before they are complete."""
+def layout_of(spec: Any, encoding: Encoding, partitions: int, announced_bytes: int) -> UploadLayout | None:
+    """Returns the layout of the gradients of an accumulator; None if they do not leave part by part."""
     if not isinstance(spec, TreeSpec) or spec.fixed_shapes is None:
         return None
     layout = UploadLayout(spec, encoding, partitions)
-    return layout if layout.is_streamed else None
+    # Small ones leave when they are complete.
+    return layout if layout.nbytes >= announced_bytes and len(layout.lengths) <= attempts.MOST_PARTS else None

@@ -6,12 +6,11 @@ import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from redisacc._clock import durations
 from redisacc._format.entries import WorkerInfo
 
 IN_THE_ROUND, EXPECTED, LATE, GONE = "in the round", "expected", "late", "gone"
 
-# A worker that was seen within this many seconds is not late: the first message about a wait comes after as many.
-LATE_AFTER = 5.0
 # A worker without a lease that was last seen this many seconds ago, or longer, is gone. The server knows no more about
 # it than when it was seen, so a worker that computes for longer looks gone.
 GONE_AFTER = 600.0
@@ -72,7 +71,7 @@ def _state_of(worker: WorkerInfo, global_step: int, latest: datetime.datetime | 
     silent = (now - worker.seen_at).total_seconds()
     if silent >= GONE_AFTER if worker.lease_ends_at is None else worker.lease_ends_at <= now:
         return GONE
-    if silent < LATE_AFTER:
+    if silent < durations.late:
         return EXPECTED
     if worker.last_step is not None and worker.last_step < global_step - 1:
         # A whole round was taken without it.

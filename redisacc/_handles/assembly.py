@@ -109,7 +109,7 @@ def assemble(
         # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
         transport.call("WAIT", 0, 1, beside=keys.record)
     keys = Keys(keys.name, opened.partitions)
-    scripts.bind(keys, opened.incarnation)
+    scripts.bind(keys, opened.incarnation, limits.inline)
     spec = dataclasses.replace(
         spec,
         chunk=opened.chunk,

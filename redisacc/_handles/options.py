@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from redisacc._data import validation
@@ -90,10 +90,15 @@ class Limits:
         buffer: how many bytes the buffered gradients of a round may have together, given at creation and for all
             handles. Beyond it, clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError).
             None: 256 MiB, or no limit with ``order="worker"``, or what the accumulator was created with.
+        inline: buffered gradients of more bytes than this are stored in parts, under keys of their own, which are
+            written and read as they are. Others lie together in a hash. Gradients of at least eight times as many bytes
+            are announced, and takers read their parts while they arrive. 0: all are stored in parts. None: 65,536,
+            which was measured. It concerns the gradients of this handle.
     """
 
     in_place: int | None = None
     buffer: int | None = None
+    inline: int | None = None
 
 
 class AccumulatorOptions(TypedDict, total=False):
@@ -189,7 +194,7 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
     options["mean"] = group_of(options["mean"], "mean", Mean)
     options["staleness"] = _staleness(options["staleness"], spec)
     limits = group_of(options["limits"], "limits", Limits)
-    options["limits"] = Limits(_integer(limits.in_place, "limits.in_place"), _integer(limits.buffer, "limits.buffer"))
+    options["limits"] = Limits(*[_integer(limit, f"limits.{name}") for name, limit in vars(limits).items()])
     options["partitions"] = checked_partitions(options["partitions"])
     options["min_replicas"] = validation.integer(options["min_replicas"], "min_replicas", low=0, high=1000)
     return options
@@ -198,7 +203,7 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
 def options_of_a_copy(options: AccumulatorOptions) -> AccumulatorOptions:
     """Returns the options with which a pickled handle opens the same accumulator again."""
     kept = {name: value for name, value in options.items() if name not in _FIXED}
-    return cast(AccumulatorOptions, {**kept, "limits": Limits(cast(Limits, options["limits"]).in_place)})
+    return cast(AccumulatorOptions, {**kept, "limits": replace(cast(Limits, options["limits"]), buffer=None)})
 
 
 def one_of(value: object, what: str, *allowed: str) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
@@ -24,7 +24,6 @@ from redisacc._protocol.parameters.version_wait import VersionWait
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
-from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, NotFoundError
@@ -120,7 +119,7 @@ class Parameters(Closing):
         self._publisher = Publisher(
             self._transport, keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
         )
-        if self._reader.poll(timeout=OPENING_TIMEOUT) is not None:
+        if self._reader.poll(timeout=durations.opening) is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
             raise NotFoundError(

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
-from redisacc._protocol.sums.reduction import IDLE, LONGEST_IDLE, Reduction
+from redisacc._protocol.sums.reduction import LONGEST_IDLE, Reduction
 from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis import forks
@@ -271,7 +271,7 @@ class Reducer(Closing):
         for other in names:
             parts = [key for key in self._reductions if key[0] == other]
             reductions = [self._reductions[key].reduction for key in parts]
-            if all(one.is_idle(IDLE) or one.is_left_alone for one in reductions):
+            if all(one.is_idle(durations.idle) or one.is_left_alone for one in reductions):
                 for key in parts:
                     self._leave(key)
                 return True

@@ -16,11 +16,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redisacc._clock import durations
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import ACCEPTED, check_usable, instead_of, is_client
 from redisacc._redis.cluster.routing import Cluster
 from redisacc._redis.cluster.slot_map import Address
-from redisacc._redis.sockets.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
 from redisacc._redis.sockets.handshake import HandshakeParser
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import BLOCKING, Waits
@@ -185,11 +185,11 @@ def _own_settings(*, is_unix: bool) -> dict[str, Any]:
         "health_check_interval": 0,
         # Limits only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default was no
         # limit, and a server that accepted a connection and then stalled blocked the caller forever.
-        "socket_timeout": HANDSHAKE_TIMEOUT,
+        "socket_timeout": durations.handshake,
         "parser_class": HandshakeParser,
         # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
         "protocol": 2,
     }
     if not is_unix:
-        settings |= {"socket_connect_timeout": HANDSHAKE_TIMEOUT, "socket_keepalive": True}
+        settings |= {"socket_connect_timeout": durations.handshake, "socket_keepalive": True}
     return settings

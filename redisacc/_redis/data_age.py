@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import re
 
+from redisacc._clock import durations
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport
 from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
 
-# A server that was started less than this many seconds ago may have had data before.
-YOUNG = 20.0
 
 _UPTIME = re.compile(r"^uptime_in_seconds:(\d{1,15})\r?$", re.M)
 _FLUSHED = re.compile(r"^cmdstat_flush(?:all|db):calls=[1-9]", re.M)
@@ -25,6 +24,8 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
         transport: the way to the server.
         key: in a cluster, the node that owns this one is asked.
     """
+    if not durations.young:
+        return False
     texts = []
     for section in ("server", "commandstats"):
         try:
@@ -38,4 +39,4 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
             return False
         texts.append(reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply))
     uptime = _UPTIME.search(texts[0])
-    return (uptime is not None and int(uptime[1]) < YOUNG) or _FLUSHED.search(texts[1]) is not None
+    return (uptime is not None and int(uptime[1]) < durations.young) or _FLUSHED.search(texts[1]) is not None

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES
 from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
@@ -33,8 +33,6 @@ logger = logging.getLogger("redisacc")
 RECONNECT_PAUSE = 0.2
 # The same if the server's access rules refuse a channel.
 REFUSED_PAUSE = 5.0
-# How long to wait for the server to confirm a subscription, in seconds. Without it, polling once a second is left.
-CONFIRM_TIMEOUT = 1.0
 # How long a subscription outlives its last listener, in seconds: in a training loop the next take follows soon, and a
 # new connection, thread and subscription would cost it more than everything else that it does.
 LINGER = 5.0
@@ -148,7 +146,7 @@ class PubSub:
             known.idle_since = math.inf
         try:
             if confirmed:
-                known.confirmed.wait(CONFIRM_TIMEOUT)
+                known.confirmed.wait(durations.confirmation)
             yield
         finally:
             with self._lock:

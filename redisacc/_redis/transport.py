@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
+from redisacc._clock import durations
 from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError, cluster_of
 from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
@@ -42,12 +43,10 @@ logger = logging.getLogger("redisacc")
 
 Answer = TypeVar("Answer")
 
-# How long a call tries to reach the server, in seconds.
-TIMEOUT = 30.0
+# How long a call tries to reach the server, in seconds, unless it has less time.
+TIMEOUT = math.inf
 # A call that tries for longer than this logs its first retry.
 PATIENT = 10.0
-# A wrong address shows when an accumulator is opened, so that call fails sooner.
-OPENING_TIMEOUT = 3.0
 
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
 
@@ -460,7 +459,7 @@ class Transport:
 
     def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
-        deadline = running_time() + min(timeout, LIMITS.get().call)
+        deadline = running_time() + min(timeout, LIMITS.get().call, durations.call)
         failures, reason = 0, ""
         while True:
             try:

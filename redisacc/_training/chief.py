@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 
 from redisacc._checkpoints.file import Checkpoint
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree.arrays import as_arrays
@@ -55,8 +55,6 @@ logger = logging.getLogger("redisacc")
 
 Value = TypeVar("Value")
 
-# How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
-LOOK_EVERY = 1.0
 
 Taken = TypeVar("Taken")
 
@@ -735,7 +733,7 @@ class Chief(Participant):
                 return None
         self._may_be_left = True
         self._has_to_agree = False
-        self._next_look = clock.now() + LOOK_EVERY
+        self._next_look = clock.now() + durations.look_every
         self._quorum.follow()
         try:
             return take(
@@ -769,7 +767,7 @@ class Chief(Participant):
         now = clock.now()
         if now < self._next_look:
             return False
-        self._next_look = now + LOOK_EVERY
+        self._next_look = now + durations.look_every
         if self._parameters.finished():
             # Another process has said so. The loop ends.
             self._is_finished = self._has_to_agree = True

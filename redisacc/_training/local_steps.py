@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._data.finite import check_finite
 from redisacc._data.metrics import mean_metrics, metric_notes
@@ -35,9 +35,6 @@ logger = logging.getLogger("redisacc")
 
 # The outer optimiser of the paper.
 OUTER = SGD(0.7, momentum=0.9, nesterov=True)
-
-# How often a worker looks whether others have published a version without it, in seconds.
-LOOK_EVERY = 1.0
 
 
 def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Array]:
@@ -262,7 +259,7 @@ class LocalLoop:
         now = clock.now()
         if now < self._next_look:
             return False
-        self._next_look = now + LOOK_EVERY
+        self._next_look = now + durations.look_every
         try:
             return published.step() != self._version or published.finished()
         except NotFoundError:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import is_first_start
@@ -38,8 +38,6 @@ from redisacc.errors import DataLossError, RedisAccError
 
 logger = logging.getLogger("redisacc")
 
-# How often a worker that waits for its training claims what it has, and a chief looks for claims, in seconds.
-LOOK_EVERY = 0.5
 
 # How long a worker that a chief has asked may take until it has published what it has, in seconds. It may be computing
 # a gradient: it is waited for as long as it holds its lease, but not for longer than this.
@@ -140,7 +138,7 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
                 found.step,
                 extra={"accumulator": name},
             )
-        transport.waits.sleep(LOOK_EVERY)
+        transport.waits.sleep(durations.claim_every)
         # If the server has lost the claims as well, those that live claim again.
         found = _newest(transport, crew, keys) or newest_claim(transport, crew, name, follows=True)
     if transport.call("HEXISTS", keys.record, "version"):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._protocol.waiting.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
+from redisacc._clock import durations
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
@@ -37,7 +37,7 @@ class Patience:
         self._seconds = seconds = math.inf if seconds is None else seconds
         self._name = name
         self._waits = waits
-        self._limits = Limits(call=min(max(seconds, LAST_POLL_TIMEOUT), POLL_TIMEOUT), outage=seconds)
+        self._limits = Limits(call=min(max(seconds, durations.last_poll), durations.poll), outage=seconds)
 
     def call(self, attempt: Callable[[], Value], what: str, *, in_steps: bool = False) -> Value:
         """Returns the result of ``attempt``, which is repeated while the server does not answer.

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.quorum import Quorum, milliseconds
@@ -25,9 +25,6 @@ from redisacc._text import shown
 from redisacc.errors import DataLossError, InvalidArgumentError
 
 logger = logging.getLogger("redisacc")
-
-# How often a chief that waits for all workers counts them, in seconds.
-LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class QuorumKeeper:
         now = clock.now()
         if now < self._next_look:
             return
-        self._next_look = now + LOOK_EVERY
+        self._next_look = now + durations.look_every
         if self._quorum.workers is not None:
             self.restore()
             return

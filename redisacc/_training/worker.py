@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, SupportsFloat
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._data.encodings import Encoding
 from redisacc._data.results import ApplyResult
@@ -40,26 +40,16 @@ from redisacc.errors import (
 
 logger = logging.getLogger("redisacc")
 
-# How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
-LOOK_AFTER = 2.0
-# It looks less and less often, but at least this often, in seconds: the server may lose it after a long wait, too.
+# A worker looks less and less often whether its gradient is still there, but at least this often, in seconds: the
+# server may lose it after a long wait, too.
 LOOK_AT_LEAST_EVERY = 30.0
 
-# How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
-LOOK_EVERY = 1.0
 
 # How often a worker asks for the number of workers before there is a chief, in seconds.
 ASK_EVERY = 0.2
 
 # How often a worker asks whether a finished training is continued, in seconds.
 ASK_FINISHED_EVERY = 0.1
-
-# A chief that begins a step anew has replaced the accumulator after this many seconds.
-REPLACED_WITHIN = 2.0
-
-# A chief that is started together with this worker may continue a finished training. If the worker cannot tell which
-# chief that is, it waits for this many seconds.
-CONTINUED_WITHIN = 5.0
 
 
 class Worker(Participant):
@@ -145,7 +135,7 @@ class Worker(Participant):
         self._metrics: Mapping[str, SupportsFloat] | None = None
         self._has_applied = False
         self._next_check = self._next_look = 0.0
-        self._pause = LOOK_AFTER
+        self._pause = durations.look_after
         self._went_back = False
         # Whether the server has lost the gradient of this step for sure.
         self._has_lost_gradient = False
@@ -230,7 +220,7 @@ class Worker(Participant):
                 if log is None or log.is_due(now):
                     self._warn("%s; waiting for the chief", error)
                 log = log or WaitLog(now)
-                self._transport.waits.sleep(LOOK_EVERY)
+                self._transport.waits.sleep(durations.look_every)
                 continue
             except CancelledError:
                 self._check_lease()
@@ -269,7 +259,7 @@ class Worker(Participant):
             self._check_lease()
             if log.is_due(clock.now()):
                 self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
-            self._transport.waits.sleep(LOOK_EVERY)
+            self._transport.waits.sleep(durations.look_every)
         # The accumulator is another one.
         self._upload.end()
         if self._accumulator is not None:
@@ -285,7 +275,7 @@ class Worker(Participant):
         if is_lost(self._transport, keys, incarnation):
             return True
         # The parameters are there. If the accumulator is not, it was deleted alone, or a chief is replacing it.
-        give_up = clock.now() + REPLACED_WITHIN
+        give_up = clock.now() + durations.replaced_within
         while has_no_gradients(self._transport, self.shared_name):
             if clock.now() >= give_up:
                 return False
@@ -318,7 +308,7 @@ class Worker(Participant):
             if self._chief_run_id is None:
                 members = self._patience.call(self._crew.members, "to look for the chief")
                 chief = any(member.number is None and member.left > 0 for member in members)
-                if not (chief or self._is_launched) or clock.now() - began >= CONTINUED_WITHIN:
+                if not (chief or self._is_launched) or clock.now() - began >= durations.continued_within:
                     return True
             elif self._patience.call(self._has_chief_concluded, "to read the parameters"):
                 return True
@@ -333,8 +323,8 @@ class Worker(Participant):
         return is_concluded_by(self._transport, ParameterKeys(self.shared_name), self._chief_run_id)
 
     def _wait(self) -> tuple[int, Any]:
-        self._next_check = clock.now() + LOOK_EVERY
-        self._pause = LOOK_AFTER
+        self._next_check = clock.now() + durations.look_every
+        self._pause = durations.look_after
         self._next_look = clock.now() + (0.0 if self._has_lost_gradient else self._pause)
         self._has_lost_gradient = False
         return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
@@ -344,7 +334,7 @@ class Worker(Participant):
         now = clock.now()
         if now < self._next_check:
             return False
-        self._next_check = now + LOOK_EVERY
+        self._next_check = now + durations.look_every
         if self._lease.lost:
             return True
         if self._step is None:

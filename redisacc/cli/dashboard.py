@@ -8,8 +8,8 @@ import socket
 
 import click
 
+from redisacc._clock import durations
 from redisacc._monitoring.monitor import Monitor
-from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import is_unicode
 from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.shared.options import Seconds, names_argument, port_option, redis_option, targets_of, transport_of
@@ -83,7 +83,7 @@ def dashboard(*, names: tuple[str, ...], port: int, host: str, interval: float, 
     ):
         # In a cluster, it listens to the accumulators that it has read.
         with contextlib.suppress(RedisAccError):
-            monitor.refresh(timeout=OPENING_TIMEOUT)
+            monitor.refresh(timeout=durations.opening)
         feed = Feed(transport, monitor, interval)
         # No log of requests, nor of those that break off: the application logs its own failures. The cookie and the
         # token are in no log either.

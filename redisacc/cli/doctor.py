@@ -16,12 +16,13 @@ import numpy as np
 import redis as redis_py
 
 from redisacc import __version__
+from redisacc._clock import durations
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import Limits
 from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
+from redisacc._redis.transport import Transport, limited
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.cluster import examine_cluster, examine_partitions
 from redisacc.cli.checks.finding import Finding
@@ -88,7 +89,7 @@ def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
             yield cluster
             if cluster.status == "bad":
                 # The checks that follow cannot wait for what is missing.
-                stack.enter_context(limited(OPENING_TIMEOUT))
+                stack.enter_context(limited(durations.opening))
             else:
                 yield examine_moves(transport)
                 yield examine_partitions(transport)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from redisacc._clock import durations
 from redisacc._redis import script_loader
-from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, redis_option, transport_of
@@ -31,7 +31,7 @@ def load_scripts(*, url: str | None, as_json: bool) -> None:
     if transport.has_sharded_channels():
         scripts = [script.sharded for script in scripts]
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
-    for address, replies in transport.on_every_master(loads, timeout=OPENING_TIMEOUT).items():
+    for address, replies in transport.on_every_master(loads, timeout=durations.opening).items():
         for script, reply in zip(scripts, replies, strict=True):
             if reply != script.sha.encode():
                 raise CorruptDataError(

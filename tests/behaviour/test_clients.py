@@ -84,14 +84,14 @@ def test_a_client_of_a_pool(real_server):
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
+def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch, durations):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
     get_connection = _getter(client.connection_pool)
     held = [get_connection() for _ in range(2)]
     acc = None
     try:
-        monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
+        durations(opening=0.1)
         with pytest.raises(redisacc.RedisAccError):
             acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
         monkeypatch.undo()
@@ -198,8 +198,8 @@ def test_a_password(real_server):
 
 # redis-py before 6 forgets to close a unix socket on which no server listens.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_no_server_is_an_error_that_says_how_to_start_one(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
+def test_no_server_is_an_error_that_says_how_to_start_one(durations):
+    durations(opening=0.1)
     for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
         with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
             redisacc.ConditionalAccumulator("float32", [1], redis=where)
@@ -310,8 +310,8 @@ LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
+def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch, durations):
+    durations(opening=0.1)
     admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
     with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
         redisacc.ConditionalAccumulator("float32", [1], redis=nowhere)
@@ -473,8 +473,8 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
 
 
 @pytest.mark.servers("valkey")
-def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.3)
+def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, durations):
+    durations(poll=0.3)
     server = embedded.Server(tmp_path / "data")
     server.start()
     try:
@@ -497,9 +497,9 @@ def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, backgr
 
 
 @pytest.mark.servers("valkey")
-def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, background, until, monkeypatch):
+def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, background, until, durations):
     # The timeout outside of tests: with the tests' own, the take would end later.
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 0.5)
+    durations(last_poll=0.5)
     server = embedded.Server()
     server.start()
     try:
@@ -515,8 +515,10 @@ def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, back
 
 
 @pytest.mark.servers("valkey")
-def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(real_server, background, monkeypatch, force_parts):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 0.5)
+def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(
+    monkeypatch, real_server, background, durations, force_parts
+):
+    durations(last_poll=0.5)
     looked = []
     look_ahead = RoundSoFar.look_ahead
 

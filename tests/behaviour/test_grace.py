@@ -12,7 +12,6 @@ from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.sessions import Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._protocol.scripts.taking import Queued
-from redisacc._protocol.waiting import wait
 from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
@@ -58,9 +57,9 @@ def test_the_last_gradient_ends_it(open_dense_stored, background, until, began):
 
 
 @pytest.mark.every_server(storage="in_place")
-def test_time_ends_it(open_dense_stored, open_sparse_stored, open_tree_stored, monkeypatch, background, until):
+def test_time_ends_it(open_dense_stored, open_sparse_stored, open_tree_stored, durations, background, until):
     # Nothing but the end of the grace wakes the takers.
-    monkeypatch.setattr(wait, "POLL_INTERVAL", 10.0 * HOUR)
+    durations(poll_every=10.0 * HOUR)
     dense, sparse = open_dense_stored("float32", [1]), open_sparse_stored("float32", [9, 1])
     tree = open_tree_stored({"w": ("float32", (1,))})
     takes = [

@@ -37,8 +37,8 @@ def test_a_private_accumulator_is_always_created(open_dense):
         open_dense("float32", [1], "x", create=0)
 
 
-def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until, durations, caplog):
+    durations(report=0.1)
     acc = open_dense("float32", [1])
     nobody = "nobody has ever applied a gradient to this accumulator, so check its name"
     take = background(acc.take_grad, 1)
@@ -53,8 +53,8 @@ def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until,
     take.result()
 
 
-def test_a_wait_for_a_step_is_logged(open_dense, background, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+def test_a_wait_for_a_step_is_logged(open_dense, background, until, durations, caplog):
+    durations(report=0.1)
     acc = open_dense("float32", [1])
     wait = background(acc.wait_for_step, 3)
     until(lambda: "still waiting for step 3: it is 0" in caplog.text)
@@ -99,8 +99,8 @@ def test_no_warning_where_the_step_is_given(open_dense, caplog):
     assert not caplog.records
 
 
-def test_an_unreachable_server_is_one_error(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
+def test_an_unreachable_server_is_one_error(durations):
+    durations(opening=0.2)
     with pytest.raises(redisacc.ServerUnavailableError) as failure:
         redisacc.ConditionalAccumulator("float32", [1], "x", redis=f"redis://localhost:{free_port()}/0")
     text = "".join(traceback.format_exception(failure.value))

@@ -405,7 +405,9 @@ def test_a_node_that_has_not_stored_a_part_keeps_the_version_from_being_publishe
     assert len(parts_of(client)) == 6
 
 
-def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, reader, client, monkeypatch, caplog):
+def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(
+    durations, weights, reader, client, monkeypatch, caplog
+):
     tries, waited = [], []
 
     def clock(*, waited=0.0, pauses=waited):
@@ -415,7 +417,7 @@ def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, r
 
     started = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.parameters.publisher.PUBLISH_TIMEOUT", 0.3)
+        durations(call=0.3)
         patch.setattr("redisacc._protocol.parameters.publisher.running_time", clock)
         patch.setattr(
             "redisacc._protocol.parameters.version_writer.write_parts",

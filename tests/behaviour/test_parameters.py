@@ -641,8 +641,8 @@ def test_whether_it_has_finished_is_a_flag(open_parameters, client, wrong):
     assert remaining(client) == []
 
 
-def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.01)
+def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, durations):
+    durations(report=0.01)
     caplog.set_level(logging.WARNING, "redisacc")
     open_parameters("training").publish(np.ones(1), 0)
     reader = open_parameters("trainings", name="worker")

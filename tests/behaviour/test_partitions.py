@@ -143,8 +143,8 @@ def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, m
 
 @pytest.mark.every_server
 @pytest.mark.servers(*REAL)
-def test_a_writer_waits_once_for_the_replicas_of_all_parts_on_a_node(open_dense, client, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 10)
+def test_a_writer_waits_once_for_the_replicas_of_all_parts_on_a_node(open_dense, client, durations):
+    durations(replication=0.01)
     acc = open_dense(
         "float32", SHAPE, "w", reduction_type="SUM", partitions=8, limits=redisacc.Limits(in_place=0), min_replicas=1
     )

@@ -10,7 +10,6 @@ from redisacc._format.quorum import quorum_change
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.requests import Counted, Request
 from redisacc._protocol.scripts.sessions import Session
-from redisacc._protocol.waiting import wait
 from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
@@ -31,9 +30,9 @@ def times_out(acc, **options):
 
 
 @pytest.mark.every_server
-def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, background, until, monkeypatch):
+def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, background, until, durations):
     # Nothing but the change wakes the takers.
-    monkeypatch.setattr(wait, "POLL_INTERVAL", 10.0 * HOUR)
+    durations(poll_every=10.0 * HOUR)
     dense, sparse, tree = (
         open_dense("float32", [1], "d"),
         open_sparse("float32", [9, 1], "s"),

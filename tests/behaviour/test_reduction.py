@@ -69,9 +69,9 @@ def fetched(monkeypatch):
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def patient(durations):
     """Takers that wait for a reducer for as long as a busy machine needs."""
-    monkeypatch.setattr("redisacc._protocol.sums.reducer_sums.SUM_PATIENCE", 20.0)
+    durations(sum_patience=20.0)
 
 
 def wait_for_leases(acc, until):
@@ -396,7 +396,7 @@ def test_reducers_beside_the_nodes_share_the_partitions(
 
 @pytest.mark.thorough
 def test_an_accumulator_that_is_idle_makes_room_for_another_one(
-    open_dense, client, background, until, reducer, monkeypatch
+    open_dense, client, background, until, reducer, durations
 ):
     reducer(max_accumulators=1)
     settle(open_dense("float32", [ELEMENTS], "w"), background, until)
@@ -405,7 +405,7 @@ def test_an_accumulator_that_is_idle_makes_room_for_another_one(
     until(lambda: len(other.info().waiting) == 1)
     other.apply_grad(values(1))
     assert not client.exists("redisacc:{v}:reducer")
-    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    durations(idle=0.0)
     # The taker calls again every second.
     wait_for_leases(other, until)
     until(lambda: not client.exists("redisacc:{w}:reducer"))
@@ -430,11 +430,11 @@ def test_an_accumulator_that_is_created_again_may_have_other_partitions(
 
 @pytest.mark.thorough
 @pytest.mark.forges
-def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, monkeypatch, caplog):
+def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, durations, caplog):
     reducer(max_accumulators=1)
     acc = open_dense("float32", [ELEMENTS], "w")
     settle(acc, background, until)
-    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    durations(idle=0.0)
     client.hset("redisacc:{old}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
     for name in ("nowhere", "old"):
         client.execute_command("PUBLISH", f"redisacc:{{{name}}}:calls", "required=3")

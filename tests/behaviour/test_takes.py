@@ -16,7 +16,6 @@ from support.selection import ONE_NODE, REAL
 
 import redisacc
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
-from redisacc._protocol.waiting.polling import POLL_INTERVAL
 
 
 def one(value=1.0):
@@ -331,9 +330,8 @@ def test_a_lost_listening_connection_is_replaced(real_client, open_dense, backgr
     assert take.result(timeout=5).tolist() == [2.0]
 
 
-def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.05)
+def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, durations, caplog):
+    durations(report=0.1, poll_every=0.05)
     acc = open_dense("float32", [1], name="weights")
     acc.apply_grad(one())
     with caplog.at_level(logging.INFO, logger="redisacc"):
@@ -432,7 +430,7 @@ def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(
         acc.apply_grad(one(8))
         assert take.running
         os.kill(process.pid, signal.SIGKILL)
-        clock.advance(TAKER_LEASE_MS / 1000 + POLL_INTERVAL)
+        clock.advance(TAKER_LEASE_MS / 1000 + 1)
         assert take.result(timeout=30).tolist() == [8.0]
     finally:
         process.kill()

@@ -37,8 +37,8 @@ import redis.cluster
 from chaos.journal import Journal
 
 import redisacc
+from redisacc._clock import durations
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol.scripts import replication
 from redisacc._protocol.sums import part_sums
 from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._redis.sockets import lanes
@@ -230,7 +230,7 @@ class Actor:
             buffered_format.PART_SIZES = (part_size or self._random.choice([32, 32, 1024]),)
         self._in_parts = part_size is not None
         # An impatient actor counts gradients that no replica has, some of which then get lost.
-        replication.REPLICATION_TIMEOUT_MS = self._random.choice([100, 5000])
+        durations.replication = self._random.choice([0.1, 5.0])
         # Takers try again soon after a reducer was late, because here one always is.
         reliance.SHORTEST = reliance.LONGEST = 0.1
         succeed = reliance.ReducerReliance.succeed

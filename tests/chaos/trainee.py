@@ -20,6 +20,7 @@ from support.local_updates import LocalTraining, squares_by_part
 
 import redisacc
 from redisacc import optim
+from redisacc._clock import durations
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
 from redisacc._format.keys import ParameterKeys
@@ -30,7 +31,6 @@ from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.sums import part_sums, reduction
 from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._protocol.updates import model
-from redisacc._training import worker as worker_module
 from redisacc.optim import Optimizer
 from redisacc.types import GradientOptions
 
@@ -219,7 +219,7 @@ def work(
         cut_what_is_small()
     if partitions:
         buffered_format.INLINE_BYTES = model.INLINE_BYTES = parameter_record.SINGLE_PART_BYTES = 0
-    worker_module.CONTINUED_WITHIN = 1.0
+    durations.continued_within = 1.0
     os.environ[RUN_ID] = run_id
     try:
         if role == "reducer":

@@ -43,10 +43,10 @@ def cli_json(cli: Callable[..., Result]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def offline_cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def offline_cli(durations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs a command that needs no server, or must do without: none answers at its default URL."""
     monkeypatch.setenv("REDISACC_URL", "redis://127.0.0.1:1")
-    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.1)
+    durations(opening=0.1)
     return _invoke
 
 

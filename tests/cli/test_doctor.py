@@ -359,7 +359,7 @@ def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cl
 
 # On a cluster, the leases of reducers have other keys.
 @pytest.mark.servers(*ONE_NODE)
-def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monkeypatch):
+def test_whether_reducers_keep_up(durations, open_dense, client, reducers, take_round, monkeypatch):
     opened = [open_dense("float32", [LARGE], f"w{number}") for number in range(5)]
     for number, acc in enumerate(opened):
         take_round(acc, np.zeros(LARGE, np.float32))
@@ -389,7 +389,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     # A reducer leaves an accumulator that is idle.
     for number in (0, 1, 2):
         client.delete(f"redisacc:{{w{number}}}:reducer")
-    monkeypatch.setattr("redisacc.cli.checks.reducers.IDLE", 0.0)
+    durations(idle=0.0)
     finding = reducers()
     assert finding.found.startswith("unknown, because nothing has happened to w0 ")
     assert finding.advice == "run doctor again during the training"

@@ -50,7 +50,7 @@ def memory_of_reducer(client):
 
 
 @pytest.fixture
-def train(background, until, monkeypatch):
+def train(monkeypatch, background, until, durations):
     """Takes rounds of two gradients of 1 MB until one of them uses the sum of a reducer."""
     sums = []
     finish = PartFetch.finish
@@ -63,7 +63,7 @@ def train(background, until, monkeypatch):
     monkeypatch.setattr(PartFetch, "finish", noting)
     # A reducer that has just begun, or on a busy machine, may store only some parts of a sum. The take then adds up
     # the rest itself, and the next one relies on the reducer again.
-    monkeypatch.setattr("redisacc._protocol.sums.reducer_sums.SUM_PATIENCE", 2.0)
+    durations(sum_patience=2.0)
     monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.SHORTEST", 0.01)
     monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.LONGEST", 0.01)
 

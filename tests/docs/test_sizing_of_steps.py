@@ -16,7 +16,6 @@ from support.training_options import grouped
 
 import redisacc
 from redisacc._protocol.sums.reducer_sums import ReducerSums
-from redisacc._protocol.updates import patience
 
 WORKERS, STEPS, FIRST = 3, 14, 6
 # float32: 2 MB, which is enough for reducers.
@@ -70,7 +69,7 @@ def loop_of(chief: redisacc.Chief[Any] | Any, loop: str) -> Iterator[int]:
 
 
 @pytest.fixture
-def _reducers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _reducers_in_time(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
     """Lets the chief wait for reducers, however slow this machine is: without them, other bytes move."""
 
     def wait(sums: ReducerSums, ask: Callable[[], int], _: int) -> None:
@@ -82,8 +81,7 @@ def _reducers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         sums._reliance.succeed()
 
     monkeypatch.setattr(ReducerSums, "wait", wait)
-    monkeypatch.setattr(patience, "LEAST_PATIENCE", 2.0)
-    monkeypatch.setattr(patience, "LONGEST_PATIENCE", 20.0)
+    durations(least_patience=2.0, longest_patience=20.0)
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.proxy import Fault, Proxy, Weather, proxy_before_server
+from support.proxy import Fault, Weather
 from support.timeouts import short_timeouts
 
 import redisacc
@@ -19,13 +18,6 @@ from redisacc.asyncio._waits import CONNECTIONS, OPENINGS
 pytestmark = pytest.mark.servers("valkey")
 # In place, and in parts.
 LIMITS = [10**9, 0]
-
-
-@pytest.fixture
-def proxy(real_server) -> Iterator[Proxy]:
-    """A proxy before the server of this test."""
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
 
 
 def accumulator(where, limit=None):
@@ -71,10 +63,10 @@ async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
 @pytest.mark.slow(keep="open")
 @pytest.mark.parametrize("are_open", [True, False], ids=["open connections", "new connections"])
 async def test_calls_that_wait_for_a_connection_to_a_silent_server_end_together(
-    proxy, real_server, monkeypatch, are_open
+    proxy, real_server, durations, are_open
 ):
     # When it ends, the take has no time left to listen.
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 1.0)
+    durations(last_poll=1.0)
     async with accumulator(proxy.url) as acc, accumulator(real_server.url) as direct:
         if are_open:
             await asyncio.gather(*(acc.num_accumulated() for _ in range(2 * CONNECTIONS)))

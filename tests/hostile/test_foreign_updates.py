@@ -15,7 +15,7 @@ from support.training_options import grouped
 import redisacc
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.sums.dense_parts import SumPart
-from redisacc._protocol.updates import gathering, updater
+from redisacc._protocol.updates import updater
 from redisacc._protocol.updates.record import read_update_record
 from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._redis.connect import connect
@@ -125,9 +125,9 @@ def url_of(client):
 
 @pytest.mark.parametrize("sort", ["flat", "exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("how", ["shorter", "longer", "empty", "missing"])
-def test_parts_that_are_not_what_they_were(trained, sort, how, monkeypatch):
+def test_parts_that_are_not_what_they_were(trained, sort, how, durations):
     """They are looked at before the round is used, and the round stays."""
-    monkeypatch.setattr(gathering, "GATHERING", 0.2)
+    durations(gathering=0.2)
     (key,) = [key for key in trained.scan_iter(f"{RECORD}:object:*-{sort}:0") if trained.pttl(key) == -1]
     held = trained.get(key)
     trained.delete(key)
@@ -184,9 +184,9 @@ def test_forged_orders_are_only_hints(trained):
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"-0x1.0p+3", b"nan", b"1e400", b"0x1.0p+99999", b"0" * 10_000, b"\xff"])
-def test_forged_sums_of_squares_end_in_numbers(trained, monkeypatch, value):
+def test_forged_sums_of_squares_end_in_numbers(trained, monkeypatch, durations, value):
     """Whoever may write them may also write gradients; but no text makes the chief crash, hang or allocate."""
-    monkeypatch.setattr("redisacc._protocol.updates.patience.LEAST_PATIENCE", 0.01)
+    durations(least_patience=0.01)
     monkeypatch.setattr("redisacc._protocol.updates.committer._Round.has_updaters", True)
     monkeypatch.setattr("redisacc._protocol.updates.committer.digest_of", lambda _: "c" * 32)
     trained.set(KEYS.squares("c" * 32, 0), value)

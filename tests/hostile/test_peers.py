@@ -85,9 +85,8 @@ def bounded() -> Iterator[None]:
 
 
 @pytest.fixture
-def short_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", SHORT)
-    monkeypatch.setattr("redisacc._redis.sockets.handshake.TIMEOUT", SHORT)
+def short_opening(durations: Callable[..., None]) -> None:
+    durations(opening=SHORT, handshake=SHORT)
 
 
 USUAL = [("a huge >", True), ("a huge *", False), ("a string without end", True), ("a byte now and then", False)]
@@ -120,7 +119,7 @@ def test_a_client_of_the_users_is_no_way_around(answer, client):
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("answer", thorough(ANSWERS, usual=["a byte now and then"]))
-def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answer, monkeypatch):
+def test_calls_end_in_time_whatever_answers(durations, real_server, open_accumulator, answer, monkeypatch):
     acc = open_accumulator("dense", "float32", [1], "w", redis=f"{real_server.url}?socket_timeout={SHORT}")
     acc.apply_grad(np.ones(1))
     transport = acc._transport
@@ -137,8 +136,7 @@ def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answe
         # Gradients may be large: such an answer is cut off too, but not before 1 GiB.
         calls.append(acc.peek)
     try:
-        with peer(ANSWERS[answer], polite=True) as port, monkeypatch.context() as patch:
-            patch.setattr("redisacc._redis.sockets.handshake.TIMEOUT", SHORT)
+        with peer(ANSWERS[answer], polite=True) as port, durations(handshake=SHORT):
             lead_to(port)
             for call in calls:
                 with bounded(), short_timeouts(transport, SHORT), pytest.raises(REFUSALS):
@@ -149,8 +147,8 @@ def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answe
     acc.delete()
 
 
-def test_an_error_says_what_came_and_where(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", SHORT)
+def test_an_error_says_what_came_and_where(durations):
+    durations(opening=SHORT)
     message = "127.0.0.1:[0-9]+/0 .*an array of 123456789 elements in reply to EVALSHA"
     with (
         peer(once(b"*123456789\r\n"), polite=True) as port,

@@ -35,13 +35,8 @@ LONGEST = 2000
 
 
 @pytest.fixture(params=KINDS)
-def planted(request, real_client, monkeypatch, clock):
-    monkeypatch.setattr("redisacc._protocol.applying.buffer_writer.BUFFER_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.rounds.peek.PEEK_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.parameters.reader.READ_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.parameters.version_wait.READ_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.parameters.publisher.PUBLISH_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
+def planted(request, real_client, durations, clock):
+    durations(call=0.2, continued_within=0.0)
     made = Planted(real_client, request.param)
     with clock.running():
         yield made
@@ -257,9 +252,8 @@ REPLIES = ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""]
 
 
 @pytest.mark.parametrize("code", REPLIES)
-def test_error_texts_of_the_server(monkeypatch, code):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.3)
+def test_error_texts_of_the_server(monkeypatch, durations, code):
+    durations(opening=0.3)
     text = b"".join(piece.replace(b"\r", b"").replace(b"\n", b"") for piece in TEXTS["binary"].splitlines())
     with answering(b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000)) as url:
         where = f"an error {code}"

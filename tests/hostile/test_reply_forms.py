@@ -32,19 +32,12 @@ import redisacc.cli.export
 from redisacc import raw_ops
 from redisacc._checkpoints.file import Checkpoint, write_file
 from redisacc._dashboard.page_data import parse_query
-from redisacc._redis.transport import limited
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey"), pytest.mark.servers(*ONE_NODE)]
 
 # Seconds that a call tries to reach a server that answers something that cannot be a reply.
 SHORT = 0.2
-TIMEOUTS = [
-    *(f"{place}.OPENING_TIMEOUT" for place in ("cli.shared.options", "_redis.transport", "_protocol.scripts.opening")),
-    "_handles.reducer.OPENING_TIMEOUT",
-    "_redis.pubsub.CONFIRM_TIMEOUT",
-    "cli.doctor._TRIAL_TIMEOUT",
-]
 EXIT_CODES = (0, 1, 2, 3, 4, 5, 6)
 
 COMMANDS = {
@@ -242,7 +235,9 @@ def forging(real_server: Any) -> Iterator[Forger]:
 
 
 @pytest.fixture
-def run(forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., object]:
+def run(
+    durations: Callable[..., Any], forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., object]:
     """Runs a call or a command against the forger, and checks how it ends. Returns its error; None if it succeeds."""
     monkeypatch.chdir(tmp_path)
     np.savez("gradient.npz", indices=np.array([1]), values=np.ones((1, 2), np.float32), shape=np.array([100_000, 2]))
@@ -290,10 +285,7 @@ def run(forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_
         with contextlib.ExitStack() as stack:
             if forging.command:
                 # Without a forged reply, the call has to succeed, however slow the machine is.
-                stack.enter_context(limited(SHORT))
-                patch = stack.enter_context(monkeypatch.context())
-                for timeout in TIMEOUTS:
-                    patch.setattr(f"redisacc.{timeout}", SHORT, raising=False)
+                stack.enter_context(durations(opening=SHORT, confirmation=SHORT, call=SHORT))
             if what in CALLS:
                 try:
                     CALLS[what](url)

@@ -14,8 +14,6 @@ import numpy as np
 from runs import Run, Starter
 from support.until import until
 
-from redisacc._protocol.updates import gathering
-
 PORT = 6400
 SECRET = 'se"cret \\ %41'
 
@@ -103,6 +101,6 @@ def all_trained(runs: dict[str, Run], until: int) -> None:
     """Waits for the end on all hosts, each of which has the same weights, bit by bit, and has told no secret."""
     for run in runs.values():
         # What died with a host is waited for, for as long as a reducer elsewhere may have it.
-        assert run.code(gathering.GATHERING + 60) == 0, run.err
+        assert run.code(100) == 0, run.err
         assert run.out.splitlines()[-1].endswith(f"| {trained(until)}")
         assert SECRET not in run.out + run.err

@@ -27,7 +27,6 @@ from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.sums import expected_gradients as uploads_module
 from redisacc._protocol.sums import part_sums, sparse_parts
-from redisacc._protocol.sums import reducer_sums as stored_sums
 from redisacc._protocol.sums import requested_parts as parts_in_flight
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
@@ -176,14 +175,16 @@ def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject) -> None:
+def test_the_sum_is_that_of_the_round_in_the_order_of_places(
+    durations: Callable[..., Any], data: st.DataObject
+) -> None:
     spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
         patch.setattr(parts_in_flight, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         patch.setattr(part_sums, "WORTHWHILE", 0)
         patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
-        patch.setattr(stored_sums, "SUM_PATIENCE", 0)
+        patch.setattr(durations, "sum_patience", 0)
         patch.setattr(sparse_parts, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
@@ -544,10 +545,10 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_only_the_sum_of_the_gradients_of_the_round_is_used(data: st.DataObject) -> None:
+def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[..., Any], data: st.DataObject) -> None:
     spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((part_sums, "WORTHWHILE"), (part_sums, "ANNOUNCED_BYTES"), (stored_sums, "SUM_PATIENCE")):
+        for module, name in ((part_sums, "WORTHWHILE"), (part_sums, "ANNOUNCED_BYTES"), (durations, "sum_patience")):
             patch.setattr(module, name, 0)
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         uploads = [Upload(number, spec, number, 64) for number in range(4)]

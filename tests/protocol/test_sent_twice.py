@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT
-from redisacc._protocol.applying import buffer_writer, compaction
+from redisacc._protocol.applying import compaction
 from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.base import StaleSequenceError
@@ -286,10 +287,12 @@ def test_a_sum_is_not_staged_where_the_gradient_alone_was(client: redis.Redis, m
     np.testing.assert_array_equal(accumulator.take_grad(3), [3, 6])
 
 
-def test_whoever_makes_room_knows_his_own_first_copy(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_makes_room_knows_his_own_first_copy(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]
+) -> None:
     """Otherwise, the client would wait for itself."""
     monkeypatch.setattr(compaction, "COMPACTING_MS", 60_000)
-    monkeypatch.setattr(buffer_writer, "BUFFER_TIMEOUT", 1.0)
+    durations(call=1.0)
     accumulator = redisacc.ConditionalAccumulator(
         "float32",
         [2],

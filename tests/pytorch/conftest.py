@@ -20,13 +20,11 @@ if importlib.util.find_spec("torch") is None:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
     for name in ("RANK", "WORLD_SIZE", "REDISACC_WORKERS", "REDISACC_WORKER_NUMBER", "REDISACC_ROLE"):
         monkeypatch.delenv(name, raising=False)
-    for module in ("chief", "quorum", "worker"):
-        monkeypatch.setattr(f"redisacc._training.{module}.LOOK_EVERY", 0.05)
     # Closing waits for the thread that leads.
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+    durations(look_every=0.05, poll_every=0.1)
 
 
 @pytest.fixture

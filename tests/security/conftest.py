@@ -57,5 +57,5 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture
-def short_opening(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.5)
+def short_opening(durations):
+    durations(opening=0.5)

@@ -265,11 +265,9 @@ def test_an_observer_can_look(place, until):
     assert {what for _, what in place.refused()} == {"evalsha"}
 
 
-def test_a_training_needs_a_taker_and_workers(place, background, until, monkeypatch):
+def test_a_training_needs_a_taker_and_workers(place, background, until, durations):
     """The chief is a taker; each worker is a worker. Neither needs more, also when something is lost."""
-    monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.1)
-    monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+    durations(look_after=0.1, look_every=0.05, report=0.1)
     place.refused()
     admin = place.admin
 
@@ -523,8 +521,8 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
     assert place.apply(acc)
 
 
-def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 100)
+def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, durations):
+    durations(replication=0.1)
     place = Place(daemon().start(), server_name, open_accumulator, "--eval", "--wait")
     acc = place.open("worker", "train-1", min_replicas=1)
     place.admin.script_flush()
@@ -610,14 +608,15 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     ),
     ids=str,
 )
-def test_a_reducer_updates_the_parameters_of_a_chief(place, background, until, monkeypatch, partitions, options):
+def test_a_reducer_updates_the_parameters_of_a_chief(
+    place, background, until, monkeypatch, durations, partitions, options
+):
     """Its rules suffice for every part, in one slot and in partitions; and those of a taker for what it leaves."""
     computed = []
     stored = Committer._store_commands
     monkeypatch.setattr(Committer, "_store_commands", lambda *args: computed.append(1) or stored(*args))
     # A slow machine is no reason for the chief to compute parts.
-    monkeypatch.setattr("redisacc._protocol.updates.patience.LEAST_PATIENCE", 2.0)
-    monkeypatch.setattr("redisacc._protocol.updates.patience.LONGEST_PATIENCE", 2.0)
+    durations(least_patience=2.0, longest_patience=2.0)
     name, admin = "train-updated", place.client(None)
     weights = {"w": np.ones(400_000, np.float32)}
     encoding = {"encoding": options["encoding"]} if "encoding" in options else {}

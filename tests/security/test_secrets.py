@@ -130,14 +130,11 @@ def unread_port():
 @pytest.mark.slow
 @pytest.mark.servers("redis7")
 def test_no_secret_in_any_log_line_error_or_repr(
-    daemon, open_accumulator, ears, background, until, monkeypatch, tmp_path
+    daemon, open_accumulator, ears, background, until, monkeypatch, durations, tmp_path
 ):
     """Causes every kind of failure, and then looks for the password everywhere."""
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 50)
-    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+    durations(opening=0.3, replication=0.05)
+    durations(poll=0.3, report=0.1)
     server = daemon("--requirepass", PASSWORD, "--appendonly", "yes").start(password=PASSWORD)
     admin = server.client(password=PASSWORD)
     url = f"redis://:{QUOTED}@127.0.0.1:{server.port}"

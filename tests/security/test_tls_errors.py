@@ -111,9 +111,8 @@ def ports(real_server: Any, certificates: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_error_says_what_is_wrong_about_tls(ports, wrong, cluster, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._redis.connect.HANDSHAKE_TIMEOUT", 1.0)
+def test_an_error_says_what_is_wrong_about_tls(ports, wrong, cluster, durations):
+    durations(opening=0.2, handshake=1.0)
     url, said = WRONG[wrong]
     url = url.format(**ports).replace("://", "+cluster://" if cluster else "://")
     message = f"^no Redis server answers at .*{re.escape(said)}"
@@ -122,8 +121,8 @@ def test_an_error_says_what_is_wrong_about_tls(ports, wrong, cluster, monkeypatc
     assert "Start one" not in str(failure.value)
 
 
-def test_doctor_says_what_is_wrong_about_tls(ports, monkeypatch):
-    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.2)
+def test_doctor_says_what_is_wrong_about_tls(durations, ports, monkeypatch):
+    durations(opening=0.2)
     said = CliRunner().invoke(main, ["doctor", "--redis", f"rediss://localhost:{ports['tls']}"])
     assert said.exit_code == 6
     assert AUTHORITY in " ".join(said.stderr.split())
@@ -143,16 +142,15 @@ def test_a_single_server_with_tls_is_named_as_such(ports):
         redisacc.ConditionalAccumulator("float32", [1], redis=url)
 
 
-def test_where_nothing_listens_the_error_says_how_to_start_a_server(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
+def test_where_nothing_listens_the_error_says_how_to_start_a_server(durations):
+    durations(opening=0.2)
     for scheme in ("redis", "rediss"):
         with pytest.raises(redisacc.ServerUnavailableError, match="Start one with `redisacc server`"):
             redisacc.ConditionalAccumulator("float32", [1], redis=f"{scheme}://127.0.0.1:1")
 
 
-def test_where_something_is_silent_the_error_says_so(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._redis.connect.HANDSHAKE_TIMEOUT", 0.3)
+def test_where_something_is_silent_the_error_says_so(durations):
+    durations(opening=0.2, handshake=0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(redisacc.ServerUnavailableError, match="Something listens there, but sends no reply"):

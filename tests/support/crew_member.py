@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import redisacc
+from redisacc._clock import durations
 from redisacc._format import buffered as buffered_format
 from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.waiting import wait
 
 ROW = 4
 
@@ -85,7 +85,7 @@ def work(role: str, url: str, kind: str, storage: str, number: int, count: int, 
     if storage == "buffered_parts":
         buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
     # The usual timeout of a take's last poll, half a second, is shorter than a busy machine may stall.
-    wait.LAST_POLL_TIMEOUT = wait.POLL_TIMEOUT = 30.0
+    durations.last_poll = durations.poll = 30.0
     if role == "once":
         # No taker in this queue is ever passed over.
         take_wait.TAKER_LEASE_MS = 60_000

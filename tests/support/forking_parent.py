@@ -29,7 +29,7 @@ import redis
 import redisacc
 import redisacc.asyncio
 from redisacc import raw_ops
-from redisacc._redis import pubsub
+from redisacc._clock import durations
 from support import clients
 
 # From Python 3.12 on, a fork beside threads warns.
@@ -39,7 +39,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 PATIENCE = 60
 # A busy machine may take longer than a second to subscribe. Events would begin without it, and the one that the child
 # waits for would be missed.
-pubsub.CONFIRM_TIMEOUT = PATIENCE
+durations.confirmation = PATIENCE
 # A step that no round reaches.
 LATEST = 10**9
 LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))

@@ -1,23 +1,30 @@
 """A TCP proxy before a Redis server that breaks connections at chosen places, or at random from a seed.
 
-It knows where requests and replies begin and end, so that a fault can be put before, inside or after any of them.
+It knows where requests and replies begin and end, so that a fault can be put before, inside or after any of them, and
+something can be done before a request that runs a script of redisacc is passed on, or before its reply is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import random
+import re
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import redis
+
+from redisacc._redis.script_loader import load, names
 
 Direction = Literal["request", "reply"]
 # cut: close both sides. reset: the same with a TCP reset. late (requests only): close the client's side, keep what it
@@ -74,6 +81,33 @@ class Messages:
         return True
 
 
+# A request's command, and its first argument, in its first bytes.
+_BEGIN = re.compile(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n(?:\$(\d+)\r\n)?")
+# A test that has moved the clock sends the text of a script instead of its hash (support/moved_clock.py).
+_AHEAD = re.compile(rb"clock_ms = -?\d+ \+ ")
+
+
+@functools.cache
+def _scripts() -> dict[str, str]:
+    """Returns hash -> name of all scripts."""
+    return {sha: name for name in names() for sha in (load(name).sha, load(name).sharded.sha)}
+
+
+def name_of(request: bytes) -> str | None:
+    """Returns the script that a request runs, or its command, such as "take" or "SET"; None: more bytes are needed."""
+    begin = _BEGIN.match(request)
+    if begin is None:
+        return None
+    command = begin[1].decode().upper()
+    if command not in ("EVAL", "EVALSHA") or begin[2] is None:
+        return command if command not in ("EVAL", "EVALSHA") else None
+    text = request[begin.end() : begin.end() + int(begin[2])]
+    if len(text) < int(begin[2]):
+        return None
+    sha = text.decode() if command == "EVALSHA" else hashlib.sha1(_AHEAD.sub(b"clock_ms = ", text)).hexdigest()
+    return _scripts().get(sha, command)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault, and the number of bytes (None: all) of the message with that number after which it happens."""
@@ -111,6 +145,7 @@ class Proxy:
         refuses: close new connections at once.
         fired: how many faults there were of each kind.
         accepted: how many connections clients have made.
+        sent: the name of each request that has begun to pass, as ``name_of`` returns it, since ``listen_anew``.
         when_it_happens: called when an armed fault happens, before its connection breaks.
     """
 
@@ -131,6 +166,9 @@ class Proxy:
         self.when_it_happens: Callable[[], object] = lambda: None
         self.fired: dict[str, int] = {}
         self.accepted = 0
+        self.sent: list[str] = []
+        self._actions: list[tuple[Direction, str, Callable[[], object]]] = []
+        self._failed: list[BaseException] = []
         self.lengths: dict[Direction, list[int]] = {"request": [], "reply": []}
         servers = [server, *more]
         self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in servers]
@@ -159,6 +197,19 @@ class Proxy:
         with self._lock:
             self._numbers = {"request": 0, "reply": 0}
             self.lengths = {"request": [], "reply": []}
+            self.sent = []
+
+    def before(self, name: str, action: Callable[[], object], times: int = 1) -> None:
+        """Does something before the next requests that run this script, or have this command, are passed on.
+
+        It is done in a thread of the proxy, while the connection waits, and only the next ``times`` times. What it
+        raises is raised by ``close``.
+        """
+        self._actions += [("request", name, action)] * times
+
+    def after(self, name: str, action: Callable[[], object], times: int = 1) -> None:
+        """Does something before the replies to the next such requests are passed on."""
+        self._actions += [("reply", name, action)] * times
 
     def arm(self, fault: Fault | None) -> None:
         """Waits for the place of a fault, numbering from 0. After the fault, everything passes again."""
@@ -206,6 +257,8 @@ class Proxy:
             _close(listener)
         self.cut_all()
         self.deliver_late()
+        if self._failed:
+            raise self._failed[0]
 
     # The proxy's own work
 
@@ -229,19 +282,29 @@ class Proxy:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {client, server}
+            asked: deque[str] = deque()
             for direction, source, target in (("request", client, server), ("reply", server, client)):
-                threading.Thread(target=self._pump, args=(direction, source, target, place), daemon=True).start()
+                args = (direction, source, target, place, asked)
+                threading.Thread(target=self._pump, args=args, daemon=True).start()
 
-    def _pump(self, direction: Direction, source: socket.socket, target: socket.socket, place: Place) -> None:
-        messages = Messages()
+    def _pump(
+        self, direction: Direction, source: socket.socket, target: socket.socket, place: Place, asked: deque[str]
+    ) -> None:
+        messages, head = Messages(), b""
         number = passed = 0
         begun = False
         fault: Fault | None = None
         try:
             while data := source.recv(65536):
                 here = 0
-                for piece, ends in messages.feed(data):
+                for new, ends in messages.feed(data):
+                    # What has been kept back of this request passes together with the piece that tells its name.
+                    piece, here, head = head + new, here - len(head), b""
                     if not begun:
+                        if direction == "request" and not ends and name_of(piece) is None:
+                            head, here = piece, here + len(piece)
+                            continue
+                        self._act(direction, piece, source, asked)
                         number, passed, begun = self._number(direction, source), 0, True
                         fault = self._drawn(direction, number)
                     self._flowing.wait()
@@ -273,6 +336,26 @@ class Proxy:
                     self._open -= {source, target}
                 _close(source)
                 _close(target)
+
+    def _act(self, direction: Direction, piece: bytes, source: socket.socket, asked: deque[str]) -> None:
+        """Does what a test wants to be done before this message is passed on."""
+        if direction == "request":
+            name = name_of(piece) or ""
+            asked.append(name)
+        else:
+            name = asked.popleft() if asked else ""
+        with self._lock:
+            if direction == "request" and source in self._open:
+                self.sent.append(name)
+            due = next((one for one in self._actions if one[:2] == (direction, name)), None)
+            # A script that the server does not know yet is sent again.
+            if due is None or piece.startswith(b"-NOSCRIPT"):
+                return
+            self._actions.remove(due)
+        try:
+            due[2]()
+        except BaseException as error:
+            self._failed.append(error)
 
     def _number(self, direction: Direction, source: socket.socket) -> int:
         with self._lock:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import redis
 from support.moved_clock import MovedClock
-from support.proxy import proxy_before_server
 from support.training_options import grouped
 
 import redisacc
@@ -20,22 +19,12 @@ from redisacc._redis.connect import connect
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
+def _short(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
+    durations(look_every=0.05, look_after=0.2)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
-    monkeypatch.setattr("redisacc._training.loss.LOOK_EVERY", 0.05)
+    durations(claim_every=0.05)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def proxy(real_server: Any) -> Iterator[Any]:
-    """A proxy before the server, whose connections a test can break."""
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

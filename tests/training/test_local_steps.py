@@ -216,8 +216,8 @@ def test_steps_without_a_gradient_move_nothing(join):
     np.testing.assert_array_equal(one.latest()[1]["w"], START["w"] - 3)
 
 
-def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._training.local_steps.LOOK_EVERY", 0.0)
+def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, until, durations):
+    durations(look_every=0.0)
     slow, fast = join(), join()
     seen = []
     for step, found in slow.steps(until=9):
@@ -234,8 +234,8 @@ def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, u
     assert seen == [0, 1, 6, 7, 8]
 
 
-def test_the_training_ends_in_the_middle_of_a_version(join, monkeypatch):
-    monkeypatch.setattr("redisacc._training.local_steps.LOOK_EVERY", 0.0)
+def test_the_training_ends_in_the_middle_of_a_version(join, durations):
+    durations(look_every=0.0)
     one = join(every=1000)
     seen = []
     for step, found in one.steps():

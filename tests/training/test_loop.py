@@ -138,13 +138,15 @@ def test_a_finished_training_can_be_continued(training):
     assert later.parameters["w"].tolist() == [4, 6]
 
 
-def test_a_worker_of_a_run_waits_for_what_its_chief_says_about_a_finished_training(training, monkeypatch, until):
+def test_a_worker_of_a_run_waits_for_what_its_chief_says_about_a_finished_training(
+    training, monkeypatch, durations, until
+):
     with training.chief() as first:
         one = training.work()
         training.lead(first, 2)
         assert one.result()[1] == [0, 1]
     # Neither time nor other chiefs decide.
-    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
+    durations(continued_within=0.0)
     monkeypatch.setenv("REDISACC_CHIEF_RUN_ID", "the-chief")
     asked = []
     monkeypatch.setattr(training_worker, "is_concluded_by", lambda *of: asked.append(is_concluded_by(*of)) or asked[-1])
@@ -432,8 +434,8 @@ def test_the_number_of_workers_comes_from_the_environment(training, monkeypatch)
     assert training.chief(workers=None).workers == 3
 
 
-def test_a_worker_learns_how_many_workers_there_are(training, background, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.3)
+def test_a_worker_learns_how_many_workers_there_are(training, background, caplog, durations):
+    durations(report=0.3)
     one, spare = training.worker(), training.worker(3)
     waiting = background(lambda: one.workers)
     # By hand, so nobody says how many there are.
@@ -545,9 +547,9 @@ def test_a_training_that_is_deleted(training, until):
     until(lambda: not remaining(training.client))
 
 
-def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(training, monkeypatch):
+def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(training, durations):
     """The record of an accumulator stays while its gradients are removed. A worker waited for a chief then, forever."""
-    monkeypatch.setattr("redisacc._training.worker.REPLACED_WITHIN", 0.1)
+    durations(replaced_within=0.1)
     training.chief()
     worker = training.worker(0)
     assert next(worker.steps())[0] == 0

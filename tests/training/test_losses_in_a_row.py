@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
 
 
 @pytest.fixture(autouse=True)
-def _brief(monkeypatch):
+def _brief(durations):
     """Messages are lost as well, so whoever waits finds out when it polls."""
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+    durations(poll_every=0.1)
 
 
 class Losses:

@@ -10,8 +10,7 @@ from support.local_updates import LocalTraining, differences, gradient_of, state
 from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.sums import reduction
-from redisacc._protocol.updates import committer, gathering, patience
+from redisacc._protocol.updates import committer
 from redisacc._protocol.updates.record import read_update_record
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._training import updating
@@ -80,9 +79,9 @@ class Disturbed:
 
 
 @pytest.fixture
-def disturbed(training, background, reducing, until, monkeypatch):
+def disturbed(training, background, reducing, until, durations):
     # Otherwise, it may grow with a small round that ends before a reducer has looked at it.
-    monkeypatch.setattr(patience, "LONGEST_PATIENCE", patience.LEAST_PATIENCE)
+    durations(longest_patience=0.2)
     return Disturbed(training, background, reducing, until)
 
 
@@ -172,9 +171,8 @@ def test_everything_is_lost_right_after_a_commit(disturbed, client, monkeypatch)
 
 @pytest.mark.loses_data
 @pytest.mark.parametrize("kept", thorough([0.0, 60.0], usual=[0.0]))
-def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, monkeypatch, kept):
-    monkeypatch.setattr(reduction, "KEPT", kept)
-    monkeypatch.setattr(gathering, "GATHERING", 2.0 if kept else 0.2)
+def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durations, kept):
+    durations(kept=kept, gathering=2.0 if kept else 0.2)
     chief = disturbed.begin()
     (reducer,) = disturbed.reducers
     (running,) = reducer._reductions.values()
@@ -202,10 +200,9 @@ def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, monke
 
 
 @pytest.mark.loses_data
-def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, client, tmp_path, monkeypatch, caplog):
+def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, client, tmp_path, durations, caplog):
     pytest.importorskip("safetensors")
-    monkeypatch.setattr(reduction, "KEPT", 0.0)
-    monkeypatch.setattr(gathering, "GATHERING", 0.2)
+    durations(kept=0.0, gathering=0.2)
     chief = disturbed.begin(checkpoint=tmp_path, checkpoint_every=1)
 
     def lose():

@@ -176,10 +176,9 @@ def test_processes_that_are_killed_change_no_bit(crew, others, real_server, para
 
 
 @pytest.mark.loses_data
-def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, parameters, real_client, monkeypatch):
+def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, parameters, real_client, durations):
     """Another one that took the lease first would have to do without the state of the optimizer."""
-    monkeypatch.setattr("redisacc._protocol.leases.crew.STANDBY_ASKS_EVERY", 0.005)
-    monkeypatch.setattr("redisacc._protocol.leases.crew.STANDBY_LOOKS_EVERY", 0.005)
+    durations(standby_asks_every=0.005, standby_looks_every=0.005)
     every = [join() for _ in range(CREW)]
     leaders = set()
 
@@ -338,10 +337,9 @@ def test_a_finished_training_is_continued_up_to_a_later_step(join, parameters, c
         assert local(parameters, until, crew=1).parameters["w"].tobytes() == found["w"].tobytes()
 
 
-def test_one_process_says_what_all_wait_for(join, background, training, until, monkeypatch, caplog):
+def test_one_process_says_what_all_wait_for(join, background, training, until, durations, caplog):
     """On each machine, the one that leads; if it runs elsewhere, the first of those that wait."""
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.LONGEST_PAUSE", 0.1)
+    durations(report=0.1, report_pause=0.1)
     every = [join() for _ in range(CREW)]
     applies = threading.Event()
 

@@ -60,10 +60,9 @@ class Outages:
 
 
 @pytest.fixture(autouse=True)
-def _brief(monkeypatch):
+def _brief(durations):
     """How long each call tries to reach the server before an outage is logged."""
-    monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+    durations(poll=0.2, poll_every=0.1)
 
 
 @pytest.fixture

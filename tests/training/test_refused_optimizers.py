@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._protocol.updates import gathering
 
 pytestmark = [pytest.mark.servers("valkey")]
 
@@ -56,9 +55,9 @@ def test_each_loop_needs_its_chief(training):
         next(chief.updates())
 
 
-def test_a_loss_that_nobody_can_make_good(training, monkeypatch):
+def test_a_loss_that_nobody_can_make_good(training, durations):
     """A chief that was started again has computed none of the parts, and there is no reducer."""
-    monkeypatch.setattr(gathering, "GATHERING", 0.2)
+    durations(gathering=0.2)
     weights = {"w": np.ones(3, np.float32)}
     with training.chief(weights, optimizer=SGD, partitions=3) as chief:
         worker = training.worker()

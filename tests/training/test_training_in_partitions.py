@@ -12,7 +12,6 @@ import redisacc
 from redisacc._format import buffered, parameter_record
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.scripts.parameters import ParameterScripts
-from redisacc._protocol.updates import gathering
 from redisacc._redis.connect import connect
 from redisacc._training.loss import give_up
 
@@ -77,8 +76,8 @@ OPTIMIZERS = {"rounds": None, "updates": redisacc.optim.SGD(0.5, momentum=0.5)}
 class Interrupted:
     """A training of one worker whose chief has died at step 2, and a node of which has lost a part of that step."""
 
-    def __init__(self, training, until, monkeypatch, optimizer, **options):
-        monkeypatch.setattr(gathering, "GATHERING", 0.5)
+    def __init__(self, training, until, durations, optimizer, **options):
+        durations(gathering=0.5)
         self._training, self._until = training, until
         self._options = {"optimizer": optimizer, "workers": 1, "partitions": 3, **options}
         self.begun = []

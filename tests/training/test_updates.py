@@ -381,10 +381,9 @@ def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, mon
 @pytest.mark.slow(keep="3-after the commit")
 @pytest.mark.parametrize("late", ["after the commit", "two steps later"])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, until, partitions, late):
+def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, durations, until, partitions, late):
     """They change nothing, and expire."""
-    monkeypatch.setattr(patience, "LEAST_PATIENCE", 0.05)
-    monkeypatch.setattr(patience, "LONGEST_PATIENCE", 0.05)
+    durations(least_patience=0.05, longest_patience=0.05)
     store = updater.PartUpdater._store
     held = []
     monkeypatch.setattr(updater.PartUpdater, "_store", lambda *args: held.append(args))

@@ -13,13 +13,10 @@ from redisacc._training import patience
 
 
 @pytest.fixture
-def _impatient(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
-    monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 2.0)
+def _impatient(durations):
+    durations(report=0.1, poll=2.0)
     # A busy machine stands still for a second now and then.
-    monkeypatch.setattr("redisacc._training.patience.LAST_POLL_TIMEOUT", 2.0)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.5)
+    durations(last_poll=2.0, poll_every=0.1, poll=0.5)
 
 
 def messages(caplog):

@@ -158,7 +158,7 @@ class Applier:
     def layout_for(self, encoding: Encoding) -> UploadLayout | None:
         """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
         if encoding not in self._layouts:
-            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1))
+            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1), self._scripts.announced_bytes)
             small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
             self._layouts[encoding] = None if small else layout
         return self._layouts[encoding]

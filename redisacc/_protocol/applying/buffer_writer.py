@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from redisacc._clock import durations
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
@@ -28,10 +29,6 @@ from redisacc.errors import ServerError
 # For a gradient of more bytes than this, the server is asked first whether it would accept it: a round trip takes less
 # time than an upload for nothing.
 ASK_BYTES = 4 * 2**20
-
-# How long buffering a gradient is retried, in seconds, if its staged parts were lost, or if others filled the space
-# that compacting freed.
-BUFFER_TIMEOUT = 30.0
 
 
 NOT_COMPACTED = (
@@ -83,7 +80,7 @@ class BufferWriter:
             AccumulatorFullError: the buffer limit is reached, and compacting frees too little, or would change the
                 order in which gradients are added.
         """
-        deadline = running_time() + BUFFER_TIMEOUT
+        deadline = running_time() + durations.call
         ask_first = gradient.nbytes > ASK_BYTES
         while True:
             reply = self._send(gradient, request, ask=ask_first)
@@ -100,10 +97,10 @@ class BufferWriter:
                 return reply
             if running_time() >= deadline:
                 if isinstance(reply, Full):
-                    why = f"for {BUFFER_TIMEOUT:.0f} s, other workers filled the space that compacting freed"
+                    why = f"for {durations.call:.0f} s, other workers filled the space that compacting freed"
                     raise no_room(self._keys, gradient, reply, why)
                 raise ServerError(
-                    f"a gradient for {shown(self._keys.name)} could not be buffered in {BUFFER_TIMEOUT:.0f} s: its "
+                    f"a gradient for {shown(self._keys.name)} could not be buffered in {durations.call:.0f} s: its "
                     "staged parts disappeared every time"
                 )
 
@@ -119,15 +116,15 @@ class BufferWriter:
         # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
         # so that a late copy of parts that were staged before cannot replace it.
         name = f"{request.session.id}-{request.sequence}"
-        in_partitions = self._partitions is not None and gradient.nbytes > buffered_format.INLINE_BYTES
+        in_partitions = self._partitions is not None and gradient.nbytes > self._scripts.inline_bytes
         if in_partitions or replaced:
             name += f"-{secrets.token_hex(4)}"
         if self._partitions is not None and in_partitions:
             # Registering asks whether it would be accepted. Every attempt has its own names: after a failover, the
             # leader may reuse the number for another attempt, while a sweeper is still removing the parts of this one.
             return self._partitions.send(gradient, request, name, replaced, summed_weight)
-        announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
-        packed = buffered_format.pack(gradient)
+        announced = gradient.nbytes >= self._scripts.announced_bytes and not replaced
+        packed = buffered_format.pack(gradient, self._scripts.inline_bytes)
         stage = stage_commands(self._keys, name, packed.parts, announced=announced) if packed.parts else ()
         announced = announced and bool(stage) and len(packed.header) <= ANNOUNCED_HEADER and not ask
         # Sending an inline gradient costs no more than asking.

@@ -70,7 +70,7 @@ class PartitionWriter:
         """Makes one attempt to buffer a gradient.
 
         Args:
-            gradient: the gradient, of more than INLINE_BYTES.
+            gradient: the gradient, which is not inline.
             request: the request that applies it.
             gradient_id: its id.
             replaced: the buffered gradients whose sum is part of it, the oldest first.
@@ -89,7 +89,7 @@ class PartitionWriter:
             "nbytes": nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        announced = nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        announced = nbytes >= self.scripts.announced_bytes and not replaced and len(of.header) <= ANNOUNCED_HEADER
         registered = self.scripts.register(
             request, **what, lease_ms=lease_of(nbytes), announced=of.header if announced else b""
         )

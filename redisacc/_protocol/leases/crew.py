@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew
 from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys, ParameterKeys
@@ -24,11 +24,6 @@ logger = logging.getLogger("redisacc")
 
 # How long a lease lasts unless it is extended, in seconds.
 LEASE = 10.0
-
-# How often a process that stands by asks for the lease; and how often it looks whether the holder lives, if that is a
-# process on the same machine. In seconds.
-STANDBY_ASKS_EVERY = 1.0
-STANDBY_LOOKS_EVERY = 0.1
 
 
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
@@ -175,7 +170,7 @@ class Crew:
                     extra={"accumulator": self._name},
                 )
             self._followed = taken
-            self._watch(taken, min(taken.left + 0.01, STANDBY_ASKS_EVERY), cancel)
+            self._watch(taken, min(taken.left + 0.01, durations.standby_asks_every), cancel)
         return self._followed is not None
 
     def _succeed(self, place: str, cancel: Callable[[], bool]) -> HeldByOther | None:
@@ -197,7 +192,7 @@ class Crew:
         while clock.now() < until and fate_of(holder.process) != "dead":
             if cancel():
                 raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
-            self.transport.waits.sleep(min(STANDBY_LOOKS_EVERY, max(until - clock.now(), 0.0)))
+            self.transport.waits.sleep(min(durations.standby_looks_every, max(until - clock.now(), 0.0)))
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.

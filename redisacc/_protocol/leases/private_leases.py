@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 
+from redisacc._clock import durations
 from redisacc._format.attempts import part_keys
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
@@ -30,11 +31,6 @@ OWNER_LEASE_MS = 60_000
 def new_name() -> str:
     """Returns a unique name."""
     return f"private-{secrets.token_hex(8)}"
-
-
-# How long the release of an accumulator tries to reach the server, in seconds. Its lease does the rest, and a process
-# that ends must not wait for a server that ended before.
-RELEASE_TIMEOUT = 2.0
 
 
 class _PrivateLease:
@@ -121,7 +117,7 @@ def release(transport: Transport, keys: Keys, incarnation: str, pid: int) -> Non
         return
     owner.remove(keys)
     try:
-        delete(transport, keys, incarnation, timeout=RELEASE_TIMEOUT)
+        delete(transport, keys, incarnation, timeout=durations.release)
     except RedisAccError as error:
         logger.debug("private accumulator %s will be removed when its lease ends: %s", keys.name, error)
 

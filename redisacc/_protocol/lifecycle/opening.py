@@ -6,6 +6,7 @@ import logging
 import secrets
 from typing import Literal
 
+from redisacc._clock import durations
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._data.weights import CONSTANT
@@ -17,7 +18,7 @@ from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.opening import Deleting, Opened, Schema
 from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
 
@@ -133,7 +134,7 @@ def _partitions(
     """Returns the partitions that the accumulator gets if it is created now."""
     if wanted in (None, 1):
         return ()
-    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT) if transport.cluster is not None else None
+    slot_map = transport.slot_map(timeout=durations.opening) if transport.cluster is not None else None
     number = automatic_partitions(spec.gradient_bytes, slot_map) if wanted == "auto" else wanted
     assert isinstance(number, int)
     return choose_partitions(keys.name, number, slot_map)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from redisacc._clock import durations
 from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
@@ -42,8 +43,6 @@ from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, 
 
 logger = logging.getLogger("redisacc")
 
-# How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
-PUBLISH_TIMEOUT = 30.0
 # How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
 # as the one before.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
@@ -165,7 +164,7 @@ class Publisher:
         with self._lock:
             if restores:
                 self._last = None
-            deadline = running_time() + PUBLISH_TIMEOUT
+            deadline = running_time() + durations.call
             failures = 0
             # Every attempt has its own names: after a failover, the leader may reuse the number for another one,
             # while a sweeper is still removing the parts of the first.
@@ -207,7 +206,7 @@ class Publisher:
         if pause >= left:
             raise ServerError(
                 f"step {step} of parameters {shown(self._keys.name)} could not be published in {failures} tries "
-                f"within {PUBLISH_TIMEOUT:.0f} s. The last one failed because {cause}"
+                f"within {durations.call:.0f} s. The last one failed because {cause}"
             )
         if failures == 2:
             # Once may happen at any time, for example because another publisher was faster.

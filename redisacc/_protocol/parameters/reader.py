@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from redisacc._clock import durations
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.leaves import Schema, arrays_in, ranges_text
@@ -31,9 +32,6 @@ from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError
-
-# How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
-READ_TIMEOUT = 30.0
 
 # A version of at most this many bytes is fetched together with the record, if an event has said where it is.
 TOGETHER_BYTES = 64 * 1024
@@ -183,7 +181,7 @@ class ParameterReader:
         return None if found is None else (found[0], found[1][1], found[1][0])
 
     def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
-        deadline = running_time() + READ_TIMEOUT
+        deadline = running_time() + durations.call
         record = self.poll()
         while record is not None:
             try:
@@ -213,7 +211,7 @@ class ParameterReader:
         if running_time() >= deadline:
             raise WaitTimeoutError(
                 f"parameters {shown(self._keys.name)} changed during every attempt to read them, for "
-                f"{READ_TIMEOUT:.0f} s: versions are published faster than they can be read"
+                f"{durations.call:.0f} s: versions are published faster than they can be read"
             )
         return found
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from redisacc._clock import durations
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, announced
 from redisacc._protocol.lifecycle.similar_names import suggestion
-from redisacc._protocol.parameters.reader import READ_TIMEOUT, TOGETHER_BYTES, ParameterReader
+from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.running_time import running_time
@@ -86,7 +87,7 @@ class VersionWait(Wait[Version]):
         wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
         record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
         self.answered = True
-        give_up = running_time() + READ_TIMEOUT
+        give_up = running_time() + durations.call
         self._found = record
         while record is not None and self._is_wanted(record):
             try:

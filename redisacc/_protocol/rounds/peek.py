@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from redisacc._clock import durations
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import RoundSum
@@ -18,9 +19,6 @@ from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, WaitTimeoutError
-
-# How long to keep looking for a moment without new gradients, in seconds.
-PEEK_TIMEOUT = 30.0
 
 Value = TypeVar("Value")
 
@@ -52,14 +50,14 @@ def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
         DataLossError: a node of the partitions has lost a part of a gradient.
         CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
     """
-    deadline = running_time() + PEEK_TIMEOUT
+    deadline = running_time() + durations.call
     while True:
         found = _attempt(records, begin, keys)
         if found is not None:
             return found[0]
         if running_time() >= deadline:
             raise WaitTimeoutError(
-                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
+                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {durations.call:.0f} s: "
                 "gradients arrive faster than the round can be read"
             )
 

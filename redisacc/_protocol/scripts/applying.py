@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Literal
 
 from redisacc._data.validation import shape_text
-from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
@@ -37,8 +36,8 @@ class Full:
 class ApplyScripts(RequestScripts):
     """Runs the scripts that add a gradient. Raises the errors of ``RequestScripts``."""
 
-    def bind(self, keys: Keys, incarnation: str) -> None:
-        super().bind(keys, incarnation)
+    def bind(self, keys: Keys, incarnation: str, inline_bytes: int | None = None) -> None:
+        super().bind(keys, incarnation, inline_bytes)
         current = keys.current
         self._apply_keys = {
             "record": keys.record,
@@ -134,7 +133,7 @@ class ApplyScripts(RequestScripts):
                     "order": request.order,
                     "header": header,
                     "data": data,
-                    "ahead_bytes": str(buffered_format.ANNOUNCED_BYTES),
+                    "ahead_bytes": str(self.announced_bytes),
                     "lengths": tuple(map(str, lengths)),
                     "replaced": replaced,
                 },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
+from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._format.weights import parse_weight
 from redisacc._protocol.scripts.replication import wait_commands
@@ -50,15 +51,19 @@ class AccumulatorScripts:
         self._replicate = wait_commands(min_replicas)
         self.bind(keys, incarnation)
 
-    def bind(self, keys: Keys, incarnation: str) -> None:
+    def bind(self, keys: Keys, incarnation: str, inline_bytes: int | None = None) -> None:
         """Binds the scripts to the accumulator that ``open`` found.
 
         Args:
             keys: its keys, with its partitions.
             incarnation: its incarnation.
+            inline_bytes: gradients of this handle that are larger are sent in parts. None: as usual.
         """
         self._keys = keys
         self.incarnation = incarnation
+        self.inline_bytes = buffered_format.INLINE_BYTES if inline_bytes is None else inline_bytes
+        # Gradients of at least this many bytes are announced.
+        self.announced_bytes = buffered_format.ANNOUNCED_INLINES * self.inline_bytes
 
     def _step(self, text: bytes) -> int:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from redisacc._clock import durations
 from redisacc._data.spec import Order
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import DELETING
@@ -13,7 +14,6 @@ from redisacc._format.record import check_format, parse_order
 from redisacc._protocol.scripts.base import AccumulatorScripts, text_of
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.script_loader import load
-from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
@@ -169,7 +169,7 @@ class OpenScript(AccumulatorScripts):
                         "create": int(create),
                     },
                 ),
-                timeout=OPENING_TIMEOUT,
+                timeout=durations.opening,
             )
         except NotPermittedError:
             # An observer may read but not run scripts. The server refuses everything else that it tries as well.
@@ -190,7 +190,7 @@ class OpenScript(AccumulatorScripts):
 
     def _open_read_only(self) -> Opened | None:
         """Reads what ``open`` would find, without the script; None if there is nothing that can be used."""
-        reply = self._transport.call("HMGET", self._keys.record, *_FIELDS, timeout=OPENING_TIMEOUT)
+        reply = self._transport.call("HMGET", self._keys.record, *_FIELDS, timeout=durations.opening)
         match reply:
             case [_, bytes() as format_, *_]:
                 check_format(self._keys.name, text_of(format_))

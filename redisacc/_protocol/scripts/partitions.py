@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from redisacc._format import buffered as buffered_format
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.weights import weight_text
 from redisacc._protocol.scripts.accumulators import Scripts
@@ -131,7 +130,7 @@ class PartitionScripts(Scripts):
                     "notes": request.notes,
                     "place": place,
                     "header": header,
-                    "ahead_bytes": buffered_format.ANNOUNCED_BYTES,
+                    "ahead_bytes": self.announced_bytes,
                     "replaced_attempts": [str(attempt) for attempt in replaced.attempts],
                 },
             ),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redisacc._clock import durations
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotReplicatedError
 
-# How long replicas have to confirm a write, in milliseconds, if the handle was opened with min_replicas.
-REPLICATION_TIMEOUT_MS = 5000
-
 
 def wait_commands(min_replicas: int) -> list[Command]:
     """Returns the command that waits until this many replicas have its connection's writes; 0: no command."""
-    return [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+    return [("WAIT", min_replicas, round(durations.replication * 1000))] if min_replicas else []
 
 
 def confirmed(where: str, replies: Sequence[object]) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._redis.waits import Waits
 
-# How long a take waits for the parts of a sum that are missing when its round is granted, in seconds, for all of them
-# together; and how long it pauses before it asks again.
-SUM_PATIENCE = 0.05
+# How long a take that waits for parts of a sum pauses before it asks again, in seconds.
 SUM_PAUSE = 0.002
 
 # Maximum number of parts of sums that are remembered because of messages, which any client can forge.
@@ -66,7 +64,7 @@ class ReducerSums:
             self._reliance.fail()
 
     def wait(self, ask: Callable[[], int], total: int) -> None:
-        """Waits for the sum of a round that is granted, for SUM_PATIENCE at most, and notes whether it came.
+        """Waits for the sum of a round that is granted, for a short time, and notes whether it came.
 
         Args:
             ask: fetches the parts that are there, and returns how many are missing.
@@ -76,7 +74,7 @@ class ReducerSums:
         missing = ask()
         # If nothing of the sum is there, the reducer has probably bet on other gradients.
         if 0 < missing < total or self._numbers:
-            deadline = clock.now() + SUM_PATIENCE
+            deadline = clock.now() + durations.sum_patience
             while missing and self.wanted and clock.now() < deadline:
                 self._waits.sleep(SUM_PAUSE)
                 missing = ask()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
@@ -40,14 +40,11 @@ RENEWAL = 1.0
 SUM_MS = 60_000
 # The number of rounds whose sums are kept. Earlier ones are removed at once, because their takers are done.
 SUMS_KEPT = 2
-# After this many seconds without a message, the accumulator is left if others call, and is left in any case. A step of
-# a large model may take minutes, and a taker relies only on a reducer that was there before the first gradient arrived.
-IDLE = 10.0
+# After this many seconds without a message, the accumulator is left in any case. A step of a large model may take
+# minutes, and a taker relies only on a reducer that was there before the first gradient arrived.
 LONGEST_IDLE = 600.0
 # How often to look for stalled uploads, in seconds.
 LOOK = 0.25
-# How long parameters are kept whose accumulator is gone, in seconds: a chief that is started again may ask for them.
-KEPT = 60.0
 # How long an accumulator is left alone after a temporary error and after a permanent one, in seconds.
 SHORT_PAUSE = 1.0
 LONG_PAUSE = 30.0
@@ -215,7 +212,7 @@ class Reduction:
         now = clock.now()
         if self._gone_at is None:
             self._gone_at = now
-        self.is_over = not self._updates.has_parts or now - self._gone_at >= KEPT
+        self.is_over = not self._updates.has_parts or now - self._gone_at >= durations.kept
         self._forget()
         self._holds = False
         self._incarnation = ""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data.validation import Array
 from redisacc._format.update_order import wanted
 from redisacc._protocol.updates.model import UpdateModel
@@ -23,9 +23,7 @@ from redisacc.errors import DataLossError
 
 logger = logging.getLogger("redisacc")
 
-# How long reducers have, in seconds. After a long outage, they may connect again after half a minute only.
-GATHERING = 40.0
-# How often they are asked, in seconds.
+# How often reducers are asked, in seconds.
 ASK_EVERY = 0.5
 # How often the nodes are asked what is there, in seconds.
 PAUSE = 0.05
@@ -75,7 +73,7 @@ def gather(
     """
     model, log, asked_at = of.model, WaitLog(clock.now()), 0.0
     values.begin(of.id)
-    deadline = clock.now() + GATHERING
+    deadline = clock.now() + durations.gathering
     while True:
         values.fetch_there(model)
         leaves = values.whole(model)

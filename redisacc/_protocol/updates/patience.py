@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 
 __all__ = ["Patience"]
 
-# How long no part may appear, in seconds: at least, in terms of the longest pause that ended with one, and at most.
-LEAST_PATIENCE = 0.2
+# How long no part may appear, in terms of the longest pause that ended with one.
 PATIENCE_FACTOR = 3.0
-LONGEST_PATIENCE = 5.0
 # How long parts whose updater did not write them at all are not waited for, in seconds. The lease of a reducer that
 # died ends within a few seconds.
 ABANDONED = 1.0
@@ -25,7 +23,7 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._seconds = LEAST_PATIENCE
+        self._seconds = durations.least_patience
         self._abandoned: frozenset[int] = frozenset()
         self._abandoned_until = 0.0
         self._longest = 0.0
@@ -57,7 +55,7 @@ class Patience:
 
     def succeed(self) -> None:
         """Notes that updaters have written all parts."""
-        self._seconds = min(max(LEAST_PATIENCE, PATIENCE_FACTOR * self._longest), LONGEST_PATIENCE)
+        self._seconds = min(max(durations.least_patience, PATIENCE_FACTOR * self._longest), durations.longest_patience)
 
     def fail(self, numbers: Collection[int], late: Collection[int]) -> None:
         """Notes that the chief has computed parts.
@@ -67,7 +65,7 @@ class Patience:
             late: the numbers of those that an updater had written when the chief wrote its own.
         """
         if late:
-            self._seconds = min(2 * self._seconds, LONGEST_PATIENCE)
+            self._seconds = min(2 * self._seconds, durations.longest_patience)
         dead = frozenset(numbers).difference(late)
         if not dead <= self._abandoned or clock.now() >= self._abandoned_until:
             self._abandoned_until = clock.now() + ABANDONED

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar, Generic, TypeVar
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._protocol.waiting.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.running_time import running_time
@@ -122,12 +121,12 @@ class Wait(ABC, Generic[Found]):
     @property
     def call_timeout(self) -> float:
         """How long a call tries to reach the server, in seconds, so that the wait ends soon after its deadline."""
-        return min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT))
+        return min(durations.poll, max(self.deadline - clock.now(), durations.last_poll))
 
     @property
     def poll_interval(self) -> float:
         """How long to wait for a message before the next poll, in seconds."""
-        return POLL_INTERVAL
+        return durations.poll_every
 
     def listen_elsewhere(self, listening: ExitStack) -> None:
         """Listens to other channels as well, until ``listening`` ends."""
@@ -169,7 +168,7 @@ class Wait(ABC, Generic[Found]):
                 raise self._closed() from None
             raise
         if found is None:
-            found = self.leave(POLL_TIMEOUT)
+            found = self.leave(durations.poll)
         if found is None:
             raise self.timed_out(clock.now() - started) from self.outage
         return found
@@ -220,7 +219,7 @@ class Wait(ABC, Generic[Found]):
         """Polls once. Logs a warning and returns None if the server cannot be reached."""
         try:
             # As call_timeout, without a call.
-            found = self.poll(min(POLL_TIMEOUT, max(self.deadline - clock.now(), LAST_POLL_TIMEOUT)))
+            found = self.poll(min(durations.poll, max(self.deadline - clock.now(), durations.last_poll)))
         except ServerUnavailableError as error:
             begins = self.outage is None and not self.answered
             if begins and self.deadline == math.inf and not self.begins_without_server:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-# The first message, and the longest pause between two, in seconds after the beginning of the wait. Each pause is twice
-# as long as the one before.
-FIRST = 5.0
-LONGEST_PAUSE = 60.0
+from redisacc._clock import durations
 
 
 class WaitLog:
@@ -16,13 +13,13 @@ class WaitLog:
     """
 
     def __init__(self, now: float) -> None:
-        self._pause = FIRST
-        self.due = now + FIRST
+        self._pause = durations.report
+        self.due = now + durations.report
 
     def is_due(self, now: float) -> bool:
         """Returns whether it is time for a message. If so, the next one is due later."""
         if now < self.due:
             return False
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, durations.report_pause)
         self.due = now + self._pause
         return True

@@ -8,11 +8,9 @@ from typing import Any
 import redis
 from redis.connection import DefaultParser
 
+from redisacc._clock import durations
 from redisacc._redis.faults import BrokenError
 from redisacc._redis.sockets.reply_reader import ReplyReader
-
-# How long the server may take for all replies of a handshake, in seconds.
-TIMEOUT = 3.0
 
 
 class HandshakeParser(DefaultParser):  # type: ignore[misc,valid-type]
@@ -27,7 +25,7 @@ class HandshakeParser(DefaultParser):  # type: ignore[misc,valid-type]
         reader: Any = getattr(self, "_reader", None)
         # redis-py without hiredis reads an array element by element, and needs no bounds.
         if reader is not None:
-            self._reader = _BoundedReader(reader, time.monotonic() + TIMEOUT)
+            self._reader = _BoundedReader(reader, time.monotonic() + durations.handshake)
 
 
 class _BoundedReader:

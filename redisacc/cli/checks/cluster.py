@@ -8,12 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from redisacc._admin.catalogue import list_names
+from redisacc._clock import durations
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._redis.cluster.slot_map import key_slot
 from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
 from redisacc.cli.shared.output import count_text
@@ -29,7 +30,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
         transport: the way to the cluster.
         silent: address → the reason, of each master that does not answer.
     """
-    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
+    slot_map = transport.slot_map(timeout=durations.opening)
     full_coverage, node_timeout = (_setting(transport, name) for name in _SETTINGS)
     masters = count_text(len(slot_map.masters), "master")
     replicas = _replicas_text([len(of_one) for of_one in slot_map.replicas.values()])
@@ -70,7 +71,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
 
 def examine_partitions(transport: Transport) -> Finding:
     """Returns whether the partitions of all accumulators, and of parameters, are spread evenly over the masters."""
-    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
+    slot_map = transport.slot_map(timeout=durations.opening)
     masters = len(slot_map.masters)
     uneven: list[str] = []
     counts = {"accumulator": 0, "parameters": 0}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from redisacc._admin.catalogue import list_names
 from redisacc._admin.rows import read_spec
+from redisacc._clock import durations
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import ANNOUNCED_BYTES
 from redisacc._format.keys import Keys
@@ -16,7 +17,6 @@ from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.sums.part_sums import WORTHWHILE
-from redisacc._protocol.sums.reduction import IDLE
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
@@ -60,7 +60,7 @@ def examine_reducers(transport: Transport) -> Finding:
         return Finding(
             "reducers",
             "ok",
-            f"unknown, because nothing has happened to {_named(without)} for {IDLE:g} seconds",
+            f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds",
             "run doctor again during the training",
         )
     return Finding("reducers", "ok", "not needed, because no take has waited for several large dense gradients")
@@ -129,7 +129,7 @@ def _cases(transport: Transport) -> Iterator[_Case]:
         # A reducer works under the same conditions.
         pays_off = nbytes >= ANNOUNCED_BYTES and wanted * nbytes > WORTHWHILE * sum_bytes
         if info.reducer is not None or pays_off:
-            is_idle = info.read_at - info.last_activity > datetime.timedelta(seconds=IDLE)
+            is_idle = info.read_at - info.last_activity > datetime.timedelta(seconds=durations.idle)
             yield _Case(name, nbytes, info.reducer, is_idle)
 
 

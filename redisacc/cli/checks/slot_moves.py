@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._monitoring.nodes import parse_info
 from redisacc._redis.cluster.slot_map import SLOTS, Address
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
 from redisacc.cli.shared.output import count_text
@@ -52,7 +52,7 @@ class _Node:
 def examine_moves(transport: Transport) -> Finding:
     """Returns which slots are being moved to a master whose replicas lag behind, or that has none."""
     try:
-        replies, _ = transport.on_reachable_masters([("CLUSTER", "NODES")], timeout=OPENING_TIMEOUT)
+        replies, _ = transport.on_reachable_masters([("CLUSTER", "NODES")], timeout=durations.opening)
     except ServerError:
         return Finding(
             "moves",
@@ -104,7 +104,7 @@ def _read_nodes(replies: Iterable[Any]) -> dict[str, _Node]:
 def _moved_at_once(transport: Transport) -> Iterable[tuple[str, set[int]]]:
     """Yields the id of the target and the slots of each move by CLUSTER MIGRATESLOTS, which Valkey has from 9 on."""
     try:
-        replies, _ = transport.on_reachable_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=OPENING_TIMEOUT)
+        replies, _ = transport.on_reachable_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=durations.opening)
     except RedisAccError:
         return
     for [reply] in replies.values():
@@ -137,7 +137,7 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
     while True:
         try:
             replies, _ = transport.on_reachable_masters(
-                [("INFO", "replication")], timeout=OPENING_TIMEOUT, also=addresses
+                [("INFO", "replication")], timeout=durations.opening, also=addresses
             )
         except ServerError:
             return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)

@@ -15,10 +15,11 @@ from click.shell_completion import CompletionItem
 
 from redisacc._admin.catalogue import escape_glob, list_names
 from redisacc._admin.rows import read_spec
+from redisacc._clock import durations
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import PREFIX, Keys
 from redisacc._redis.connect import connect
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode, shown
 from redisacc.cli.shared.failures import USAGE, fail
 from redisacc.errors import InvalidArgumentError, RedisAccError
@@ -148,14 +149,14 @@ def targets_of(names: Sequence[str]) -> tuple[list[str], list[Keys]]:
 
 
 def transport_of(url: str | None) -> Transport:
-    """Returns the transport to a server that has just answered. Blocks for at most ``OPENING_TIMEOUT`` seconds.
+    """Returns the transport to a server that has just answered. Blocks for at most a few seconds.
 
     Raises:
         ServerUnavailableError: the server does not answer.
     """
     transport = connect(url)
     # Not PING, which the access rules of an observer do not allow.
-    transport.call("TIME", timeout=OPENING_TIMEOUT)
+    transport.call("TIME", timeout=durations.opening)
     return transport
 
 

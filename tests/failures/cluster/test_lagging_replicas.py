@@ -154,9 +154,9 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
+def test_nothing_that_was_confirmed_is_lost(pair, until, size, durations):
     """With min_replicas, the caller knows before the failover what may be lost."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
+    durations(replication=0.5)
     worker, chief = (pair.open(*SIZES[size], min_replicas=1) for _ in range(2))
     assert apply(worker, 1)
     assert total(chief.take_grad(1, timeout=20)) == 1
@@ -173,9 +173,9 @@ def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
     assert total(left.take_grad(1, timeout=20)) == 2
 
 
-def test_a_round_is_confirmed_over_whatever_connection(pair, until, monkeypatch):
+def test_a_round_is_confirmed_over_whatever_connection(monkeypatch, pair, until, durations):
     """WAIT of Valkey knows only what its own connection wrote, and another one may have taken the round."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
+    durations(replication=0.5)
     acc = pair.open(min_replicas=1)
     assert apply(acc, 1)
     pid = pair.replica.pid

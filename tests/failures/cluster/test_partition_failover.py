@@ -37,8 +37,8 @@ SIZE = 200
 
 
 @pytest.fixture
-def short_wait(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
+def short_wait(durations):
+    durations(replication=0.5)
 
 
 class Spread:
@@ -175,9 +175,9 @@ def test_replicas_of_every_master_confirm_a_gradient(spread):
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, monkeypatch, caplog, end):
+def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, durations, caplog, end):
     """With the timeouts of a real training: 5 seconds for replicas, and 5 for a server to reply."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 5000)
+    durations(replication=5.0)
     cluster = make_cluster(2, 1, dir=None, durable=False)
     options = {
         "workers": 1,

@@ -13,7 +13,6 @@ from support.until import until
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._protocol.waiting import wait
 from redisacc._redis.cluster.slot_map import key_slot
 from redisacc._redis.faults import ReplyError
 from redisacc._redis.node import Node
@@ -162,9 +161,9 @@ def test_a_slot_that_stays_half_moved(shared_cluster, background, until, seen):
     acc.delete()
 
 
-def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, background, until, monkeypatch):
+def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, background, until, durations):
     """The subscription follows the slot: the wait would time out if messages stayed away and no poll came."""
-    monkeypatch.setattr(wait, "POLL_INTERVAL", 3600.0)
+    durations(poll_every=3600.0)
     acc = redisacc.ConditionalAccumulator("float32", [1], "woken", redis=shared_cluster.url)
     taking = background(acc.take_grad, 1, timeout=30)
     until(lambda: acc.info().waiting)

@@ -53,8 +53,8 @@ def apply_all(acc, background, until, *, between=lambda: None):
     np.testing.assert_array_equal(take.result(60), np.full(ELEMENTS, 3, np.float32))
 
 
-def test_a_take_does_not_wait_for_a_node_of_partitions(cluster, background, monkeypatch):
-    monkeypatch.setattr("redisacc._redis.pubsub.CONFIRM_TIMEOUT", 100.0)
+def test_a_take_does_not_wait_for_a_node_of_partitions(cluster, background, durations):
+    durations(confirmation=100.0)
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, partitions=30) as acc:
         keys = acc._keys
         leader = owner_of(acc, cluster, keys.record)

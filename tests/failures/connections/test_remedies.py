@@ -140,8 +140,8 @@ ALL = {advice for _, advice in ADVICE.values() if advice}
 
 
 @pytest.mark.parametrize("situation", ADVICE)
-def test_an_error_advises_what_helps_here_and_nothing_else(situations, monkeypatch, situation):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
+def test_an_error_advises_what_helps_here_and_nothing_else(situations, durations, situation):
+    durations(opening=0.2)
     way, advice = ADVICE[situation]
     with pytest.raises(redisacc.ServerError) as failure:
         redisacc.ConditionalAccumulator("float32", [1], "w", redis=way(situations))
@@ -152,8 +152,8 @@ def test_an_error_advises_what_helps_here_and_nothing_else(situations, monkeypat
         assert re.search(r"\)$|refuses the connection: |the server refused: ", message), message
 
 
-def test_a_server_with_a_password_asks_for_it(daemon, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
+def test_a_server_with_a_password_asks_for_it(daemon, durations):
+    durations(opening=0.2)
     server = daemon("--requirepass", "secret").start()
     for url in (f"redis://127.0.0.1:{server.port}", f"redis+cluster://127.0.0.1:{server.port}"):
         with pytest.raises(redisacc.ServerError, match=re.escape(PASSWORD)):

@@ -137,9 +137,9 @@ def test_settle_says_what_has_become_stale(proxy, both):
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_a_server_that_stands_still_is_an_error_at_opening(proxy, monkeypatch):
+def test_a_server_that_stands_still_is_an_error_at_opening(proxy, durations):
     """It accepts connections, as the kernel does for a stopped process, and never answers."""
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.5)
+    durations(opening=0.5)
     proxy.stall()
     with pytest.raises(redisacc.ServerUnavailableError):
         redisacc.ConditionalAccumulator("float32", [4], "w", redis=f"{proxy.url}?socket_timeout=0.5")

@@ -9,15 +9,7 @@ import pytest
 import redis
 from support.child_processes import ChildProcesses
 from support.moved_clock import MovedClock
-from support.proxy import Proxy, proxy_before_server
-from support.servers import ServerUnderTest
-
-
-@pytest.fixture
-def proxy(real_server: ServerUnderTest) -> Iterator[Proxy]:
-    """A proxy before the test's server."""
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
+from support.proxy import Proxy
 
 
 @pytest.fixture

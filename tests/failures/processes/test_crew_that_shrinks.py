@@ -44,9 +44,9 @@ def hire(real_server, clock):
 
 
 @pytest.fixture
-def until_rounds(real_client, monkeypatch, clock):
+def until_rounds(real_client, durations, clock):
     """Leads the training until a number of rounds in succession have had certain workers."""
-    monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
+    durations(look_every=0.05)
     with redisacc.Chief(
         NAME,
         {"w": np.zeros(2, np.int64)},

@@ -29,11 +29,11 @@ EMPTY = Gradient((Section(np.zeros(SIZE, np.float32)),))
 
 
 @pytest.fixture
-def used(monkeypatch):
+def used(durations, monkeypatch):
     """One item for each take that used the whole sum of a reducer. Takers soon try again after one was late."""
     monkeypatch.setattr(reliance, "SHORTEST", 0.0)
     # On a busy machine, a reducer stores the last parts of a sum later than usual.
-    monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.5)
+    durations(sum_patience=0.5)
     found = []
     succeed = reliance.ReducerReliance.succeed
     monkeypatch.setattr(reliance.ReducerReliance, "succeed", lambda self: (found.append(1), succeed(self)))
@@ -303,12 +303,12 @@ def test_gradients_that_are_compacted_while_they_are_added(child_processes, roun
 
 
 @pytest.mark.thorough
-def test_a_take_never_waits_longer_for_a_reducer_than_it_may(child_processes, rounds, used, monkeypatch):
+def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, child_processes, rounds, used, monkeypatch):
     """The patience is for all parts together: a reducer that stops in the middle costs it once."""
     child = child_processes.start("reduce", 0, SIZE)
     rounds.play_until_reduced(used)
     pauses = []
-    monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.05)
+    durations(sum_patience=0.05)
     sleep = stored_sums.clock.sleep
     monkeypatch.setattr(stored_sums.clock, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
     child.signal(signal.SIGSTOP)

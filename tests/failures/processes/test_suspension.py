@@ -454,11 +454,12 @@ from redisacc._protocol.scripts import applying
 from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis import running_time
+from redisacc._clock import durations
 
 what, url, speed = sys.argv[1:]
 if speed == "short":
     partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS, crew.LEASE = 1500, 10**6, 1.0
-    buffer_writer.BUFFER_TIMEOUT = publisher.PUBLISH_TIMEOUT = 1.0
+    durations.call = 1.0
     running_time.LONGEST_GAP = 0.3
     upload.STAGING_MS = applying.STAGING_MS = 1500
 

@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 from support.daemons import Daemon
 
-from redisacc._protocol.scripts import opening
-from redisacc._redis.transport import Transport
-
 
 @pytest.fixture
-def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeout(durations: Callable[..., None]) -> None:
     """A call that cannot reach the server raises after a second."""
-    monkeypatch.setattr(opening, "OPENING_TIMEOUT", 0.5)
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.5)
-    monkeypatch.setattr("redisacc._redis.transport.TIMEOUT", 1.0)
-    for name in ("run", "run_and_read", "call", "pipeline", "fetch"):
-        function = getattr(Transport, name)
-        monkeypatch.setitem(function.__kwdefaults__, "timeout", 1.0)
+    durations(opening=0.5, poll=0.5, call=1.0)
 
 
 @pytest.fixture

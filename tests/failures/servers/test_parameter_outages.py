@@ -58,9 +58,8 @@ def test_a_publish_waits_for_the_server(daemon, opened, background):
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_a_server_that_stays_away(daemon, opened, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.2)
-    monkeypatch.setitem(redisacc._handles.parameters.ParameterReader.poll.__kwdefaults__, "timeout", 0.5)
+def test_a_server_that_stays_away(daemon, opened, durations):
+    durations(poll=0.2, call=0.5)
     server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
     writer = opened(server)
     writer.publish(np.zeros(3), 0)

@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 
-def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_accumulator, monkeypatch):
+def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(monkeypatch, pair, open_accumulator, durations):
     """The second connection finds the parts there, and its WAIT must not ask about nothing."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
+    durations(replication=0.3)
     master, replica = pair
     commit = PartitionScripts.commit
 

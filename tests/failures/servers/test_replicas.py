@@ -342,10 +342,9 @@ def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, 
 
 @pytest.mark.slow
 @pytest.mark.servers("redis7")
-def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
+def test_a_chief_whose_replica_is_silent_says_so(pair, durations, caplog):
     """A call of a training gives the server as long to reply as WAIT gives its replicas."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 700)
-    monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.7)
+    durations(replication=0.7, poll=0.7)
     master, replica = pair
     options = {"workers": 1, "redis": master.url, "min_replicas": 1, "patience": 10}
     with (
@@ -371,9 +370,9 @@ def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
     ("library", "wire"),
     thorough(itertools.product(("redis-py", "valkey-py"), ("tcp", "tls")), usual=[("valkey-py", "tls")]),
 )
-def test_a_clients_own_retries_and_timeout_do_not_prolong_the_wait(daemon, open_acc, monkeypatch, wire, library):
+def test_a_clients_own_retries_and_timeout_do_not_prolong_the_wait(daemon, open_acc, durations, wire, library):
     """There is no replica, and the client would give up on WAIT, and repeat it, before the server answers."""
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 1000)
+    durations(replication=1.0)
     server = daemon().start()
     with ClientKind(library, wire, retries=True).connected(server.port, socket_timeout=0.3) as client:
         acc = open_acc(client, min_replicas=1)
@@ -419,8 +418,8 @@ def master_now(finder):
 
 @pytest.mark.slow
 @pytest.mark.servers("redis7")
-def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 2000)
+def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, durations):
+    durations(replication=2.0)
     master, replica, finder = watched
     clients = [finder.master_for("main", redis.Redis) for _ in range(3)]
     storages = [{"limits": redisacc.Limits(in_place=limit), "min_replicas": 1} for limit in STORAGES.values()]
@@ -492,13 +491,13 @@ def test_replicas_have_what_publish_returned_for(pair, open_weights, partitions)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, monkeypatch):
+def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, monkeypatch, durations):
     master, replica = pair
     weights = open_weights(master.url, min_replicas=1, partitions=partitions)
     tree = {"w": np.ones(3)}
     weights.publish(tree, 0)
     replica.stall()
-    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
+    durations(replication=0.3)
     with pytest.raises(
         redisacc.NotReplicatedError,
         match=r"step 1 is published, but only 0 of the 1 .* Publish the same again, which waits again",
@@ -517,7 +516,7 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
     assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
 
 
-def test_a_chief_waits_for_replicas_to_have_its_parameters(pair, monkeypatch):
+def test_a_chief_waits_for_replicas_to_have_its_parameters(durations, pair, monkeypatch):
     master, replica = pair
     with (
         redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, accumulator={"min_replicas": 1}) as chief,
@@ -528,17 +527,15 @@ def test_a_chief_waits_for_replicas_to_have_its_parameters(pair, monkeypatch):
         assert step == 0
         for taken in chief.rounds(until=1):
             replica.stall()
-            with monkeypatch.context() as short:
-                short.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
-                with pytest.raises(redisacc.NotReplicatedError):
-                    chief.publish(taken.gradient)
+            with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError):
+                chief.publish(taken.gradient)
             replica.go_on()
             chief.publish(taken.gradient)
         assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, monkeypatch, partitions):
+def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, monkeypatch, durations, partitions):
     master, replica = pair
     options = {"workers": 1, "redis": master.url, "min_replicas": 1, "partitions": partitions}
     parameters = {"w": np.zeros(40_000, np.float32)}
@@ -563,8 +560,8 @@ def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, mo
                     assert list(chief.updates(until=1)) == [1]
                     chief._parameters.finish(False)
                     continue
-                patch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
-                with pytest.raises(redisacc.NotReplicatedError, match="step 2 is published"):
+                match = "step 2 is published"
+                with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError, match=match):
                     list(chief.updates(until=2))
         replica.go_on()
         assert chief.step == 2

@@ -350,8 +350,8 @@ def test_a_busy_server_is_waited_for(busy, open_accumulator, background):
 
 
 @pytest.mark.every_server
-def test_opening_at_a_busy_server_says_what_it_is(busy, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.5)
+def test_opening_at_a_busy_server_says_what_it_is(busy, durations):
+    durations(opening=0.5)
     server, make = busy
     end = make()
     with pytest.raises(redisacc.ServerUnavailableError, match=r"is busy \(BUSY"):
@@ -362,7 +362,7 @@ def test_opening_at_a_busy_server_says_what_it_is(busy, monkeypatch):
 @pytest.mark.thorough
 # 6.2 answers no client while it loads less than 2 MB.
 @pytest.mark.servers("valkey", "redis7")
-def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, until, monkeypatch):
+def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, until, durations):
     server = daemon("--appendonly", "yes").start()
     acc = open_accumulator("dense", "float32", [4], "w", redis=server.url, reduction_type="SUM")
     apply(acc, 1)
@@ -376,7 +376,7 @@ def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, un
     # Loads so slowly, in microseconds for each key, that it can be seen loading.
     server.start("--key-load-delay", "3000", "--loading-process-events-interval-bytes", "1024", loaded=False)
     assert answers_busy(server.client()) == "LOADING"
-    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.7)
+    durations(opening=0.7)
     with pytest.raises(redisacc.ServerUnavailableError, match="still loading its data"):
         redisacc.ConditionalAccumulator("float32", [4], "w", redis=server.url)
     assert answers_busy(server.client()) == "LOADING"

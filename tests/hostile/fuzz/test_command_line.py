@@ -172,11 +172,11 @@ def arguments(draw):
 
 
 @pytest.fixture
-def run(real_server, monkeypatch, tmp_path):
+def run(durations, real_server, monkeypatch, tmp_path):
     """Runs a command in a directory of its own. Returns its result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.05)
+    durations(opening=0.05)
     sleep = time.sleep
     # As long as it is told, as far as errors go.
     brief = types.SimpleNamespace(sleep=lambda seconds: sleep(0 if 0 <= seconds <= 86400 else seconds))

@@ -50,9 +50,8 @@ USUAL = [kind for kind in KINDS if kind not in ("dense-small", "dense-parts", "s
 
 
 @pytest.fixture(autouse=True)
-def little_time(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.applying.buffer_writer.BUFFER_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.rounds.peek.PEEK_TIMEOUT", 0.2)
+def little_time(durations):
+    durations(call=0.2)
 
 
 class Case:
