@@ -161,12 +161,12 @@ def test_workers_that_go_on_after_the_chief_are_stopped_and_then_killed(start):
         "signal.signal(signal.SIGTERM, stop); print('ready')\n"
         "while not (chief and pathlib.Path('finish').exists()): time.sleep(0.01)"
     )
-    run = start("--chief", "--workers", 2, "--grace", "0.5", script=script)
+    run = start("--chief", "--workers", 2, "--grace", "2", script=script)
     run.seen("ready", 3)
     (start.folder / "finish").touch()
     assert run.code() == 0
     assert sorted(run.out.splitlines()[3:]) == ["worker 0 | no", "worker 1 | no"]
-    assert run.err == ("redisacc | 0.5 s after the end of the chief, still running and stopped: worker 0, worker 1\n")
+    assert run.err == ("redisacc | 2 s after the end of the chief, still running and stopped: worker 0, worker 1\n")
 
 
 # Deaths
