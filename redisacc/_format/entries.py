@@ -273,7 +273,8 @@ def parse_known_workers(
             known = found.get(name)
             if known is not None:
                 applied, stale = known.applied + applied, known.stale + stale
-                if known.last_step is not None and known.seen_at > seen_at:
+                # The clock has milliseconds: two sessions may have been seen in the same one.
+                if known.last_step is not None and (known.seen_at, known.last_step) > (seen_at, last_step):
                     seen_at, last_step = known.seen_at, known.last_step
             found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at, last_step)
     _add_leases(keys, found, in_round, crew, now)

@@ -140,16 +140,14 @@ def test_every_script_and_every_kind_of_key(
         assert spread.take_grad(1).tolist() == [1.0] * 40
         spread.delete()
     # An upload that begins before its gradient is complete.
-    with monkeypatch.context() as patch:
-        patch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
-        leaves = redisacc.TreeAccumulator(
-            {"w": ("float32", (4,))}, "every", redis=real_client, limits=redisacc.Limits(in_place=0)
-        )
-        upload = leaves._begin(0)
-        assert upload is not None
-        upload.put(0, np.ones(4, np.float32))
-        assert leaves._commit(upload, {"w": np.ones(4)}, 1.0, None, "")
-        leaves.delete()
+    leaves = redisacc.TreeAccumulator(
+        {"w": ("float32", (4,))}, "every", redis=real_client, limits=redisacc.Limits(in_place=0, inline=0)
+    )
+    upload = leaves._begin(0)
+    assert upload is not None
+    upload.put(0, np.ones(4, np.float32))
+    assert leaves._commit(upload, {"w": np.ones(4)}, 1.0, None, "")
+    leaves.delete()
     parameters = redisacc.Parameters("every", redis=real_client)
     for step, tree in enumerate(trees()):
         parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])

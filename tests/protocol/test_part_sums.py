@@ -184,7 +184,7 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(
         patch.setattr(parts_in_flight, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         patch.setattr(part_sums, "WORTHWHILE", 0)
         patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
-        patch.setattr(durations, "sum_patience", 0)
+        durations(sum_patience=0)
         patch.setattr(sparse_parts, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
@@ -548,8 +548,9 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
 def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[..., Any], data: st.DataObject) -> None:
     spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((part_sums, "WORTHWHILE"), (part_sums, "ANNOUNCED_BYTES"), (durations, "sum_patience")):
-            patch.setattr(module, name, 0)
+        durations(sum_patience=0)
+        for name in ("WORTHWHILE", "ANNOUNCED_BYTES"):
+            patch.setattr(part_sums, name, 0)
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         uploads = [Upload(number, spec, number, 64) for number in range(4)]
         required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))

@@ -113,8 +113,8 @@ class Interrupted:
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(training, until, monkeypatch, caplog, loop):
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop])
+def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(durations, training, until, caplog, loop):
+    one = Interrupted(training, until, durations, OPTIMIZERS[loop])
     chief = one.chief()
     one.lead(chief, 4)
     assert caplog.text.count("Continuing from what workers have, or from a checkpoint") == 1
@@ -135,8 +135,8 @@ def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(traini
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_nobody_has_is_not_given_up(training, until, monkeypatch, loop):
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop])
+def test_what_nobody_has_is_not_given_up(durations, training, until, monkeypatch, loop):
+    one = Interrupted(training, until, durations, OPTIMIZERS[loop])
     training.client.delete("redisacc:{train}:crew")
     monkeypatch.setattr(redisacc._protocol.leases.crew.Crew, "workers", lambda _: [])
     with pytest.raises(redisacc.DataLossError):
@@ -148,8 +148,8 @@ def test_what_nobody_has_is_not_given_up(training, until, monkeypatch, loop):
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monkeypatch, tmp_path, caplog, loop):
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS[loop], checkpoint=tmp_path, checkpoint_every=1)
+def test_what_a_node_has_lost_comes_back_from_a_checkpoint(durations, training, until, tmp_path, caplog, loop):
+    one = Interrupted(training, until, durations, OPTIMIZERS[loop], checkpoint=tmp_path, checkpoint_every=1)
     chief = one.chief()
     one.lead(chief, 3)
     assert "continuing from the checkpoint of step 2" in caplog.text
@@ -158,9 +158,9 @@ def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, monk
 
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
-def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until, monkeypatch, caplog):
+def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(durations, training, until, monkeypatch, caplog):
     """The next one does not begin a new training."""
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS["updates"])
+    one = Interrupted(training, until, durations, OPTIMIZERS["updates"])
     assert give_up(connect(training.client), ParameterKeys("train"))
     one.lead(one.chief(), 3)
     assert "continuing at step 2 with the parameters of a living worker" in caplog.text
@@ -168,8 +168,8 @@ def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until
 
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
-def test_what_is_whole_or_replaced_is_not_given_up(training, until, monkeypatch):
-    one = Interrupted(training, until, monkeypatch, OPTIMIZERS["updates"])
+def test_what_is_whole_or_replaced_is_not_given_up(durations, training, until, monkeypatch):
+    one = Interrupted(training, until, durations, OPTIMIZERS["updates"])
     transport, keys = connect(training.client), ParameterKeys("train")
     scripts = ParameterScripts(transport, keys)
     incarnation, version = training.client.hmget(keys.record, "incarnation", "version")
