@@ -309,7 +309,7 @@ def test_a_pickled_handle_keeps_its_encoding(real_server, client):
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense, monkeypatch, encoding):
     """A gradient is encoded once: however often it is sent, the bytes are the same."""
-    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0), encoding=encoding)
+    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0, inline=0), encoding=encoding)
     (gradient,) = gradients(1, [40_000])
     given_one = gradient.copy()
     attempts = []
@@ -321,7 +321,6 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense
         return stage_commands(keys, gradient_id, parts, **options) if len(attempts) > 1 else []
 
     monkeypatch.setattr(buffer_writer, "stage_commands", noting)
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc.apply_grad(gradient)
     assert len(attempts) == 2
     assert attempts[0] == attempts[1]

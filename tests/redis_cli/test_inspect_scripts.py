@@ -222,10 +222,9 @@ def test_too_many_buffered_are_refused(client, open_sparse):
         ("float32", {"partitions": "0"}, "in partitions, which no script can read: use `redisacc show NAME --index I`"),
     ],
 )
-def test_what_is_left_to_show(client, open_dense, monkeypatch, dtype, how, message):
-    acc = open_dense(dtype, [300], "w", limits=redisacc.Limits(in_place=0), encoding=how.get("encoding"))
-    if "partitions" in how:
-        monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
+def test_what_is_left_to_show(client, open_dense, dtype, how, message):
+    limits = redisacc.Limits(in_place=0, inline=0 if "partitions" in how else None)
+    acc = open_dense(dtype, [300], "w", limits=limits, encoding=how.get("encoding"))
     acc.apply_grad(np.ones(300, dtype), weight=how.get("weight", 1))
     if "partitions" in how:
         client.hset("redisacc:{w}", "partitions", how["partitions"])

@@ -61,17 +61,9 @@ class AccumulatorScripts:
         """
         self._keys = keys
         self.incarnation = incarnation
-        self._inline_bytes = inline_bytes
-
-    @property
-    def inline_bytes(self) -> int:
-        """Gradients of more bytes are sent in parts."""
-        return buffered_format.INLINE_BYTES if self._inline_bytes is None else self._inline_bytes
-
-    @property
-    def announced_bytes(self) -> int:
-        """Gradients of at least this many bytes are announced."""
-        return buffered_format.ANNOUNCED_INLINES * self.inline_bytes
+        self.inline_bytes = buffered_format.INLINE_BYTES if inline_bytes is None else inline_bytes
+        # Gradients of at least this many bytes are announced.
+        self.announced_bytes = buffered_format.ANNOUNCED_INLINES * self.inline_bytes
 
     def _step(self, text: bytes) -> int:
         try:
