@@ -34,10 +34,9 @@ from redisacc._format.entries import clock_ms
 from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
-from redisacc._protocol.parts.sweep import sweep
+from redisacc._protocol.parts.sweep import listed_attempts, sweep
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
-from redisacc._protocol.scripts.attempts import listed_attempts
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan

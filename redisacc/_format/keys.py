@@ -64,6 +64,7 @@ class PartitionedKeys:
 
     Attributes:
         name: the name.
+        base: what all keys in the slot of the record begin with.
         partitions: as above.
         record: the key of the record.
         attempts: the key of the attempts to store parts in partitions.
@@ -73,6 +74,7 @@ class PartitionedKeys:
 
     def __init__(self, name: str, record: str, partitions: tuple[int, ...]) -> None:
         self.name = name
+        self.base = f"{PREFIX}{{{name}}}"
         self.partitions = partitions
         self.record = record
         self.attempts = f"{record}:attempts"
