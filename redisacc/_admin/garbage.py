@@ -37,7 +37,7 @@ from redisacc._protocol.parameters.deletion import delete_parameters, listed_blo
 from redisacc._protocol.parts.sweep import listed_attempts, sweep
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
-from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -378,7 +378,7 @@ def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
 def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     """Removes garbage if it is still garbage. Returns how many keys, names, rounds or deletions were removed."""
     keys = Keys(leftover.name)
-    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
     if leftover.why == "deletion":
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
@@ -403,7 +403,9 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     removed = 0
     items = list(leftover.keys.items())
     for start in range(0, len(items), KEYS_PER_CALL):
-        removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
+        some = dict(items[start : start + KEYS_PER_CALL])
+        reply = scripts.remove_orphans(garbage=list(some), owners=list(some.values()))
+        removed += reply.number if reply.outcome == "removed" else 0
     return removed
 
 
@@ -436,7 +438,7 @@ def _finish(transport: Transport, leftover: Leftover) -> int:
     keys = with_partitions(transport, Keys(leftover.name))
     if leftover.why == "attempts":
         return _end_attempts(transport, keys)
-    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
     return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
 
 

@@ -34,7 +34,7 @@ _NUMBERS = (
     "max_staleness",
 )
 # Fields that a record has only if the accumulator uses them, and what their absence means.
-_ABSENT = {
+ABSENT = {
     "max_staleness": b"0",
     "staleness": b"",
     "staleness_weight": CONSTANT.encode(),
@@ -125,7 +125,7 @@ class Record:
         if reply == [None] * len(reply):
             raise NotFoundError(f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted")
         fields: dict[str, Any] = {
-            name: _ABSENT.get(name) if value is None else value for name, value in zip(self.FIELDS, reply, strict=True)
+            name: ABSENT.get(name) if value is None else value for name, value in zip(self.FIELDS, reply, strict=True)
         }
         if isinstance(fields["format"], bytes):
             # First, because another version may have other fields.

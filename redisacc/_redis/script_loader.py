@@ -128,18 +128,23 @@ class Script:
             base: the key that stands for ``redisacc:{NAME}`` in the patterns.
             fixed: arguments that are the same in all calls.
         """
-        return self._maker(tuple(fixed))(self, base, *fixed.values())
+        made: Callable[..., Any] = self._maker(tuple(fixed))(self, base, *fixed.values())
+        return made
 
-    @cache  # noqa: B019: scripts live as long as the process
+    @cache  # noqa: B019
     def _maker(self, fixed: tuple[str, ...]) -> Callable[..., Any]:
         """Returns a function of the script, the base key and these arguments, which returns what ``on`` returns."""
         given = dict.fromkeys([f.name for f in self.args] + [f.name for f in self.keys if f.many])
         keys, constant = [], []
         for field in self.keys:
             rest = field.form.removeprefix(_BASE)
-            words = [word for word in _WORD.findall(rest) if word.lower() in given]
+            words = _WORD.findall(rest)
             if field.many:
                 keys.append(f"*{field.name}")
+            elif field.name in fixed:
+                keys.append(field.name)
+            elif missing := [word for word in words if word.lower() not in given]:
+                raise ValueError(f"lua/{self.name}.lua: key {field.name} needs an argument {missing[0].lower()}")
             elif words:
                 keys.append("f'{_base}" + _WORD.sub(lambda word: f"{{{word[0].lower()}}}", rest) + "'")
             else:
@@ -160,7 +165,8 @@ class Script:
             "    return call\n"
         )
         made: dict[str, Any] = {}
-        exec(compile(text, f"lua/{self.name}.lua", "exec"), made)  # noqa: S102: made of names in our own files
+        # All names in it are from our own files.
+        exec(compile(text, f"lua/{self.name}.lua", "exec"), made)  # noqa: S102
         return cast("Callable[..., Any]", made["make"])
 
 

@@ -28,8 +28,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, i
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.base import StaleSequenceError
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, refused
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, StaleSequenceError, refused
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact

@@ -200,7 +200,7 @@ class Updating:
             # From now on, this is what a server loses that loses its data.
             self._known = self._known.following(self._committer.version)
         self.refresh()
-        return self.step == found.granted.global_step + 1
+        return bool(self.step == found.granted.global_step + 1)
 
     def refresh(self) -> None:
         """Reads the version that is published.

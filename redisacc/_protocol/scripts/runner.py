@@ -7,19 +7,28 @@ arguments by those names, and returns the reply with its values by theirs. A ref
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 from redisacc._clock import durations
+from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.keys import PartitionedKeys
 from redisacc._format.weights import parse_weight
 from redisacc._redis.script_loader import load
 from redisacc._redis.sockets.fast_socket import Argument, Command
 from redisacc._redis.transport import TIMEOUT, Hint, Transport
 from redisacc._text import EVICTED, QUOTED, printable, shown
-from redisacc.errors import CorruptDataError, DataLossError, NotFoundError, NotReplicatedError, RedisAccError
+from redisacc.errors import (
+    CorruptDataError,
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    NotReplicatedError,
+    RedisAccError,
+)
 
 
 class StaleSequenceError(RedisAccError):
@@ -73,6 +82,30 @@ OF_ACCUMULATORS: Refusals = {
         f"the record of {{name}} is gone, but {{key}} still exists: keys were {EVICTED} or removed by hand. No sum can "
         "be formed from the rest. To start over, remove the rest: redisacc gc {quoted}",
     ),
+    "fenced": (
+        StaleSequenceError,
+        "{name}: this request was resolved as not executed, so the server refuses every copy of it",
+    ),
+    "shape_mismatch": (
+        InvalidArgumentError,
+        "a gradient for {name} must have the shape of the other gradients in the current round, {bound}, not "
+        "{round_shape}",
+    ),
+    "unweighable": (
+        InvalidArgumentError,
+        "a gradient for {name} cannot be counted: its weight would be {weight} and the total of the round "
+        f"{{total_weight}}, and both must be in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]. Nothing was changed",
+    ),
+    "conflict": (
+        InvalidArgumentError,
+        "the quorum of {name} would be least={quorum}, most={quorum_most}, grace={quorum_grace_ms} ms: most must be at "
+        "least least and needs a grace, and both need least. Change them together",
+    ),
+    "unset": (
+        InvalidArgumentError,
+        "num_required is missing, and {name} has no quorum, or no longer: give it, or set the quorum by set_quorum() "
+        "or `redisacc set`",
+    ),
     "overflow": (RedisAccError, "{name}: the global step is {global_step}, the largest int64, and cannot grow"),
 }
 OF_PARAMETERS: Refusals = {
@@ -96,9 +129,24 @@ _STEPS = ("global_step", "step")
 _WEIGHTS = ("weight", "total_weight")
 _NUMBERS = (
     *("num_accumulated", "ahead", "grace_left_ms", "num_required", "most", "grace_ms", "buffered_bytes"),
-    *("buffer_limit", "takes", "losses", "now_ms", "number", "left_ms", "known", "chunk", "lease_ms", "max_staleness"),
+    *(
+        "buffer_limit",
+        "sequence",
+        "takes",
+        "losses",
+        "now_ms",
+        "number",
+        "left_ms",
+        "known",
+        "chunk",
+        "lease_ms",
+        "max_staleness",
+    ),
 )
 _LONGEST_NUMBER = 15
+
+# What a request did, if it was counted.
+COUNTED = frozenset(("applied", "stale", "repeated", "set", "lowered", "quorum", "taken"))
 
 
 class Reply(SimpleNamespace):
@@ -113,6 +161,41 @@ class Reply(SimpleNamespace):
     outcome: str
     read: list[Any]
     replicas: int
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A reply as a header describes it: its values by name, and which of them are what.
+
+    Attributes:
+        outcome: its first word.
+        names: the names of its values.
+        length: how many items it has, at least.
+        listed: the name of the list of all further items; "": there are none.
+        numbers, steps, weights, texts: the names of the values of each kind.
+    """
+
+    outcome: str
+    names: tuple[str, ...]
+    length: int
+    listed: str
+    numbers: tuple[str, ...]
+    steps: tuple[str, ...]
+    weights: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@cache
+def _forms(script: str) -> dict[bytes, _Form]:
+    """Returns the replies of a script, by their first words."""
+    found = {}
+    for outcome, names in load(script).replies.items():
+        listed = names[-1].removesuffix("...") if names and names[-1].endswith("...") else ""
+        single = tuple(name for name in names if not name.endswith("..."))
+        kinds = {name: kind for kind in (_NUMBERS, _STEPS, _WEIGHTS) for name in single if name in kind}
+        of = [tuple(name for name in single if kinds.get(name) is kind) for kind in (_NUMBERS, _STEPS, _WEIGHTS, None)]
+        found[outcome.encode()] = _Form(outcome, single, 1 + len(single), listed, *of)
+    return found
 
 
 class Scripts:
@@ -131,6 +214,7 @@ class Scripts:
 
     Attributes:
         min_replicas: as above.
+        incarnation: the argument of this name, if it is fixed; else "".
     """
 
     def __init__(
@@ -143,9 +227,10 @@ class Scripts:
         min_replicas: int = 0,
         **fixed: Argument,
     ) -> None:
-        self.min_replicas = min_replicas
+        self.min_replicas, self.incarnation = min_replicas, str(fixed.get("incarnation", ""))
         self._transport, self._keys, self._refusals, self._fixed = transport, keys, refusals, fixed
         self._base = keys.base if base is None else base
+        self._bounds: dict[str, Callable[..., Any]] = {}
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
         self._wait = wait_commands(min_replicas)
 
@@ -158,9 +243,13 @@ class Scripts:
 
     def _bound(self, name: str) -> Callable[..., Any]:
         """Returns a function that makes what is sent of the arguments of a script that are not fixed."""
-        script = load(name)
-        known = {field.name for field in (*script.keys, *script.args)}
-        return script.on(self._base, **{name: value for name, value in self._fixed.items() if name in known})
+        bound = self._bounds.get(name)
+        if bound is None:
+            script = load(name)
+            known = {field.name for field in (*script.keys, *script.args)}
+            bound = script.on(self._base, **{name: value for name, value in self._fixed.items() if name in known})
+            self._bounds[name] = bound
+        return bound
 
     def _run(
         self,
@@ -170,6 +259,7 @@ class Scripts:
         before: Sequence[Command] = (),
         after: Sequence[Command] = (),
         replicated: bool = False,
+        allowed: Collection[str] = (),
         timeout: float = TIMEOUT,
         **values: Any,
     ) -> Reply:
@@ -181,6 +271,7 @@ class Scripts:
             before: commands that travel before it, in the same round trip.
             after: commands that travel after it, whatever it replies.
             replicated: whether replicas have to confirm what it did.
+            allowed: refusals that are returned, and not raised.
             timeout: how long to try to reach the server, in seconds.
             values: its arguments.
         """
@@ -188,7 +279,8 @@ class Scripts:
         reply, read = self._transport.run_and_read(
             *bound(**values), before=before, after=(*after, *waits) if waits else after, timeout=timeout
         )
-        return self._reply(script, reply, read, confirmed(self._keys.record, [read.pop()]) if waits else 0)
+        replicas = confirmed(self._keys.record, [read.pop()]) if waits else 0
+        return self._reply(script, reply, read, replicas=replicas, allowed=allowed, given=values)
 
     def prepare(self, script: str, *, after: Sequence[Command] = (), **values: Any) -> Callable[..., Reply]:
         """Returns a call that may be made several times, and gets its ``timeout``."""
@@ -202,49 +294,63 @@ class Scripts:
 
     def hint(self, script: str, **values: Any) -> Hint:
         """Returns a call whose reply is not needed, to be sent before another."""
-        return Hint.running(*self._bound(script)(**values))
+        return Hint.running(*(self._bounds.get(script) or self._bound(script))(**values))
 
     def parse(self, script: str, reply: Sequence[Any]) -> Reply:
         """Returns what a reply of a script says, or raises what it refuses."""
         return self._reply(script, reply, [])
 
-    def _reply(self, script: str, reply: Sequence[Any], read: list[Any], replicas: int = 0) -> Reply:
-        outcome = text_of(reply[0])
-        names = load(script).replies.get(outcome)
-        if names and names[-1].endswith("..."):
-            return Reply(outcome=outcome, read=read, replicas=replicas, **{names[0][:-3]: list(reply[1:])})
-        if names is None or len(reply) != len(names) + 1:
+    def _reply(
+        self,
+        script: str,
+        reply: Sequence[Any],
+        read: list[Any],
+        *,
+        replicas: int = 0,
+        allowed: Collection[str] = (),
+        given: Mapping[str, Any] = {},
+    ) -> Reply:
+        form = _forms(script).get(reply[0])
+        if form is None or len(reply) < form.length or (len(reply) > form.length and not form.listed):
             raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {shown(reply)}")
-        refusal = self._refusals.get(outcome)
-        if refusal is not None:
-            error = refused(refusal, self._keys, **dict(zip(names, reply[1:], strict=True)))
+        if form.listed:
+            return Reply(outcome=form.outcome, read=read, replicas=replicas, **{form.listed: list(reply[1:])})
+        values: dict[str, Any] = dict(zip(form.names, reply[1:], strict=True))
+        if form.outcome in self._refusals and form.outcome not in allowed:
+            error = refused(self._refusals[form.outcome], self._keys, **{**given, **values})
             if isinstance(error, ForgottenError):
                 error.now_ms = self.number("now_ms", reply[1])
             raise error
-        given = Reply(outcome=outcome, read=read, replicas=replicas)
-        values = given.__dict__
-        for name, value in zip(names, reply[1:], strict=True):
-            values[name] = self._value(name, value)
-        return given
+        self._convert(form, values)
+        return Reply(outcome=form.outcome, read=read, replicas=replicas, **values)
 
-    def _value(self, name: str, value: bytes) -> Any:
-        if name in _NUMBERS:
-            return self.number(name, value)
-        if name in _STEPS:
+    def _convert(self, form: _Form, values: dict[str, Any]) -> None:
+        """Turns the values of a reply, which are bytes, into what they mean."""
+        for name in form.numbers:
+            value = values[name]
+            # Calling self.number() for each would take longer than all else.
+            if not (value.isdigit() and len(value) <= _LONGEST_NUMBER):
+                self.number(name, value)
+            values[name] = int(value)
+        for name in form.steps:
             try:
-                step = int(value)
+                values[name] = step = int(values[name])
             except ValueError:
                 step = 2**63
             if not -(2**63) <= step < 2**63:
-                raise CorruptDataError(f"{self._keys.record}: {name} is {shown(value)}, not an int64")
-            return step
-        if name in _WEIGHTS:
+                raise CorruptDataError(f"{self._keys.record}: {name} is {shown(values[name])}, not an int64")
+        for name in form.weights:
+            # "": none was given. "0": the sum of none.
+            if values[name] in (b"", b"0"):
+                values[name] = 0.0 if values[name] else None
+                continue
             try:
-                # No weight at all, or the sum of none.
-                return {b"": None, b"0": 0.0}[value] if value in (b"", b"0") else parse_weight(text_of(value))
+                values[name] = parse_weight(text_of(values[name]))
             except ValueError as error:
-                raise CorruptDataError(f"{self._keys.record}: a weight is {shown(value)}: {error}") from None
-        return text_of(value)
+                where = self._keys.record
+                raise CorruptDataError(f"{where}: a weight is {shown(values[name])}: {error}") from None
+        for name in form.texts:
+            values[name] = values[name].decode(errors="backslashreplace")
 
     def number(self, name: str, value: bytes, *, least: int = 0) -> int:
         """Returns a number from ``least`` to 10^15 - 1, as text of the server; CorruptDataError: it is none."""
@@ -255,16 +361,16 @@ class Scripts:
         return int(value)
 
 
-def refused(refusal: tuple[type[RedisAccError], str], keys: PartitionedKeys, **values: bytes) -> RedisAccError:
+def refused(refusal: tuple[type[RedisAccError], str], keys: PartitionedKeys, **values: Any) -> RedisAccError:
     """Returns the error of a refusal.
 
     Args:
         refusal: an item of ``OF_ACCUMULATORS`` or the like.
         keys: the keys of the name.
-        values: the values of the reply.
+        values: the arguments of the script, and the values of its reply.
     """
     kind, text = refusal
-    printed = {name: printable(value, QUOTED) for name, value in values.items()}
+    printed = {name: printable(value, QUOTED) for name, value in values.items() if isinstance(value, str | bytes)}
     quoted = shlex.quote(printable(keys.name))
     return kind(text.format(record=keys.record, name=shown(keys.name), quoted=quoted, **printed))
 
