@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._data import validation
-from redisacc._format.keys import NAMES, PREFIX, Keys, ParameterKeys
+from redisacc._format.keys import ANY_PARTITION, NAMES, PREFIX, Keys, ParameterKeys
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -152,9 +152,9 @@ def rules(
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:partition:wake", of.calls, parameters.events]
-    channels += [parameters.updated_of(0), f"{PREFIX}{{{pattern}/*}}:parameters:updated"]
-    blobs = [f"{parameters.record}:object:*", _blobs_of(pattern)]
+    channels = [of.events, of.wake, of.calls, parameters.events, parameters.updated_of(0)]
+    channels += [_in_partitions(of, channel) for channel in ("wake", "updated")]
+    blobs = [f"{parameters.record}:object:*", _in_partitions(of, "blob:*")]
     selected: list[tuple[str, list[str]]] = []
     if given.applies:
         selected = [(_READS_PARAMETERS, [parameters.record, *blobs, parameters.deleted])]
@@ -185,28 +185,22 @@ def _selector(commands: str, keys: Sequence[str]) -> str:
     return f"({' '.join([f'+{command}' for command in commands.split()] + [f'~{key}' for key in keys])})"
 
 
-def _partitions_of(keys: Keys, what: str = "partition") -> str:
-    """Returns the pattern of the keys of one sort in partitions: parts of gradients ("partition"), "sum", "squares"."""
-    return f"{PREFIX}{{{keys.name}/*}}:{what}:*"
-
-
-def _blobs_of(name: str) -> str:
-    """Returns the pattern of the parts of parameters that lie in partitions."""
-    return f"{PREFIX}{{{name}/*}}:parameters:partition:*"
+def _in_partitions(keys: Keys, what: str) -> str:
+    """Returns the pattern of keys, or of a channel, in partitions."""
+    return f"{PREFIX}{{{keys.name}/{ANY_PARTITION}}}:partition:{what}"
 
 
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        in_partitions = [_partitions_of(keys, what) for what in ("partition", "sum", "squares")]
-        return [keys.record, f"{keys.record}:*", *in_partitions, _blobs_of(keys.name)]
+        return [keys.record, f"{keys.record}:*", _in_partitions(keys, "*")]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
-        return [*read, _partitions_of(keys), *_reduces(keys)]
+        return [*read, _in_partitions(keys, "part:*"), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
     # They also find out whether a training was deleted or lost, and say what they have of a lost one.
-    found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
+    found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _in_partitions(keys, "part:*")]
     found += [ParameterKeys(keys.name).claims]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
@@ -215,7 +209,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*"]
-        found += [parameters.attempts, parameters.deleted, parameters.history, _blobs_of(keys.name)]
+        found += [parameters.attempts, parameters.deleted, parameters.history, _in_partitions(keys, "blob:*")]
     return found
 
 
@@ -224,5 +218,5 @@ def _reduces(keys: Keys) -> list[str]:
     lease = keys.reducer(None)
     found = [lease, f"{lease}:*"]
     for sort in ("sum", "squares"):
-        found += [f"{keys.record}:{sort}:*", _partitions_of(keys, sort)]
+        found += [f"{keys.record}:{sort}:*", _in_partitions(keys, f"{sort}:*")]
     return found

@@ -31,7 +31,7 @@ from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.entries import clock_ms
-from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
+from redisacc._format.keys import ANY_PARTITION, DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
 from redisacc._protocol.parts.sweep import listed_attempts, sweep
@@ -54,7 +54,7 @@ SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
-_IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
+_IN_PARTITION = re.compile(r"partition:part:([\w-]+):\d+")
 _SUM = re.compile(r"(?:sum|squares):[0-9a-f]+:\d+")
 _REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
@@ -67,8 +67,8 @@ _WHOLE = frozenset(
 
 _PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims|history))?")
 # How the keys of parts in partitions continue after the hash tag.
-_ELSEWHERE = ("partition:", "parameters:partition:")
-_BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
+_ELSEWHERE = "partition:"
+_BLOB_IN_PARTITION = re.compile(r"partition:blob:([\w-]+):\d+")
 
 Why = Literal[
     "deletion",
@@ -139,10 +139,10 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
         if (match := _KEY.fullmatch(key)) is not None and not (match[2] or "").startswith(_ELSEWHERE):
             keys_of[match[1]].append((key, match[2] or ""))
     found: list[Leftover] = []
-    partitions = f"{PREFIX}{{{pattern}/*}}"
-    for owner, attempts in _in_partitions(transport, f"{partitions}:partition:*", _IN_PARTITION):
+    partitions = f"{PREFIX}{{{pattern}/{ANY_PARTITION}}}:partition"
+    for owner, attempts in _in_partitions(transport, f"{partitions}:part:*", _IN_PARTITION):
         found += _of_partitions(transport, Keys(owner), attempts)
-    for owner, blobs in _in_partitions(transport, f"{partitions}:parameters:partition:*", _BLOB_IN_PARTITION):
+    for owner, blobs in _in_partitions(transport, f"{partitions}:blob:*", _BLOB_IN_PARTITION):
         found += _of_blobs(transport, ParameterKeys(owner), blobs)
     for owner, pairs in sorted(keys_of.items()):
         of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
