@@ -146,8 +146,9 @@ def _read_only(transport: Transport, keys: Keys, scripts: Scripts) -> Reply | No
     """Reads what the script would reply; None if there is nothing that can be used."""
     names = load("open").replies["opened"][2:]
     values = transport.call("HMGET", keys.record, *names, timeout=durations.opening)
+    absent = {**ABSENT, "losses": b"0"}
     found: dict[str, Any] = {
-        name: ABSENT.get(name) if value is None else value for name, value in zip(names, values, strict=True)
+        name: absent.get(name) if value is None else value for name, value in zip(names, values, strict=True)
     }
     if isinstance(found["format"], bytes):
         check_format(keys.name, text_of(found["format"]))
