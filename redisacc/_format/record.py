@@ -76,6 +76,17 @@ def parse_order(text: str) -> Order:
     return "worker" if text == "worker" else "arrival"
 
 
+def parse_normalize(text: str) -> Normalize:
+    """Parses the field ``normalize``.
+
+    Raises:
+        ValueError: redisacc did not write it.
+    """
+    if text not in ("weights", "count"):
+        raise ValueError(text)
+    return "count" if text == "count" else "weights"
+
+
 # All fields but those that only a few read: docs/reference/keys.md has a row for each. What depends on several of them
 # is parsed by ``Record``.
 FIELDS = (
@@ -88,7 +99,7 @@ FIELDS = (
     Field("max_staleness", _late, "0"),
     Field("staleness", str, ""),
     Field("staleness_weight", str, CONSTANT),
-    Field("normalize", _text, "weights"),
+    Field("normalize", parse_normalize, "weights"),
     Field("order", parse_order, "arrival"),
     Field("total_weight", str, ""),
     Field("partitions", parse_partitions, ""),
@@ -140,7 +151,7 @@ class Record:
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
-        normalize: the divisor of means: "weights" or "count", not yet checked.
+        normalize: the divisor of means: "weights" or "count".
         order: the order in which the gradients of a round are added: "arrival" or "worker".
         total_weight: the sum of the weights of the gradients of the current round.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
@@ -178,7 +189,7 @@ class Record:
     chunk: int
     once_per_worker: bool
     max_staleness: int
-    normalize: str
+    normalize: Normalize
     order: Order
     partitions: tuple[int, ...]
 
@@ -241,10 +252,7 @@ class Record:
             raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
-        if self.normalize not in ("weights", "count"):
-            raise self._foreign("normalize", self.normalize)
-        normalize: Normalize = "count" if self.normalize == "count" else "weights"
-        return replace(self._plain_spec(tree), normalize=normalize, order=self.order)
+        return replace(self._plain_spec(tree), normalize=self.normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"

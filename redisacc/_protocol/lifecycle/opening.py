@@ -12,8 +12,8 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import DELETING, NAMES, Keys
-from redisacc._format.partitions import automatic_partitions, choose_partitions, parse_partitions, partitions_text
-from redisacc._format.record import ABSENT, FORMAT, check_format, parse_order
+from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
+from redisacc._format.record import ABSENT, FIELDS, FORMAT, check_format
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Reply, Scripts, text_of
@@ -126,11 +126,16 @@ def open_accumulator(
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
         delete(transport, keys, opened.incarnation)
-    try:
-        opened.order, opened.partitions = parse_order(opened.order), parse_partitions(opened.partitions)
-    except ValueError as error:
-        raise CorruptDataError(f"{keys.record}: {shown(str(error))} is nothing that redisacc wrote") from None
-    opened.once_per_worker, opened.can_add_in_place = opened.once_per_worker != "0", opened.struct == "yes"
+    for field in FIELDS:
+        if field.name in ("normalize", "order", "once_per_worker", "partitions"):
+            text = getattr(opened, field.name)
+            try:
+                setattr(opened, field.name, field.parse(text))
+            except ValueError:
+                raise CorruptDataError(
+                    f"{keys.record}: {field.name} is {shown(text)}, which redisacc did not write"
+                ) from None
+    opened.can_add_in_place = opened.struct == "yes"
     if incarnation not in (None, opened.incarnation):
         raise NotFoundError(
             f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
