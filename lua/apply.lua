@@ -25,7 +25,7 @@
 -- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
--- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
+-- {'shape_mismatch', bound}                   the round holds gradients of another shape; nothing changed
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'inexact'}                                 a sum would exceed the limit; nothing changed: buffer the gradient
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed

@@ -40,7 +40,7 @@
 -- {'changed'}                                 a gradient that this one replaces is gone, or the sum contains this
 --                                             request's gradient with another weight than it has now
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds
--- {'shape_mismatch', round_shape}             the round holds gradients of another shape
+-- {'shape_mismatch', bound}                   the round holds gradients of another shape
 -- {'superseded', sequence}                    a later request of this session has been executed
 -- {'forgotten', now_ms}                       the session is unknown and too old to be new
 -- {'lost', sequence}                          the session knows the outcome of a later request than this one, which is

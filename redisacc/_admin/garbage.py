@@ -31,14 +31,13 @@ from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.entries import clock_ms
-from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
+from redisacc._format.keys import ANY_PARTITION, DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
-from redisacc._protocol.parts.sweep import sweep
+from redisacc._protocol.parts.sweep import listed_attempts, sweep
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
-from redisacc._protocol.scripts.attempts import listed_attempts
-from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -55,7 +54,7 @@ SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
-_IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
+_IN_PARTITION = re.compile(r"partition:part:([\w-]+):\d+")
 _SUM = re.compile(r"(?:sum|squares):[0-9a-f]+:\d+")
 _REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
@@ -68,8 +67,8 @@ _WHOLE = frozenset(
 
 _PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims|history))?")
 # How the keys of parts in partitions continue after the hash tag.
-_ELSEWHERE = ("partition:", "parameters:partition:")
-_BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
+_ELSEWHERE = "partition:"
+_BLOB_IN_PARTITION = re.compile(r"partition:blob:([\w-]+):\d+")
 
 Why = Literal[
     "deletion",
@@ -140,10 +139,10 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
         if (match := _KEY.fullmatch(key)) is not None and not (match[2] or "").startswith(_ELSEWHERE):
             keys_of[match[1]].append((key, match[2] or ""))
     found: list[Leftover] = []
-    partitions = f"{PREFIX}{{{pattern}/*}}"
-    for owner, attempts in _in_partitions(transport, f"{partitions}:partition:*", _IN_PARTITION):
+    partitions = f"{PREFIX}{{{pattern}/{ANY_PARTITION}}}:partition"
+    for owner, attempts in _in_partitions(transport, f"{partitions}:part:*", _IN_PARTITION):
         found += _of_partitions(transport, Keys(owner), attempts)
-    for owner, blobs in _in_partitions(transport, f"{partitions}:parameters:partition:*", _BLOB_IN_PARTITION):
+    for owner, blobs in _in_partitions(transport, f"{partitions}:blob:*", _BLOB_IN_PARTITION):
         found += _of_blobs(transport, ParameterKeys(owner), blobs)
     for owner, pairs in sorted(keys_of.items()):
         of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
@@ -379,7 +378,7 @@ def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
 def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     """Removes garbage if it is still garbage. Returns how many keys, names, rounds or deletions were removed."""
     keys = Keys(leftover.name)
-    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
     if leftover.why == "deletion":
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
@@ -404,7 +403,9 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     removed = 0
     items = list(leftover.keys.items())
     for start in range(0, len(items), KEYS_PER_CALL):
-        removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
+        some = dict(items[start : start + KEYS_PER_CALL])
+        reply = scripts.remove_orphans(garbage=list(some), owners=list(some.values()))
+        removed += reply.number if reply.outcome == "removed" else 0
     return removed
 
 
@@ -437,7 +438,7 @@ def _finish(transport: Transport, leftover: Leftover) -> int:
     keys = with_partitions(transport, Keys(leftover.name))
     if leftover.why == "attempts":
         return _end_attempts(transport, keys)
-    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
     return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
 
 

@@ -2,7 +2,9 @@
 
 All of them carry the hash tag ``{NAME}``, so they live in one slot of a Redis Cluster and one script may touch all of
 them. Scripts get every key that they touch in KEYS. Only the parts of gradients, and of blobs of parameters, may lie in
-other slots, the partitions ``{NAME/p}``; no script touches them there.
+other slots, the partitions ``{NAME/p}``, where p has five digits; no script touches them there. All of their keys and
+channels there begin with ``redisacc:{NAME/p}:partition:``, and no other key does. So a pattern of the partitions of one
+name matches nothing of another, even of one that is called ``NAME/00001``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ NAMES = f"{PREFIX}names"
 # While an accumulator or parameters are being deleted, their incarnation begins with this (lua/delete.lua), so no
 # handle can use it.
 DELETING = "deleted:"
+
+# What a number of a partition looks like in a hash tag, as a glob of the server.
+ANY_PARTITION = "[0-9]" * 5
 
 _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
@@ -64,6 +69,7 @@ class PartitionedKeys:
 
     Attributes:
         name: the name.
+        base: what all keys in the slot of the record begin with.
         partitions: as above.
         record: the key of the record.
         attempts: the key of the attempts to store parts in partitions.
@@ -73,6 +79,7 @@ class PartitionedKeys:
 
     def __init__(self, name: str, record: str, partitions: tuple[int, ...]) -> None:
         self.name = name
+        self.base = f"{PREFIX}{{{name}}}"
         self.partitions = partitions
         self.record = record
         self.attempts = f"{record}:attempts"
@@ -84,8 +91,8 @@ class PartitionedKeys:
         raise NotImplementedError
 
     def partition(self, number: int) -> str:
-        """Returns the prefix of the keys of part ``number`` of all gradients and blobs: prefix and hash tag."""
-        return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]}}}"
+        """Returns what the keys of part ``number`` of all gradients and blobs begin with. Partitions take turns."""
+        return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]:05}}}:partition"
 
 
 class Keys(PartitionedKeys):
@@ -158,7 +165,7 @@ class Keys(PartitionedKeys):
     def part(self, owner: str, number: int) -> str:
         """Returns the key of part ``number`` (from 0) of a buffered gradient. Partitions take turns."""
         if self.partitions:
-            return f"{self.partition(number)}:partition:{owner}:{number}"
+            return f"{self.partition(number)}:part:{owner}:{number}"
         return f"{self.record}:part:{owner}:{number}"
 
     def home(self, position: int | None) -> str:
@@ -174,7 +181,7 @@ class Keys(PartitionedKeys):
 
     def wake_of(self, position: int | None) -> str:
         """Returns the channel on which the node of the partition at a position announces arrived parts."""
-        return self.wake if position is None else f"{self.partition(position)}:partition:wake"
+        return self.wake if position is None else f"{self.partition(position)}:wake"
 
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""
@@ -243,10 +250,9 @@ class ParameterKeys(PartitionedKeys):
     def part(self, owner: str, number: int) -> str:
         """Returns the key of part ``number`` (from 0) of a blob. Partitions take turns."""
         if self.partitions:
-            return f"{self.partition(number)}:parameters:partition:{owner}:{number}"
+            return f"{self.partition(number)}:blob:{owner}:{number}"
         return f"{self.record}:object:{owner}:{number}"
 
     def updated_of(self, number: int) -> str:
         """Returns the channel on which updaters tell of part ``number`` of the next version. Partitions take turns."""
-        where = f"{self.partition(number)}:parameters" if self.partitions else self.record
-        return f"{where}:updated"
+        return f"{self.partition(number) if self.partitions else self.record}:updated"

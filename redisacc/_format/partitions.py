@@ -69,7 +69,7 @@ def choose_partitions(name: str, number: int, slot_map: SlotMap | None) -> tuple
         free[master] += 1
     chosen: list[int] = []
     for candidate in range(_LAST_NUMBER + 1):
-        owner = slot_map.owner(key_slot(f"{{{name}/{candidate}}}"))
+        owner = slot_map.owner(key_slot(f"{{{name}/{candidate:05}}}"))
         if owner is not None and free.get(owner, 0) > 0:
             free[owner] -= 1
             chosen.append(candidate)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, Order, SparseMean
 from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.validation import Shape
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
@@ -18,36 +20,49 @@ from redisacc._format.weights import parse_rule, parse_weight
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError, NotFoundError
 
-_TEXTS = ("kind", "dtype", "shape", "reduction_type", "sparse_mean", "missing", "incarnation", "round_shape")
-_NUMBERS = (
-    "num_accumulated",
-    "applied",
-    "stale",
-    "repeated",
-    "duplicates",
-    "takes",
-    "created_ms",
-    "buffered_bytes",
-    "buffer_limit",
-    "chunk",
-    "once_per_worker",
-    "max_staleness",
-)
-# Fields that a record has only if the accumulator uses them, and what their absence means.
-_ABSENT = {
-    "max_staleness": b"0",
-    "staleness": b"",
-    "staleness_weight": CONSTANT.encode(),
-    "normalize": b"weights",
-    "order": b"arrival",
-    "total_weight": b"",
-    "partitions": b"",
-    **dict.fromkeys(QUORUM_FIELDS, b""),
-}
-
-
 # The version of the data model, in every record.
 FORMAT = "4"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the record.
+
+    Attributes:
+        name: its name.
+        parse: returns the value of its text, and raises ValueError if redisacc writes no such text.
+        absent: the text that it stands for if a record lacks it; None: every record has it.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    absent: str | None = None
+
+
+def _text(text: str) -> str:
+    if len(text) > LONGEST_SHAPE or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _number(text: str) -> int:
+    if not (text.isdigit() and text.isascii() and len(text) <= 15):
+        raise ValueError(text)
+    return int(text)
+
+
+def _step(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isdigit() and digits.isascii() and len(digits) <= 19 and -(2**63) <= int(text) < 2**63):
+        raise ValueError(text)
+    return int(text)
+
+
+def _late(text: str) -> int:
+    steps = _number(text)
+    if steps > MOST_STALENESS:
+        raise ValueError(text)
+    return steps
 
 
 def parse_order(text: str) -> Order:
@@ -59,6 +74,39 @@ def parse_order(text: str) -> Order:
     if text not in ("arrival", "worker"):
         raise ValueError(text)
     return "worker" if text == "worker" else "arrival"
+
+
+def parse_normalize(text: str) -> Normalize:
+    """Parses the field ``normalize``.
+
+    Raises:
+        ValueError: redisacc did not write it.
+    """
+    if text not in ("weights", "count"):
+        raise ValueError(text)
+    return "count" if text == "count" else "weights"
+
+
+# All fields but those that only a few read: docs/reference/keys.md has a row for each. What depends on several of them
+# is parsed by ``Record``.
+FIELDS = (
+    *[Field(name, _text) for name in ("format", "kind", "dtype", "shape", "reduction_type", "sparse_mean", "missing")],
+    *[Field(name, _text) for name in ("incarnation", "round_shape")],
+    Field("global_step", _step),
+    *[Field(name, _number) for name in ("num_accumulated", "applied", "stale", "repeated", "duplicates", "takes")],
+    *[Field(name, _number) for name in ("created_ms", "buffered_bytes", "buffer_limit", "chunk")],
+    Field("once_per_worker", lambda text: _number(text) != 0),
+    Field("max_staleness", _late, "0"),
+    Field("staleness", str, ""),
+    Field("staleness_weight", str, CONSTANT),
+    Field("normalize", parse_normalize, "weights"),
+    Field("order", parse_order, "arrival"),
+    Field("total_weight", str, ""),
+    Field("partitions", parse_partitions, ""),
+    *[Field(name, lambda text: text and str(_number(text)), "") for name in QUORUM_FIELDS],
+)
+# What the absence of a field means.
+ABSENT = {field.name: field.absent.encode() for field in FIELDS if field.absent is not None}
 
 
 def check_format(name: str, found: str) -> None:
@@ -103,8 +151,9 @@ class Record:
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
-        normalize: the divisor of means: "weights" or "count", not yet checked.
+        normalize: the divisor of means: "weights" or "count".
         order: the order in which the gradients of a round are added: "arrival" or "worker".
+        total_weight: the sum of the weights of the gradients of the current round.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         quorum: what a take waits for that passes no ``num_required``.
@@ -114,84 +163,77 @@ class Record:
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = (
-        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *QUORUM_FIELDS),
-        *("staleness_weight", "normalize", "order", "total_weight"),
-    )
+    global_step: int
+    kind: str
+    shape: Shape
+    num_leaves: int | None
+    round_shape: tuple[int, ...] | None
+    staleness: dict[int, int]
+    staleness_weight: str | tuple[float, ...]
+    total_weight: float
+    quorum: Quorum
+    dtype: str
+    reduction_type: str
+    sparse_mean: str
+    missing: str
+    incarnation: str
+    num_accumulated: int
+    applied: int
+    stale: int
+    repeated: int
+    duplicates: int
+    takes: int
+    created_ms: int
+    buffered_bytes: int
+    buffer_limit: int
+    chunk: int
+    once_per_worker: bool
+    max_staleness: int
+    normalize: Normalize
+    order: Order
+    partitions: tuple[int, ...]
 
     def __init__(self, keys: Keys, reply: object) -> None:
-        if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
-            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(self.FIELDS)} values, not {shown(reply)}")
+        if not isinstance(reply, list) or len(reply) != len(FIELDS):
+            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(FIELDS)} values, not {shown(reply)}")
         if reply == [None] * len(reply):
             raise NotFoundError(f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted")
-        fields: dict[str, Any] = {
-            name: _ABSENT.get(name) if value is None else value for name, value in zip(self.FIELDS, reply, strict=True)
-        }
-        if isinstance(fields["format"], bytes):
+        if isinstance(reply[0], bytes):
             # First, because another version may have other fields.
-            check_format(keys.name, fields["format"].decode(errors="backslashreplace"))
-        for name, value in fields.items():
-            if not isinstance(value, bytes) or not _right(name, value):
-                raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
+            check_format(keys.name, reply[0].decode(errors="backslashreplace"))
         self._where = keys.record
-        texts = {name: value.decode() for name, value in fields.items()}
-        self.global_step = int(texts["global_step"])
-        self.kind, self.dtype, self.shape_text, self.reduction_type, self.sparse_mean, self.missing = (
-            texts[name] for name in _TEXTS[:6]
-        )
-        self.incarnation, round_shape = texts["incarnation"], texts["round_shape"]
-        self.num_accumulated, self.applied, self.stale, self.repeated, self.duplicates, self.takes = (
-            int(texts[f]) for f in _NUMBERS[:6]
-        )
-        self.created_ms, self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:10])
-        self.once_per_worker = texts["once_per_worker"] != "0"
-        self.max_staleness = int(texts["max_staleness"])
-        if self.max_staleness > MOST_STALENESS:
-            raise self._foreign("max_staleness", texts["max_staleness"])
-        try:
-            self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
-        except ValueError:
-            raise self._foreign("staleness", texts["staleness"]) from None
-        self.normalize = texts["normalize"]
-        try:
-            self.order = parse_order(texts["order"])
-        except ValueError:
-            raise self._foreign("order", texts["order"]) from None
-        try:
-            self.staleness_weight = parse_rule(texts["staleness_weight"], self.max_staleness)
-        except ValueError:
-            raise self._foreign("staleness_weight", texts["staleness_weight"]) from None
-        self.given_weight = self._parse_total(None if reply[-1] is None else texts["total_weight"])
-        try:
-            self.partitions = parse_partitions(texts["partitions"])
-        except ValueError:
-            raise self._foreign("partitions", texts["partitions"]) from None
-        self.quorum = Quorum.parse(texts)
-        is_tree = self.kind == "tree"
+        values: dict[str, Any] = {}
+        for field, value in zip(FIELDS, reply, strict=True):
+            text = field.absent if value is None else value
+            values[field.name] = self._parsed(field.name, text, field.parse)
+        vars(self).update(values)
+        late = self.max_staleness
+        self.staleness = self._parsed("staleness", values["staleness"], parse_staleness, self.num_accumulated, late)
+        self.staleness_weight = self._parsed("staleness_weight", values["staleness_weight"], parse_rule, late)
+        self.given_weight = self._parsed("total_weight", values["total_weight"], self._total)
+        self.quorum = Quorum.parse(values)
+        self.shape_text, is_tree = values["shape"], self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
-        self.round_shape = round_shape_of(keys, round_shape)
+        self.round_shape = round_shape_of(keys, values["round_shape"])
+        self.total_weight = float(self.num_accumulated) if self.given_weight is None else self.given_weight
 
-    def _parse_total(self, text: str | None) -> float | None:
-        if text is None:
-            return None
+    def _parsed(self, name: str, text: object, parse: Callable[..., Any], *more: object) -> Any:
+        """Returns what a parser makes of a field. Its error becomes one that names the field."""
         try:
-            total = parse_weight(text)
-        except ValueError:
-            raise self._foreign("total_weight", text) from None
-        if not self.num_accumulated:
-            raise self._foreign("total_weight", text)
-        return total
+            return parse(text.decode("ascii") if isinstance(text, bytes) else text, *more)
+        except (ValueError, AttributeError, TypeError):
+            raise self._foreign(name, text) from None
 
-    @property
-    def total_weight(self) -> float:
-        """The sum of the weights of the gradients of the current round."""
-        return float(self.num_accumulated) if self.given_weight is None else self.given_weight
+    def _total(self, text: str) -> float | None:
+        if text and not self.num_accumulated:
+            raise ValueError(text)
+        return parse_weight(text) if text else None
 
-    @classmethod
-    def command(cls, keys: Keys) -> tuple[str, ...]:
+    @staticmethod
+    def command(keys: Keys) -> tuple[str, ...]:
         """Returns the command that reads the record."""
-        return ("HMGET", keys.record, *cls.FIELDS)
+        return ("HMGET", keys.record, *[field.name for field in FIELDS])
 
     def spec(self, tree: object = b"") -> AccumulatorSpec:
         """Returns the specification that the accumulator was created with.
@@ -210,10 +252,7 @@ class Record:
             raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
-        if self.normalize not in ("weights", "count"):
-            raise self._foreign("normalize", self.normalize)
-        normalize: Normalize = "count" if self.normalize == "count" else "weights"
-        return replace(self._plain_spec(tree), normalize=normalize, order=self.order)
+        return replace(self._plain_spec(tree), normalize=self.normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"
@@ -268,23 +307,10 @@ class Record:
         """Parses the reply to ``wanted_command``; 0 if no take has waited, or redisacc did not write it."""
         return int(reply) if isinstance(reply, bytes) and reply.isdigit() and len(reply) <= 15 else 0
 
-    def _foreign(self, name: str, text: str) -> CorruptDataError:
+    def _foreign(self, name: str, text: object) -> CorruptDataError:
         return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")
 
     @property
     def state(self) -> tuple[object, ...]:
         """Values that change, at least one of them, whenever the aggregate changes."""
         return (self.incarnation, self.global_step, self.num_accumulated, self.applied, self.takes)
-
-
-def _right(name: str, value: bytes) -> bool:
-    if name == "global_step":
-        digits = value.removeprefix(b"-")
-        return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
-    if name in _NUMBERS:
-        return value.isdigit() and len(value) <= 15
-    if name in QUORUM_FIELDS:
-        return not value or (value.isdigit() and len(value) <= 15)
-    if name in ("staleness", "staleness_weight", "partitions"):
-        return value.isascii()
-    return len(value) <= LONGEST_SHAPE and value.isascii()

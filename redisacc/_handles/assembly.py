@@ -20,7 +20,7 @@ from redisacc._protocol.lifecycle.opening import open_accumulator
 from redisacc._protocol.rounds.record_reader import RecordReader
 from redisacc._protocol.rounds.take_wait import History
 from redisacc._protocol.rounds.taker import Taker
-from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.scripts.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.connect import connect
@@ -54,7 +54,7 @@ class Parts(Generic[G]):
     transport: Transport
     spec: AccumulatorSpec
     keys: Keys
-    scripts: PartitionScripts
+    scripts: Scripts
     lifetime: Lifetime
     telemetry: Telemetry
     records: RecordReader
@@ -87,18 +87,20 @@ def assemble(
     min_replicas = options["min_replicas"]
     limits, staleness = options["limits"] or Limits(), cast(Staleness | None, options["staleness"])
     keys = Keys(shared_name or private_leases.new_name())
-    scripts = PartitionScripts(transport, keys, min_replicas=min_replicas)
+    mean = options["mean"] or Mean()
+    settings = {
+        "buffer_limit": limits.buffer,
+        "once_per_worker": options["once_per_worker"],
+        "max_staleness": None if staleness is None else staleness.most,
+        "staleness_weight": None if staleness is None or staleness.weight is None else rule_text(staleness.weight),
+        "normalize": mean.by,
+        "order": options["order"],
+    }
     opened = open_accumulator(
         transport,
         keys,
-        scripts,
         spec,
-        buffer_limit=limits.buffer,
-        once_per_worker=options["once_per_worker"],
-        max_staleness=None if staleness is None else staleness.most,
-        staleness_weight=None if staleness is None or staleness.weight is None else rule_text(staleness.weight),
-        normalize=(options["mean"] or Mean()).by,
-        order=options["order"],
+        settings,
         partitions=options["partitions"],
         create=options["create"],
         lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
@@ -109,11 +111,11 @@ def assemble(
         # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
         transport.call("WAIT", 0, 1, beside=keys.record)
     keys = Keys(keys.name, opened.partitions)
-    scripts.bind(keys, opened.incarnation, limits.inline)
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, min_replicas=min_replicas, incarnation=opened.incarnation)
     spec = dataclasses.replace(
         spec,
         chunk=opened.chunk,
-        normalize="count" if opened.normalize == "count" else "weights",
+        normalize=opened.normalize,
         order=opened.order,
     )
     telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
@@ -129,7 +131,9 @@ def assemble(
         scripts,
         spec,
         requests=requests,
-        buffer_writer=BufferWriter(transport, keys, scripts, spec, telemetry, partitions=partitions),
+        buffer_writer=BufferWriter(
+            transport, keys, scripts, spec, telemetry, partitions=partitions, inline_bytes=limits.inline
+        ),
         in_place_limit=in_place_limit if opened.can_add_in_place else 0,
         staleness_weighs=opened.staleness_weight != CONSTANT,
         min_replicas=min_replicas,

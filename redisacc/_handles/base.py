@@ -28,6 +28,7 @@ from redisacc._protocol.lifecycle.events import Events
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.step_wait import StepWait
 from redisacc._protocol.rounds.peek import read_round
+from redisacc._protocol.rounds.take_wait import leave
 from redisacc._protocol.rounds.taker import TakenRound
 from redisacc._protocol.scripts.take_requirement import demand_of
 from redisacc._protocol.waiting.lifetime import Closing
@@ -577,7 +578,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             raise CorruptDataError(f"{self._keys.queue}: ZRANGE replied {shown(tokens)}, not tokens")
         for token in tokens:
             if len(token) <= _LONGEST_TOKEN:
-                self._scripts.leave(token=token.decode(errors="replace"))
+                leave(self._scripts, token.decode(errors="replace"))
 
     # Ending
 

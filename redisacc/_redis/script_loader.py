@@ -8,7 +8,13 @@ The header of a script is the only place that lists its keys and arguments. A li
     -- ARGV lengths... number                        bytes of each part
 
 The line ``-- #bind`` below the header becomes the Lua lines that put them into the tables ``keys`` and ``args``, and
-`Script.bind` puts the values that Python passes under the same names into the same order, so no code counts positions.
+`Script.on` makes a function that gets the values by the same names and puts them into the same order, so no code counts
+positions, and none lists keys: it derives them from the patterns. The function is compiled once for each script, so a
+call builds what is sent and does nothing else.
+
+What a script replies is in its header as well::
+
+    -- {'applied', global_step, num_accumulated}   the gradient was added and counted
 
 On the wire, the lists follow the single values. The last list of KEYS ends where KEYS ends, and the last of ARGV where
 ARGV ends. If there are more lists, one argument between the single values and the lists holds the others' lengths.
@@ -22,12 +28,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from redisacc._redis.sockets.fast_socket import Argument
@@ -42,6 +47,11 @@ _BIND = re.compile(r"^-- #bind\n", re.MULTILINE)
 _INCLUDE = re.compile(r'^-- #include "\w+"\n|(?:^ +-- #include "\w+"\n)+', re.MULTILINE)
 _INCLUDED = re.compile(r'#include "(\w+)"')
 _FIELD = re.compile(r"-- (?P<table>KEYS|ARGV) +(?P<name>[a-z_]+)(?P<many>\.\.\.)? +(?P<form>\S+)(?: {2,}\S.*)?")
+_REPLY = re.compile(r"-- \{'(?P<outcome>\w+)'(?P<values>[^}]*)\}")
+# What the keys of all names begin with. The base key of a name replaces it.
+_BASE = "redisacc:{NAME}"
+# A word of a key that is the value of an argument.
+_WORD = re.compile(r"\b[A-Z]+\b")
 
 # Type of an argument -> the Lua expression that makes the value of its text. An int64 remains text, because Lua's
 # numbers are doubles and lose digits above 2^53.
@@ -83,22 +93,21 @@ class Script:
         sha: the SHA-1 hash by which the server knows the text.
         keys: the fields of KEYS, in the order of the header.
         args: the fields of ARGV, in the order of the header.
+        replies: the first word of each reply -> the names of the values that follow it. The last one may be a list,
+            as "attempt...".
     """
 
-    def __init__(self, name: str, text: str, keys: Sequence[Field], args: Sequence[Field]) -> None:
+    def __init__(
+        self, name: str, text: str, keys: Sequence[Field], args: Sequence[Field], replies: Mapping[str, Sequence[str]]
+    ) -> None:
         self.name = name
         self.text = text
         # Redis names scripts by this hash, so nothing depends on its strength.
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        self._fields = keys, args
+        self._fields = keys, args, replies
         self.keys = tuple(keys)
         self.args = tuple(args)
-        self._num_keys, self._num_args = len(keys), len(args)
-        self._key_names, self._key_lists = _names(keys)
-        self._arg_names, self._arg_lists = _names(args)
-        self._num_lists = len(self._key_lists) + len(self._arg_lists)
-        num_counted = len(self._key_lists[:-1]) + len(self._arg_lists[:-1])
-        self._no_lengths = (" ".join("0" * num_counted),) if num_counted else ()
+        self.replies = replies
 
     @cached_property
     def sharded(self) -> Script:
@@ -109,50 +118,56 @@ class Script:
         """
         return Script(self.name, self.text.replace("redis.pcall('PUBLISH'", "redis.pcall('SPUBLISH'"), *self._fields)
 
-    def bind(
-        self, *, keys: Mapping[str, str | Sequence[str]], args: Mapping[str, Argument | Sequence[Argument]]
-    ) -> tuple[Script, Sequence[str], Sequence[Argument]]:
-        """Returns the script with its keys and arguments in the order of its header.
+    def on(self, base: str, **fixed: Argument) -> Callable[..., tuple[Script, Sequence[str], Sequence[Argument]]]:
+        """Returns a function that returns the script, its keys and its arguments, all in the order of its header.
+
+        The function gets all arguments by name, besides the fixed ones, and lists of keys; keys that are no list follow
+        from their patterns. A flag may be anything that is true or false.
 
         Args:
-            keys: name in the header → key, or the list of keys.
-            args: name in the header → argument, or the list of arguments. A flag is 0 or 1.
-
-        Raises:
-            TypeError: a name is missing, or is not in the header.
+            base: the key that stands for ``redisacc:{NAME}`` in the patterns.
+            fixed: arguments that are the same in all calls.
         """
-        try:
-            # A comprehension would cost each line one more call.
-            key_values: tuple[Any, ...] = tuple(map(keys.__getitem__, self._key_names))
-            arg_values: tuple[Any, ...] = tuple(map(args.__getitem__, self._arg_names))
-            # If every declared name is there and the number is right, then no other name is.
-            if len(keys) != self._num_keys or len(args) != self._num_args:
-                raise KeyError
-            if not self._num_lists:
-                return self, key_values, arg_values
-            key_lists: tuple[Any, ...] = tuple(map(keys.__getitem__, self._key_lists))
-            arg_lists: tuple[Any, ...] = tuple(map(args.__getitem__, self._arg_lists))
-        except KeyError:
-            raise TypeError(self._mismatch(keys, args)) from None
-        if not any(key_lists) and not any(arg_lists):
-            # An inline gradient has no lists, and is common and small enough for this to matter.
-            return self, key_values, (*arg_values, *self._no_lengths)
-        lengths: tuple[str, ...] = ()
-        if self._no_lengths:
-            lengths = (" ".join(map(str, map(len, (*key_lists[:-1], *arg_lists[:-1])))),)
-        return (
-            self,
-            (*key_values, *chain.from_iterable(key_lists)),
-            (*arg_values, *lengths, *chain.from_iterable(arg_lists)),
-        )
+        made: Callable[..., Any] = self._maker(tuple(fixed))(self, base, *fixed.values())
+        return made
 
-    def _mismatch(self, keys: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-        faults = []
-        for table, fields, given in (("KEYS", self.keys, keys), ("ARGV", self.args, args)):
-            names = [field.name for field in fields]
-            faults += [f"{table} {name} is missing" for name in names if name not in given]
-            faults += [f"{table} {name} is not in the header" for name in given if name not in names]
-        return f"lua/{self.name}.lua: {', '.join(faults)}"
+    @cache  # noqa: B019
+    def _maker(self, fixed: tuple[str, ...]) -> Callable[..., Any]:
+        """Returns a function of the script, the base key and these arguments, which returns what ``on`` returns."""
+        given = dict.fromkeys([f.name for f in self.args] + [f.name for f in self.keys if f.many])
+        keys, constant = [], []
+        for field in self.keys:
+            rest = field.form.removeprefix(_BASE)
+            words = _WORD.findall(rest)
+            if field.many:
+                keys.append(f"*{field.name}")
+            elif field.name in fixed:
+                keys.append(field.name)
+            elif missing := [word for word in words if word.lower() not in given]:
+                raise ValueError(f"lua/{self.name}.lua: key {field.name} needs an argument {missing[0].lower()}")
+            elif words:
+                keys.append("f'{_base}" + _WORD.sub(lambda word: f"{{{word[0].lower()}}}", rest) + "'")
+            else:
+                constant.append(f"    _{field.name} = _base + {rest!r}\n")
+                keys.append(f"_{field.name}")
+        flags = [field.name for field in self.args if field.form == "flag"]
+        args = [f"'1' if {f.name} else '0'" if f.name in flags else f.name for f in self.args if not f.many]
+        lists = [[field.name for field in fields if field.many] for fields in (self.keys, self.args)]
+        counted = [name for names in lists for name in names[:-1]]
+        if counted:
+            args.append("f'" + " ".join(f"{{len({name})}}" for name in counted) + "'")
+        args += [f"*{name}" for name in lists[1]]
+        free = ", ".join(name for name in given if name not in fixed)
+        text = (
+            f"def make({', '.join(('_script', '_base', *fixed))}):\n{''.join(constant)}"
+            f"    def call({'*, ' if free else ''}{free}):\n"
+            f"        return _script, ({', '.join(keys)},), ({', '.join(args)},)\n"
+            "    return call\n"
+        )
+        made: dict[str, Any] = {}
+        # All names in it are from our own files.
+        exec(compile(text, f"lua/{self.name}.lua", "exec"), made)  # noqa: S102
+        return cast("Callable[..., Any]", made["make"])
 
 
 def folder() -> Path:
@@ -198,10 +213,12 @@ def load(name: str) -> Script:
 
     text = (folder() / f"{name}.lua").read_text(encoding="utf-8")
     keys, args = parse_header(name, text)
+    header = text.partition("\n\n")[0].partition("-- Replies:")[2]
+    replies = {found["outcome"]: re.findall(r"[\w.]+", found["values"]) for found in _REPLY.finditer(header)}
     text, number = _BIND.subn(lambda _: _bindings(keys, args), text)
     if number != 1:
         raise ValueError(f"lua/{name}.lua has {number} lines '-- #bind', and needs exactly one below its header")
-    return Script(name, resolve_includes(text, set()), keys, args)
+    return Script(name, resolve_includes(text, set()), keys, args, replies)
 
 
 def parse_header(name: str, text: str) -> tuple[list[Field], list[Field]]:

@@ -28,8 +28,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, i
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.base import StaleSequenceError
-from redisacc._protocol.scripts.parameters import gone
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, StaleSequenceError, refused
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
@@ -460,7 +459,7 @@ class Chief(Participant):
         step = self._parameters.step()
         if step is None:
             # They are lost again, and whoever finds nothing would begin at step 0.
-            raise gone(self.shared_name)
+            raise refused(OF_PARAMETERS["missing"], ParameterKeys(self.shared_name))
         self._warn(
             "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
             "state of the chief, such as the optimiser's, is lost, and begins as it was given",

@@ -29,7 +29,7 @@ from redisacc._protocol.parameters.claims import read_claims
 from redisacc._protocol.parameters.deletion import listed_objects
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._protocol.scripts.parameters import Claimed, ParameterScripts
+from redisacc._protocol.scripts.runner import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.data_age import may_have_lost_data
 from redisacc._redis.transport import Transport
@@ -65,7 +65,7 @@ def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool =
         follows: whether another chief is known to have been there.
     """
     keys = ParameterKeys(name)
-    scripts = ParameterScripts(transport, keys)
+    scripts = Scripts(transport, keys)
     if not transport.call("EXISTS", keys.claims):
         if (is_first_start() and not follows) or deleted_incarnations(transport, keys):
             return None
@@ -79,7 +79,7 @@ def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool =
             extra={"accumulator": name},
         )
     # Asking nobody makes sure that there is a hash of claims.
-    while scripts.claim(place="", incarnation="", step=0, asks=True) != "there":
+    while scripts.claim(place="", incarnation="", step=0, process="", asks=True).outcome != "there":
         # Also if there is a claim: another worker may have a later step.
         transport.waits.sleep(claims_after())
         found = _newest(transport, crew, keys)
@@ -123,10 +123,9 @@ def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim
     found: Claim | None = wanted
     while found is not None and clock.now() < deadline:
         check()
-        reply = ParameterScripts(transport, keys).claim(
-            place=found.place, incarnation=found.incarnation, step=found.step, asks=True
-        )
-        if reply == "there":
+        claim = Scripts(transport, keys).claim
+        reply = claim(place=found.place, incarnation=found.incarnation, step=found.step, process="", asks=True)
+        if reply.outcome == "there":
             transport.call("UNLINK", keys.claims)
             return
         now = clock.now()
@@ -164,7 +163,8 @@ def give_up(transport: Transport, keys: ParameterKeys) -> bool:
     if reader.is_complete(record):
         return False
     rest = listed_objects(transport, record.keys)
-    if not ParameterScripts(transport, keys).give_up(incarnation=record.incarnation, version=record.version):
+    reply = Scripts(transport, keys).give_up(incarnation=record.incarnation, version=record.version)
+    if reply.outcome == "changed":
         return False
     transport.pipeline([("UNLINK", key) for key in rest])
     return True
@@ -208,13 +208,13 @@ class Claimant:
             NotFoundError: they were deleted.
         """
         reply = self._claim(self._transport)
-        if reply == "there":
+        if reply.outcome == "there":
             return True
-        if reply == "deleted":
+        if reply.outcome == "deleted":
             # Raises the error that says so.
             self._parameters.step()
         latest = self._latest
-        if isinstance(reply, Claimed) and reply.asked == self._place and latest is not None and self._may_publish:
+        if reply.outcome == "claimed" and reply.place == self._place and latest is not None and self._may_publish:
             step, tree = latest
             try:
                 self._parameters._restore(tree, step)
@@ -239,7 +239,7 @@ class Claimant:
             return True
         return False
 
-    def _claim(self, transport: Transport) -> object:
+    def _claim(self, transport: Transport) -> Reply:
         latest, incarnation = self._latest, self._parameters._reader.incarnation
         if latest is None or not incarnation or not self._may_publish:
             # It only looks whether they are there, or were deleted.
@@ -247,7 +247,8 @@ class Claimant:
                 [("HMGET", self._keys.record, "version"), ("GET", self._keys.deleted)]
             )
             if version != [None]:
-                return "there"
-            return "deleted" if incarnation and incarnation.encode() in (deleted or b"").split() else "lost"
-        scripts = ParameterScripts(transport, self._keys)
-        return scripts.claim(place=self._place, incarnation=incarnation, step=latest[0], process=own_identity())
+                return Reply(outcome="there")
+            was_deleted = incarnation and incarnation.encode() in (deleted or b"").split()
+            return Reply(outcome="deleted" if was_deleted else "lost")
+        claim = Scripts(transport, self._keys).claim
+        return claim(place=self._place, incarnation=incarnation, step=latest[0], process=own_identity(), asks=False)

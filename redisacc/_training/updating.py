@@ -19,7 +19,7 @@ from redisacc._handles.parameters import Parameters
 from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.parameters import gone
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, refused
 from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
@@ -200,7 +200,7 @@ class Updating:
             # From now on, this is what a server loses that loses its data.
             self._known = self._known.following(self._committer.version)
         self.refresh()
-        return self.step == found.granted.global_step + 1
+        return bool(self.step == found.granted.global_step + 1)
 
     def refresh(self) -> None:
         """Reads the version that is published.
@@ -210,7 +210,7 @@ class Updating:
         """
         found = read_update_record(self._parameters._transport, self._keys, self._record)
         if found is None:
-            raise gone(self._keys.name)
+            raise refused(OF_PARAMETERS["missing"], self._keys)
         self._record, self._known = found, KnownVersion.of(found)
 
     def publish_again(self, check: Callable[[], object]) -> None:

@@ -264,7 +264,7 @@ def _mean_text(info: AccumulatorInfo) -> str:
         if info.sparse_mean == "round":
             return f"divides {counted} the gradients of the round, not by those that held an index"
         return "divides by the number of gradients, whatever their weights" if info.normalize == "count" else ""
-    divisor = "that have the leaf" if info.missing_leaves == "skip" else "of the round"
+    divisor = "that have the leaf" if info.missing == "skip" else "of the round"
     rows = ", and a row by those that held its index" if info.sparse_mean == "index" else ""
     return f"divides {counted} the gradients {divisor}{rows}"
 

@@ -22,7 +22,7 @@ from redisacc._admin import garbage as _collecting
 from redisacc._data.tree import structure as trees
 from redisacc._format.keys import Keys
 from redisacc._handles.existing import open_existing
-from redisacc._protocol.scripts.base import StaleSequenceError
+from redisacc._protocol.scripts.runner import StaleSequenceError
 
 # The fewest servers that show the difference: old versions word their errors differently.
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62"), pytest.mark.usefixtures("little_memory")]

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 
 from redisacc._data.encodings import Encoding, check_finite, encode
 from redisacc._data.gradient import Gradient
@@ -19,9 +20,8 @@ from redisacc._format.upload_layout import UploadLayout, layout_of
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.applying.upload import Upload
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.replication import check_replicated
-from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
+from redisacc._protocol.scripts.runner import COUNTED, Reply, Scripts, check_replicated
+from redisacc._protocol.scripts.sessions import GradientRequest, Request
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -114,18 +114,24 @@ class Applier:
         session, sequence = self._requests.sessions.begin()
         request = GradientRequest(session, sequence, worker, local_step, round_shape, once, notes, weight, order)
 
-        def send() -> Counted:
+        def send() -> Reply:
             if rows is not None:
-                counted = self._scripts.apply(request, rows)
-                if counted is not None:
-                    return counted
+                reply = self._scripts.apply(
+                    **request.arguments(),
+                    notes=request.notes,
+                    sections=tuple(chain.from_iterable(rows)),
+                    replicated=True,
+                )
+                # Otherwise, a sum would lose digits.
+                if reply.outcome in COUNTED:
+                    return reply
             return self._buffer_writer.buffer(gradient, request)
 
         return self._requests.execute(
             request, send, partial(self._result, request, label), f"{label}: to apply a gradient"
         )
 
-    def _result(self, request: GradientRequest, label: str, counted: Counted) -> ApplyResult:
+    def _result(self, request: GradientRequest, label: str, counted: Reply) -> ApplyResult:
         """Turns the outcome of a request into the caller's result."""
         if counted.outcome in ("stale", "repeated"):
             logger.debug(
@@ -143,7 +149,9 @@ class Applier:
             )
             if counted.outcome == "stale" and request.local_step == 0:
                 self._warn_of_step_0(counted, label)
-            return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
+            return ApplyResult(
+                "stale" if counted.outcome == "stale" else "repeated", counted.global_step, counted.num_accumulated
+            )
         if self._stale_of_step_0:
             self._stale_of_step_0 = 0
         if self._min_replicas:
@@ -158,7 +166,9 @@ class Applier:
     def layout_for(self, encoding: Encoding) -> UploadLayout | None:
         """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
         if encoding not in self._layouts:
-            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1), self._scripts.announced_bytes)
+            layout = layout_of(
+                self._spec, encoding, max(len(self._keys.partitions), 1), self._buffer_writer.announced_bytes
+            )
             small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
             self._layouts[encoding] = None if small else layout
         return self._layouts[encoding]
@@ -206,7 +216,7 @@ class Applier:
         request.weight, request.notes = weight, notes
         sent: list[Gradient] = []
 
-        def send() -> Counted:
+        def send() -> Reply:
             upload.complete()
             counted = upload.commit()
             if counted is not None:
@@ -255,7 +265,7 @@ class Applier:
             )
         return number
 
-    def _warn_of_step_0(self, counted: Counted, label: str) -> None:
+    def _warn_of_step_0(self, counted: Reply, label: str) -> None:
         """Logs one warning if gradients keep arriving stale because the caller passes no local_step."""
         if self._stale_of_step_0 is None:
             return
@@ -281,10 +291,10 @@ class Applier:
         """
         request = Request(*self._requests.sessions.begin(), worker)
 
-        def send() -> Counted:
-            return self._scripts.set_global_step(request, step)
+        def send() -> Reply:
+            return self._scripts.set_global_step(**request.arguments(), new_global_step=step)
 
-        def finish(counted: Counted) -> None:
+        def finish(counted: Reply) -> None:
             if counted.outcome == "lowered":
                 logger.warning(
                     "%s: the global step was lowered to %d",
@@ -305,7 +315,7 @@ class Applier:
         """
         request = Request(*self._requests.sessions.begin(), worker)
 
-        def send() -> Counted:
-            return self._scripts.set_quorum(request, change)
+        def send() -> Reply:
+            return self._scripts.set_quorum(**request.arguments(), **change)
 
         self._requests.execute(request, send, lambda _: None, f"{label}: to change the quorum")

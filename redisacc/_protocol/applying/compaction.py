@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
@@ -21,8 +20,8 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropped
-from redisacc._protocol.scripts.applying import Full
-from redisacc._protocol.scripts.requests import Counted, GradientRequest
+from redisacc._protocol.scripts.runner import COUNTED, Reply
+from redisacc._protocol.scripts.sessions import GradientRequest
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -44,7 +43,6 @@ COMPACT_BYTES = 128 * 2**20
 COMPACTING_MS = 5000
 COMPACTING_PAUSE = 0.01
 
-Reply = Counted | Full | Literal["would_accept", "changed", "unstaged", "unconfirmed"]
 
 # Sends a gradient, given the request, the buffered gradients that it replaces, and the weight that the gradient of the
 # request has in it.
@@ -60,7 +58,7 @@ class Compactor:
         self._spec = spec
         self._telemetry = telemetry
 
-    def make_room(self, gradient: Gradient, request: GradientRequest, full: Full, send: Send) -> Reply:
+    def make_room(self, gradient: Gradient, request: GradientRequest, full: Reply, send: Send) -> Reply:
         """Compacts, or pauses while another client does.
 
         Args:
@@ -105,7 +103,7 @@ class Compactor:
         return reply == token.encode()
 
     def _compact(
-        self, gradient: Gradient, request: GradientRequest, full: Full, send: Send, operation: Operation
+        self, gradient: Gradient, request: GradientRequest, full: Reply, send: Send, operation: Operation
     ) -> Reply:
         """Replaces some buffered gradients by their sum with the new one.
 
@@ -120,7 +118,7 @@ class Compactor:
             if self._transport.call("HGET", self._keys.record, "round_shape") == shape_text(shape).encode():
                 raise
             # The gradients have another shape: the round was taken meanwhile, and these belong to the next one.
-            return "changed"
+            return Reply(outcome="changed")
         seen = sum(held.nbytes for held in buffered)
         choices = [_cheapest(buffered)]
         for more in (_oldest(buffered), buffered[:COMPACT_GRADIENTS]):
@@ -128,12 +126,12 @@ class Compactor:
                 choices.append(more)
         for chosen in choices:
             reply = self._swap(gradient, request, send, chosen, full.weight)
-            if reply == "unconfirmed":
+            if reply.outcome == "unconfirmed":
                 raise no_room(self._keys, gradient, full, "replicas do not confirm a sum of them in time")
-            if isinstance(reply, Counted):
+            if reply.outcome in COUNTED:
                 operation.note_compacted(len(chosen))
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
-            if not (isinstance(reply, Full) and reply.buffered_bytes == seen):
+            if reply.outcome != "full" or reply.buffered_bytes != seen:
                 return reply
             full = reply
         raise no_room(self._keys, gradient, full, "compacting does not help")
@@ -153,12 +151,12 @@ class Compactor:
         round_sum.add(replace(gradient, factor=weight))
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
         reply = send(round_sum.sum() if chosen else gradient, request, chosen, weight)
-        if isinstance(reply, Counted):
+        if reply.outcome in COUNTED:
             free_dropped(self._transport, self._keys, chosen)
         return reply
 
 
-def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
+def no_room(keys: Keys, gradient: Gradient, full: Reply, why: str) -> AccumulatorFullError:
     """Returns the error that says why a gradient cannot be buffered."""
     return AccumulatorFullError(
         f"there is no room for a gradient of {gradient.nbytes} bytes in {shown(keys.name)}: its buffered "

@@ -12,7 +12,7 @@ keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from redisacc._data.gradient import Gradient
 from redisacc._format import buffered as buffered_format
@@ -20,11 +20,11 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
+from redisacc._format.weights import weight_text
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.scripts.applying import Full
-from redisacc._protocol.scripts.partitions import NOTHING_REPLACED, PartitionScripts, RegisteredGradient, Replaced
-from redisacc._protocol.scripts.requests import Counted, GradientRequest
+from redisacc._protocol.scripts.runner import Reply, Scripts
+from redisacc._protocol.scripts.sessions import GradientRequest
 from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._redis.transport import Hint, Transport
 
@@ -32,8 +32,6 @@ from redisacc._redis.transport import Hint, Transport
 # give it up, and its writer has to begin a new one.
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
-
-Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
 
 class PartitionWriter:
@@ -50,9 +48,7 @@ class PartitionWriter:
         scripts, min_replicas, lease_ms: as above.
     """
 
-    def __init__(
-        self, transport: Transport, keys: Keys, scripts: PartitionScripts, *, min_replicas: int, lease_ms: int
-    ) -> None:
+    def __init__(self, transport: Transport, keys: Keys, scripts: Scripts, *, min_replicas: int, lease_ms: int) -> None:
         self._transport = transport
         self._keys = keys
         self.scripts = scripts
@@ -65,7 +61,9 @@ class PartitionWriter:
         request: GradientRequest,
         gradient_id: str,
         replaced: Sequence[BufferedGradient] = (),
+        *,
         summed_weight: float = 1.0,
+        announced_bytes: int,
     ) -> Reply:
         """Makes one attempt to buffer a gradient.
 
@@ -75,25 +73,21 @@ class PartitionWriter:
             gradient_id: its id.
             replaced: the buffered gradients whose sum is part of it, the oldest first.
             summed_weight: the weight that the gradient of the request has in that sum.
+            announced_bytes: a gradient of at least so many is announced before its parts.
 
         Returns:
-            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, "unstaged"
-            if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
-            gradients, and too few replicas have its parts.
+            The reply of ``commit``, or of ``register`` if that refuses. Its outcome is "unstaged" if the attempt was
+            given up by somebody else, so that a new one is needed, or "unconfirmed" if the gradient replaces others,
+            and too few replicas have its parts.
         """
         of = buffered_format.pack_for_partitions(self._keys, gradient)
         nbytes = sum(of.lengths)
-        what: dict[str, Any] = {
-            "gradient": gradient_id,
-            "parts": len(of.parts),
-            "nbytes": nbytes,
-            "replaced": _replaced(replaced, summed_weight),
-        }
-        announced = nbytes >= self.scripts.announced_bytes and not replaced and len(of.header) <= ANNOUNCED_HEADER
-        registered = self.scripts.register(
-            request, **what, lease_ms=lease_of(nbytes), announced=of.header if announced else b""
+        announced = nbytes >= announced_bytes and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        what: dict[str, Any] = {"parts": len(of.parts), "nbytes": nbytes, "replaced": replaced}
+        registered = self.register(
+            request, gradient_id, announced=of.header if announced else b"", summed_weight=summed_weight, **what
         )
-        if not isinstance(registered, RegisteredGradient):
+        if registered.outcome != "registered":
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         with given_up_on_error(self._transport, self._keys, [attempt], min_replicas=self.min_replicas):
@@ -109,24 +103,88 @@ class PartitionWriter:
                 # If the attempt was swept and forgotten before all parts were written, only we know the rest.
                 remove_parts_quietly(self._transport, self._keys, [attempt])
                 self._sweep([attempt])
-                return "unstaged"
+                return Reply(outcome="unstaged")
             if replaced and any(number < self.min_replicas for number in replicas):
                 # Replicas may have confirmed the gradients that it would replace, and their senders know that.
                 self._sweep([attempt])
-                return "unconfirmed"
-            return self.commit(request, **what, place=registered.place, header=of.header, replicas=replicas)
+                return Reply(outcome="unconfirmed")
+            return self.commit(
+                request,
+                gradient_id,
+                place=registered.place,
+                header=of.header,
+                replicas=replicas,
+                ahead_bytes=announced_bytes,
+                summed_weight=summed_weight,
+                **what,
+            )
+
+    def register(
+        self,
+        request: GradientRequest,
+        gradient: str,
+        *,
+        parts: int,
+        nbytes: int,
+        announced: bytes = b"",
+        holds_ms: int = 0,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+    ) -> Reply:
+        """Registers an attempt to store a gradient, before the first of its parts is written.
+
+        Args:
+            request: the request that applies it.
+            gradient: its id.
+            parts: how many parts it has.
+            nbytes: how many bytes they have together.
+            announced: its header, if takers and reducers are told of it; else empty.
+            holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
+            replaced: the buffered gradients whose sum is part of it.
+            summed_weight: the weight that the gradient of the request has in that sum.
+        """
+        return self.scripts.register(
+            **self._attempt(request, gradient, parts, nbytes=nbytes, replaced=replaced, summed_weight=summed_weight),
+            lease_ms=lease_of(nbytes),
+            announced=announced.hex(),
+            holds_ms=holds_ms,
+        )
+
+    @staticmethod
+    def _attempt(
+        request: GradientRequest,
+        gradient: str,
+        parts: int,
+        *,
+        nbytes: int,
+        replaced: Sequence[BufferedGradient],
+        summed_weight: float,
+    ) -> dict[str, Any]:
+        """Returns the arguments that ``register`` and ``commit`` have in common."""
+        return {
+            **request.arguments(),
+            "summed_weight": weight_text(summed_weight) if replaced else "",
+            "gradient": gradient,
+            "order": request.order,
+            "parts": parts,
+            "bytes": nbytes,
+            "replaced_bytes": sum(held.nbytes for held in replaced if not held.inline),
+            "replaced": [held.id for held in replaced],
+        }
 
     def commit(
         self,
         request: GradientRequest,
-        *,
         gradient: str,
+        *,
         place: str,
         header: bytes,
         parts: int,
         nbytes: int,
         replicas: Sequence[int],
-        replaced: Replaced = NOTHING_REPLACED,
+        ahead_bytes: int,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
     ) -> Reply:
         """Counts a gradient whose parts are all written.
 
@@ -138,7 +196,9 @@ class PartitionWriter:
             parts: how many parts it has.
             nbytes: how many bytes they have together.
             replicas: how many replicas have confirmed them, of each node that was asked.
+            ahead_bytes: from how many bytes on it wakes a waiting taker to fetch it ahead.
             replaced: the gradients whose sum is part of it.
+            summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
             As ``send``.
@@ -146,19 +206,24 @@ class PartitionWriter:
         lost = self._transport.lost
         attempt = StoredAttempt(f"{gradient}-{place}", parts)
         reply = self.scripts.commit(
-            request, gradient=gradient, place=place, header=header, parts=parts, nbytes=nbytes, replaced=replaced
+            **self._attempt(request, gradient, parts, nbytes=nbytes, replaced=replaced, summed_weight=summed_weight),
+            notes=request.notes,
+            place=place,
+            header=header,
+            ahead_bytes=ahead_bytes,
+            replaced_attempts=[str(StoredAttempt(held.id, len(held.lengths))) for held in replaced if not held.inline],
+            replicated=True,
         )
-        is_counted = isinstance(reply, Counted) and reply.outcome == "applied"
-        if isinstance(reply, Counted):
-            reply.replicas = min([reply.replicas, *replicas])
-            if is_counted and not replaced.ids:
-                return reply
-        if not is_counted and (reply == "expired" or self._transport.lost == lost):
+        reply.replicas = min([reply.replicas, *replicas])
+        is_counted = reply.outcome == "applied"
+        if is_counted and not replaced:
+            return reply
+        if not is_counted and (reply.outcome == "expired" or self._transport.lost == lost):
             # No copy of the commit has counted it, or ever will. A sweeper may have missed parts that were written
             # after it had looked.
             remove_parts_quietly(self._transport, self._keys, [attempt])
-        if reply == "expired":
-            return "unstaged"
+        if reply.outcome == "expired":
+            return Reply(outcome="unstaged")
         self._sweep()
         return reply
 
@@ -184,13 +249,3 @@ class PartitionWriter:
 def lease_of(nbytes: int) -> int:
     """Returns how long an attempt to write that many bytes may take, in milliseconds."""
     return ATTEMPT_MS + nbytes // BYTES_PER_MS
-
-
-def _replaced(gradients: Sequence[BufferedGradient], summed_weight: float) -> Replaced:
-    in_parts = [gradient for gradient in gradients if not gradient.inline]
-    return Replaced(
-        tuple(gradient.id for gradient in gradients),
-        tuple(StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in in_parts),
-        sum(gradient.nbytes for gradient in in_parts),
-        summed_weight,
-    )

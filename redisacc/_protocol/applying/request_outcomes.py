@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from redisacc._data.results import Tally
-from redisacc._protocol.scripts.requests import Fate, Request
+from redisacc._protocol.scripts.sessions import Request
 from redisacc._redis.waits import Waits
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -43,7 +43,7 @@ class Outcomes:
         under_way, counts = self.state
         self.state = (*under_way, request), counts
 
-    def close(self, request: Request, fate: Fate) -> None:
+    def close(self, request: Request, fate: str) -> None:
         """Notes the outcome of a request. A request is counted once, however often it is closed."""
         request.fate = fate
         under_way, counts = self.state

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from redisacc._data.results import Tally
 from redisacc._protocol.applying.request_outcomes import Outcomes, OutcomesOfThreads
-from redisacc._protocol.scripts.base import ForgottenError
-from redisacc._protocol.scripts.requests import Counted, Fate, Request, RequestScripts
-from redisacc._protocol.scripts.sessions import SessionPool
+from redisacc._protocol.scripts.runner import ForgottenError, Reply, Scripts
+from redisacc._protocol.scripts.sessions import Request, SessionPool
 from redisacc._redis.transport import Transport
 from redisacc.errors import (
     DataLossError,
@@ -26,9 +25,9 @@ logger = logging.getLogger("redisacc")
 
 Value = TypeVar("Value")
 # Sends one copy of a request, and returns its outcome.
-Send = Callable[[], Counted]
+Send = Callable[[], Reply]
 # Turns the outcome into the caller's result.
-Finish = Callable[[Counted], Value]
+Finish = Callable[[Reply], Value]
 
 
 class Requests:
@@ -38,7 +37,7 @@ class Requests:
         sessions: lends a session to each request.
     """
 
-    def __init__(self, transport: Transport, scripts: RequestScripts, sessions: SessionPool) -> None:
+    def __init__(self, transport: Transport, scripts: Scripts, sessions: SessionPool) -> None:
         self._transport = transport
         self._scripts = scripts
         self.sessions = sessions
@@ -92,11 +91,10 @@ class Requests:
 
     def _settle(self, outcomes: Outcomes, requests: Sequence[Request]) -> None:
         for request in requests:
-            fate: Fate | None = request.fate
+            fate = request.fate
             if fate is None:
                 try:
-                    counted = self._scripts.resolve(request)
-                    fate = "fenced" if counted is None else counted.outcome
+                    fate = self._scripts.resolve(**Request.arguments(request), allowed=("fenced",)).outcome
                 except ServerError:
                     raise
                 except RedisAccError as error:
@@ -142,7 +140,7 @@ class Requests:
         # No transport has this count, so this assumes that stray copies may still arrive.
         return self._run(request, send, finish, what, outcomes=outcomes, lost=-1)
 
-    def _resolved(self, request: Request, send: Send, finish: Finish[Value], what: str, *, lost: int) -> Counted:
+    def _resolved(self, request: Request, send: Send, finish: Finish[Value], what: str, *, lost: int) -> Reply:
         """Sends a request until its outcome is known, and returns that."""
         session = request.session
         while True:
@@ -172,13 +170,13 @@ class Requests:
                 # This copy was refused, but an earlier one whose connection broke may have been executed, or may still
                 # be on its way and be executed once the reason for the refusal is gone.
                 try:
-                    resolved = self._scripts.resolve(request)
+                    resolved = self._scripts.resolve(**Request.arguments(request), allowed=("fenced",))
                 except NotFoundError:
                     # Its incarnation never comes back, so the outcome would stay unknown forever, and matters no more.
                     raise
                 except RedisAccError as failure:
                     raise self._unknown(request, send, finish, what, failure) from error
-                if resolved is None:
+                if resolved.outcome == "fenced":
                     raise
                 return resolved
 

@@ -13,7 +13,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from redisacc._clock import clock
 from redisacc._data.validation import Array
@@ -24,12 +24,11 @@ from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_beg
 from redisacc._format.upload_layout import UploadLayout
 from redisacc._format.weights import weight_text
 from redisacc._protocol.applying.partition_writer import PartitionWriter, lease_of
+from redisacc._protocol.parts.staging import buffer, staging
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.applying import Full
-from redisacc._protocol.scripts.partitions import RegisteredGradient
-from redisacc._protocol.scripts.requests import Counted, GradientRequest
+from redisacc._protocol.scripts.runner import COUNTED, Reply, Scripts
+from redisacc._protocol.scripts.sessions import GradientRequest
 from redisacc._redis import forks
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import LIMITS, Hint, Transport
@@ -58,9 +57,17 @@ class Upload(ABC):
     """
 
     def __init__(
-        self, transport: Transport, keys: Keys, scripts: Scripts, layout: UploadLayout, request: GradientRequest
+        self,
+        transport: Transport,
+        keys: Keys,
+        scripts: Scripts,
+        layout: UploadLayout,
+        request: GradientRequest,
+        *,
+        ahead_bytes: int,
     ) -> None:
         self.request = request
+        self._ahead_bytes = ahead_bytes
         self.layout = layout
         self._transport = transport
         self._keys = keys
@@ -128,7 +135,7 @@ class Upload(ABC):
         self._is_abandoned = True
         self._alarm.set()
 
-    def commit(self) -> Counted | None:
+    def commit(self) -> Reply | None:
         """Counts the gradient whose parts are all written. None: the whole gradient has to be sent."""
         if self.is_over:
             return self._ask()
@@ -216,12 +223,36 @@ class Upload(ABC):
         """Renews the lease, and returns what the server says."""
 
     @abstractmethod
-    def _commit(self) -> Counted | None:
+    def _commit(self) -> Reply | None:
         """Counts the gradient. None: something is missing."""
 
     @abstractmethod
-    def _ask(self) -> Counted | None:
+    def _ask(self) -> Reply | None:
         """Returns the outcome of a gradient that is dropped. None: it would be accepted."""
+
+    def _renewed(
+        self,
+        message: str,
+        *,
+        attempt: str = "",
+        lease_ms: int = 0,
+        staged: Sequence[str] = (),
+        before: Sequence[Command] = (),
+    ) -> str:
+        """Renews the lease of the attempt, or the expiry of what is staged; tells takers; returns the outcome."""
+        request = self.request
+        reply = self._scripts.renew_upload(
+            worker=request.worker,
+            local_step=request.local_step,
+            once=request.once,
+            attempt=attempt,
+            lease_ms=lease_ms,
+            expiry_ms=STAGING_MS,
+            message=message,
+            staged=staged,
+            before=before,
+        )
+        return reply.outcome
 
     @abstractmethod
     def _remove(self) -> None:
@@ -234,11 +265,12 @@ class StagedUpload(Upload):
     _extended = 0.0
 
     def _begin(self) -> None:
-        stage = self._scripts.stage(self.request, gradient=self._name, header=self.layout.header, holds_ms=HOLDS_MS)
         self._extended = clock.now()
-        message = parts_arrived(self._name, 0)
-        before = [stage] if self.is_announced else ()
-        self._note(self._scripts.renew_upload(self.request, message=message, before=before))
+        before = []
+        if self.is_announced:
+            header = self.layout.header
+            before = [staging(self._scripts, self.request, gradient=self._name, header=header, holds_ms=HOLDS_MS)]
+        self._note(self._renewed(parts_arrived(self._name, 0), before=before))
 
     def _write(self, batch: Sequence[int]) -> None:
         commands: list[Command] = []
@@ -253,25 +285,30 @@ class StagedUpload(Upload):
         if clock.now() - self._extended >= EXTENSION:
             self._extended = clock.now()
             staged = [self._keys.place(self._name), *[self._keys.staged(self._name, part) for part in self._written]]
-        return self._scripts.renew_upload(self.request, staged=staged, message=parts_arrived(self._name, 0))
+        return self._renewed(parts_arrived(self._name, 0), staged=staged)
 
-    def _commit(self) -> Counted | None:
+    def _commit(self) -> Reply | None:
         return self._buffer(self.layout.header)
 
-    def _ask(self) -> Counted | None:
+    def _ask(self) -> Reply | None:
         return self._buffer(b"")
 
-    def _buffer(self, header: bytes) -> Counted | None:
+    def _buffer(self, header: bytes) -> Reply | None:
         try:
-            reply = self._scripts.buffer(
+            before = []
+            if header and self.is_announced and self.request.weight != 1:
+                # It was announced with a weight of 1.
+                before = [staging(self._scripts, self.request, gradient=self._name, header=header)]
+            reply = buffer(
+                self._scripts,
+                self._keys,
                 self.request,
                 gradient=self._name,
                 header=header,
                 data=b"",
                 lengths=self.layout.lengths,
-                stage=(),
-                # It was announced with a weight of 1.
-                announced=bool(header) and self.is_announced and self.request.weight != 1,
+                ahead_bytes=self._ahead_bytes,
+                before=before,
             )
         except ServerUnavailableError:
             # The next copy of the request may count the parts.
@@ -279,7 +316,7 @@ class StagedUpload(Upload):
         except RedisAccError:
             self._remove()
             raise
-        return reply if isinstance(reply, Counted) else None
+        return reply if reply.outcome in COUNTED else None
 
     def _remove(self) -> None:
         keys = [self._keys.place(self._name), *self._keys.staged_parts(self._name, len(self.layout.lengths))]
@@ -292,19 +329,11 @@ class StagedUpload(Upload):
 class PartitionedUpload(Upload):
     """An upload to partitions: an attempt that the leader lists under a lease."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        keys: Keys,
-        layout: UploadLayout,
-        request: GradientRequest,
-        *,
-        writer: PartitionWriter,
-    ) -> None:
+    def __init__(self, *of: Any, ahead_bytes: int, writer: PartitionWriter) -> None:
         self._writer = writer
         self._replicas: list[int] = []
         self._place: str | None = None
-        super().__init__(transport, keys, writer.scripts, layout, request)
+        super().__init__(*of, ahead_bytes=ahead_bytes)
 
     @property
     def _attempt(self) -> StoredAttempt:
@@ -312,28 +341,27 @@ class PartitionedUpload(Upload):
 
     def _begin(self) -> None:
         registered = self._register(announced=self.layout.header if self.is_announced else b"")
-        if isinstance(registered, RegisteredGradient):
+        if registered.outcome == "registered":
             self._place = registered.place
-        elif isinstance(registered, Counted):
+        elif registered.outcome in COUNTED:
             self.is_over = True
         else:
             self._has_failed = True
 
-    def _register(self, *, announced: bytes = b"") -> RegisteredGradient | Counted | Full | Literal["changed"]:
-        return self._writer.scripts.register(
+    def _register(self, *, announced: bytes = b"") -> Reply:
+        return self._writer.register(
             self.request,
-            gradient=self._name,
+            self._name,
             parts=len(self.layout.lengths),
             nbytes=self.layout.nbytes,
-            lease_ms=lease_of(self.layout.nbytes),
             announced=announced,
             holds_ms=HOLDS_MS,
         )
 
-    def _ask(self) -> Counted | None:
+    def _ask(self) -> Reply | None:
         # An attempt that this begins has no parts, and ends with its lease.
         registered = self._register()
-        return registered if isinstance(registered, Counted) else None
+        return registered if registered.outcome in COUNTED else None
 
     def _write(self, batch: Sequence[int]) -> None:
         attempt, step = self._attempt.id, len(self._keys.partitions)
@@ -358,14 +386,10 @@ class PartitionedUpload(Upload):
             self._replicas += replicas
 
     def _renew(self) -> str:
-        return self._scripts.renew_upload(
-            self.request,
-            attempt=str(self._attempt),
-            lease_ms=lease_of(self.layout.nbytes),
-            message=parts_arrived(self._attempt.id, 0, 0),
-        )
+        message = parts_arrived(self._attempt.id, 0, 0)
+        return self._renewed(message, attempt=str(self._attempt), lease_ms=lease_of(self.layout.nbytes))
 
-    def _commit(self) -> Counted | None:
+    def _commit(self) -> Reply | None:
         assert self._place is not None
         request, layout = self.request, self.layout
         with given_up_on_error(self._transport, self._keys, [self._attempt], min_replicas=self._writer.min_replicas):
@@ -378,14 +402,15 @@ class PartitionedUpload(Upload):
                 self._transport.pipeline([Hint(("PUBLISH", self._keys.wake, text))])
             reply = self._writer.commit(
                 request,
-                gradient=self._name,
+                self._name,
                 place=self._place,
                 header=layout.header,
                 parts=len(layout.lengths),
                 nbytes=layout.nbytes,
                 replicas=self._replicas,
+                ahead_bytes=self._ahead_bytes,
             )
-        return reply if isinstance(reply, Counted) else None
+        return reply if reply.outcome in COUNTED else None
 
     def _remove(self) -> None:
         if self._place is not None:

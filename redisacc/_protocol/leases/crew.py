@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew
@@ -13,11 +14,11 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
-from redisacc._protocol.scripts.crews import CrewScripts, HeldByOther
+from redisacc._protocol.scripts.runner import OF_CREWS, Scripts
 from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import shown
+from redisacc._text import printable, shown
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -27,6 +28,21 @@ LEASE = 10.0
 
 
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
+
+
+@dataclass(frozen=True)
+class HeldByOther:
+    """A lease that another process holds.
+
+    Attributes:
+        left: seconds until it expires, unless it is extended.
+        process: the identity of its process, as far as it can be trusted.
+        who: a printable name of the holder, for people.
+    """
+
+    left: float
+    process: str
+    who: str
 
 
 class Crew:
@@ -45,7 +61,7 @@ class Crew:
     def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
         self.transport = transport
         self._key = Keys(name).crew
-        self._scripts = CrewScripts(transport, Keys(name))
+        self._scripts = Scripts(transport, Keys(name), OF_CREWS, holder=holder, who=who)
         self._name = name
         self._holder = holder
         self._who = who
@@ -94,16 +110,17 @@ class Crew:
             NotFoundError: there is no such lease, because the accumulator was deleted, or lost by the
                 server; and it ``extends``, or ``renews`` and there is no accumulator.
         """
-        return self._scripts.hold_lease(
+        reply = self._scripts.hold_lease(
             place=place,
-            holder=self._holder,
             process=own_identity(),
-            who=self._who,
             lease_ms=round(LEASE * 1000),
             dead=dead,
             renews=renews,
             extends=extends,
             timeout=timeout,
+        )
+        return (
+            None if reply.outcome == "held" else HeldByOther(reply.left_ms / 1000, reply.process, printable(reply.who))
         )
 
     def _take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
@@ -213,7 +230,7 @@ class Crew:
 
     def release(self, place: str, *, timeout: float) -> None:
         """Gives a lease back, so that no process has to wait for it to expire."""
-        self._scripts.release_lease(place=place, holder=self._holder, process=own_identity(), timeout=timeout)
+        self._scripts.release_lease(place=place, process=own_identity(), timeout=timeout)
 
     def is_deleted(self, incarnation: str) -> bool:
         """Returns whether the training was deleted whose parameters have this incarnation."""

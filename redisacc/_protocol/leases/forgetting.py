@@ -7,8 +7,7 @@ import secrets
 from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._protocol.leases.crew import Crew
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.crews import CrewScripts
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, OF_CREWS, Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
@@ -46,10 +45,10 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
                 "is dead, wait for that time and forget it then"
             )
         # If somebody takes the lease meanwhile, the holder is another one, and nothing happens.
-        found |= CrewScripts(transport, keys).release_lease(
-            place=member.place, holder=member.holder, process=member.process
-        )
-    scripts = Scripts(transport, keys, incarnation=incarnation)
+        release = Scripts(transport, keys, OF_CREWS).release_lease
+        reply = release(place=member.place, holder=member.holder, process=member.process)
+        found |= reply.outcome == "released"
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=incarnation)
     for session in sessions_of(keys, scan(transport, keys.sessions), worker):
-        found |= scripts.forget_worker(session=session, worker=worker)
+        found |= scripts.forget_worker(session=session, worker=worker).outcome == "cleared"
     return found

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys, ParameterKeys, PartitionedKeys
-from redisacc._protocol.parts.sweep import remove_parts
+from redisacc._protocol.parts.sweep import listed_attempts, remove_parts
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
-from redisacc._protocol.scripts.attempts import listed_attempts
-from redisacc._protocol.scripts.deletion import Deletion
-from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.runner import Scripts
 from redisacc._redis.hash_scan import Fields, scan
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -30,11 +28,14 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
         incarnation: which accumulator of that name.
         timeout: seconds that each step tries to reach the server. The first step that fails ends the deletion.
     """
-    scripts = PartitionScripts(transport, keys, incarnation=incarnation)
+    current = keys.current
+    others = [current.sums, current.buffered, current.inline, current.workers, keys.sessions, keys.queue]
+    others += [keys.takers, keys.taken, keys.recovered, keys.compacting, keys.attempts, keys.crew, *keys.reducers]
     delete_in_steps(
         transport,
         keys,
-        lambda finish: scripts.delete(finish=finish, timeout=timeout),
+        incarnation,
+        others,
         lambda: _remove_contents(transport, keys, timeout),
         sibling=ParameterKeys(keys.name),
         timeout=timeout,
@@ -44,9 +45,11 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
 def delete_in_steps(
     transport: Transport,
     keys: Keys | ParameterKeys,
-    run: Callable[[bool], Deletion],
+    incarnation: str,
+    others: Sequence[str],
     remove_contents: Callable[[], None],
     *,
+    marks: Sequence[str] = (),
     sibling: Keys | ParameterKeys,
     timeout: float,
 ) -> None:
@@ -55,13 +58,18 @@ def delete_in_steps(
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator or of the parameters.
-        run: calls the script that closes the record, or, with True, removes it.
+        incarnation: the incarnation to delete.
+        others: all other keys of a fixed name that belong to it. The server refuses the script to users who may not
+            touch each of them, whether it exists or not, so these keys also decide who may delete.
+        marks: keys that get a mark of the deletion, from which others learn that it was no loss of data.
         remove_contents: removes everything that is too much for the script. The record is closed then: until it is
             removed, nothing can be added, and nothing can be created under this name.
         sibling: the keys of the parameters or of the accumulator that may have the same name.
         timeout: seconds that each step tries to reach the server.
     """
-    if run(False) != "closed":
+    wakes = isinstance(keys, Keys)
+    delete = Scripts(transport, keys, {}, base=keys.record, incarnation=incarnation, wakes=wakes).delete
+    if delete(finish=False, marks=marks, others=others, timeout=timeout).outcome != "closed":
         return
     remove_contents()
     if not transport.call("EXISTS", sibling.record, timeout=timeout):
@@ -69,7 +77,7 @@ def delete_in_steps(
         # there.
         with contextlib.suppress(CorruptDataError, NotPermittedError):
             transport.call("SREM", NAMES, keys.name, timeout=timeout)
-    run(True)
+    delete(finish=True, marks=marks, others=others, timeout=timeout)
 
 
 def remove_attempted(transport: Transport, keys: PartitionedKeys, *, timeout: float) -> None:
@@ -81,7 +89,9 @@ def remove_attempted(transport: Transport, keys: PartitionedKeys, *, timeout: fl
 
 
 def _remove_contents(transport: Transport, keys: Keys, timeout: float) -> None:
-    keys = with_partitions(transport, keys, timeout=timeout)
+    with contextlib.suppress(CorruptDataError):
+        # Otherwise `redisacc gc` finds the parts in partitions that this handle does not know.
+        keys = with_partitions(transport, keys, timeout=timeout)
     try:
         rounds = all_rounds(transport, keys, timeout=timeout)
     except CorruptDataError:

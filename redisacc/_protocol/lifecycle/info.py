@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
@@ -60,7 +60,7 @@ class AccumulatorInfo:
         reduction_type: "MEAN" or "SUM".
         sparse_mean: the divisor of the sum of a row for "MEAN": the number of gradients that held its "index", or of
             all gradients of the "round". Always "index" for a dense accumulator, where it has no meaning.
-        missing_leaves: the divisor of the mean of a leaf that some gradients of the round lack: "zero" for the number
+        missing: the divisor of the mean of a leaf that some gradients of the round lack: "zero" for the number
             of all gradients, "skip" for the number of gradients that have it. "zero" if the gradients are not trees.
         incarnation: a random id given at creation.
         global_step: the current step.
@@ -110,7 +110,7 @@ class AccumulatorInfo:
     num_leaves: int | None
     reduction_type: str
     sparse_mean: str
-    missing_leaves: str
+    missing: str
     incarnation: str
     global_step: int
     num_accumulated: int
@@ -177,6 +177,10 @@ class AccumulatorInfo:
         that were not seen for an hour, a few whenever another one sends its first gradient.
         """
         return self.states.gone
+
+
+# The attributes that are those of the record.
+_OF_THE_RECORD = [attribute.name for attribute in fields(AccumulatorInfo) if attribute.name in Record.__annotations__]
 
 
 def _created_at(keys: Keys, ms: int) -> datetime.datetime:
@@ -259,8 +263,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
             *(scan_command(key) for key in hashes),
         ]
     )
-    fields = Record(keys, record)
-    leases = transport.pipeline(lease_commands(Keys(keys.name, fields.partitions)))
+    found = Record(keys, record)
+    leases = transport.pipeline(lease_commands(Keys(keys.name, found.partitions)))
     workers, takers, taken, sessions, crew = (
         scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
@@ -269,49 +273,23 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         parse_waiting(keys, token, takers[token]) for token in _whole_queue(transport, keys, queue) if token in takers
     ]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
-    created_at = _created_at(keys, fields.created_ms)
+    created_at = _created_at(keys, found.created_ms)
     in_round = parse_workers(workers, keys.current.workers)
     now_ms = clock_ms(clock)
     read_at = time_of(now_ms)
     members = parse_crew(keys.crew, crew, now_ms)
     known_workers, seen = parse_known_workers(keys, sessions, in_round, members, read_at)
     return AccumulatorInfo(
+        **{name: getattr(found, name) for name in _OF_THE_RECORD},
         name=keys.name,
-        kind=fields.kind,
-        dtype=fields.dtype,
-        shape=fields.shape,
-        num_leaves=fields.num_leaves,
-        reduction_type=fields.reduction_type,
-        sparse_mean=fields.sparse_mean,
-        missing_leaves=fields.missing,
-        incarnation=fields.incarnation,
-        global_step=fields.global_step,
-        num_accumulated=fields.num_accumulated,
-        round_shape=fields.round_shape,
-        applied=fields.applied,
-        stale=fields.stale,
-        repeated=fields.repeated,
-        duplicates=fields.duplicates,
-        takes=fields.takes,
         buffered=int(buffered),
-        buffered_bytes=fields.buffered_bytes,
-        buffer_limit=fields.buffer_limit,
-        once_per_worker=fields.once_per_worker,
-        max_staleness=fields.max_staleness,
-        staleness=fields.staleness,
-        staleness_weight=fields.staleness_weight,
-        normalize=fields.normalize,
-        order=fields.order,
-        total_weight=fields.total_weight,
-        partitions=fields.partitions,
         attempts=len(attempts),
-        quorum=fields.quorum,
         workers=in_round,
         waiting=waiting,
-        unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
+        unacknowledged=sorted((one for state, one in rounds if state == "granted"), key=lambda one: one.granted_at),
         created_at=created_at,
         known_workers=known_workers,
-        last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        last_activity=max([created_at, *seen, *(one.granted_at for _, one in rounds)]),
         metrics=_metrics(keys, metrics)
         if latest is None
         else parse_history(parameters.record, [latest], None)[0].metrics,

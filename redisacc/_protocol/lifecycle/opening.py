@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from redisacc._clock import durations
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._data.weights import CONSTANT
-from redisacc._format.keys import NAMES, Keys
-from redisacc._format.partitions import automatic_partitions, choose_partitions
-from redisacc._format.record import FORMAT
+from redisacc._format.keys import DELETING, NAMES, Keys
+from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
+from redisacc._format.record import ABSENT, FIELDS, FORMAT, check_format
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.opening import Deleting, Opened, Schema
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Reply, Scripts, text_of
 from redisacc._redis.reply_errors import NotPermittedError
+from redisacc._redis.script_loader import load
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
@@ -30,70 +31,88 @@ BUFFER_LIMIT = 256 * 2**20
 # worker, and compacting them would change their order.
 BUFFER_LIMIT_BY_WORKER = 10**15 - 1
 
+# Fields of the record that its creator chooses -> the options that set them.
+SETTINGS: Mapping[str, str] = {
+    "buffer_limit": "limits.buffer",
+    "once_per_worker": "once_per_worker",
+    "max_staleness": "staleness.most",
+    "staleness_weight": "staleness.weight",
+    "normalize": "mean.by",
+    "order": "order",
+}
+DEFAULTS: Mapping[str, Any] = {
+    "once_per_worker": False,
+    "max_staleness": 0,
+    "staleness_weight": CONSTANT,
+    "normalize": "weights",
+    "order": "arrival",
+}
+# The same for what is accumulated.
+_SCHEMA: Mapping[str, str] = {
+    **{name: name for name in ("kind", "dtype", "shape", "reduction_type")},
+    "sparse_mean": "mean.rows",
+    "missing": "mean.missing",
+}
+
 
 def open_accumulator(
     transport: Transport,
     keys: Keys,
-    scripts: Scripts,
     spec: AccumulatorSpec,
+    settings: Mapping[str, Any],
     *,
-    buffer_limit: int | None,
-    once_per_worker: bool | None,
-    max_staleness: int | None,
-    staleness_weight: str | None,
-    normalize: str | None,
-    order: str | None,
     partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
     incarnation: str | None = None,
-) -> Opened:
+) -> Reply:
     """Opens or creates the accumulator with these keys.
 
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
-        scripts: not yet bound to an incarnation.
         spec: the specification that the caller expects.
-        buffer_limit: bytes; None: as with an existing accumulator, and the default for a new one.
-        once_per_worker: whether a round accepts one gradient of each worker only; None: as an existing accumulator
-            does, and no for a new one.
-        max_staleness: by how many steps a gradient may be late; None: as with an existing accumulator, and 0 for a new
-            one.
-        staleness_weight: how staleness changes weights, as text; None: as with an existing accumulator, and not at all
+        settings: the fields of the record that are ``SETTINGS``. None: as with an existing accumulator, and the default
             for a new one.
-        normalize: the divisor of means; None: as with an existing accumulator, and the weights for a new one.
-        order: the order in which the gradients of a round are added; None: as with an existing accumulator, and the
-            order of arrival for a new one.
         partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
             if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
 
+    Returns:
+        The accumulator as it was created, by the fields of its record; and ``can_add_in_place``, whether the server's
+        Lua can add.
+
     Raises:
         NotFoundError: there is none, and none was to be created, or it is another incarnation.
         InvalidArgumentError: it was created as something else.
+        CorruptDataError: the record belongs to another version of the data model.
     """
-    schema = Schema(FORMAT, **spec.schema)
-    default_limit = BUFFER_LIMIT_BY_WORKER if order == "worker" else BUFFER_LIMIT
+    default_limit = BUFFER_LIMIT_BY_WORKER if settings["order"] == "worker" else BUFFER_LIMIT
+    new = {"buffer_limit": default_limit, **DEFAULTS}
+    new |= {name: value for name, value in settings.items() if value is not None}
     chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
+    scripts = Scripts(transport, keys, OF_ACCUMULATORS)
     while True:
         try:
             opened = scripts.open(
+                **{name: str(int(value)) if isinstance(value, int) else value for name, value in new.items()},
+                **spec.schema,
                 incarnation=secrets.token_hex(16),
-                schema=schema,
+                format=FORMAT,
                 chunk=spec.chunk,
                 lease_ms=lease_ms,
-                buffer_limit=default_limit if buffer_limit is None else buffer_limit,
-                once_per_worker=bool(once_per_worker),
-                max_staleness=max_staleness or 0,
-                staleness_weight=staleness_weight or CONSTANT,
-                normalize=normalize or "weights",
-                order=order or "arrival",
-                partitions=chosen,
+                partitions=partitions_text(chosen),
                 create=create and incarnation is None,
+                timeout=durations.opening,
             )
+        except NotPermittedError:
+            # An observer may read but not run scripts. The server refuses everything else that it tries as well.
+            found = _read_only(transport, keys, scripts)
+            if found is None:
+                raise
+            opened = found
         except NotFoundError:
             if create:
                 raise
@@ -101,31 +120,48 @@ def open_accumulator(
                 f"there is no accumulator {shown(keys.name)}, and create=False forbids to create one"
                 f"{suggestion(transport, keys.name)}"
             ) from None
-        if isinstance(opened, Opened):
+        if opened.outcome == "other_format":
+            check_format(keys.name, opened.format)
+        if opened.outcome == "opened":
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
-        assert isinstance(opened, Deleting)
         delete(transport, keys, opened.incarnation)
+    for field in FIELDS:
+        if field.name in ("normalize", "order", "once_per_worker", "partitions"):
+            text = getattr(opened, field.name)
+            try:
+                setattr(opened, field.name, field.parse(text))
+            except ValueError:
+                raise CorruptDataError(
+                    f"{keys.record}: {field.name} is {shown(text)}, which redisacc did not write"
+                ) from None
+    opened.can_add_in_place = opened.struct == "yes"
     if incarnation not in (None, opened.incarnation):
         raise NotFoundError(
             f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
             "name"
         )
-    _check_schema(
-        keys,
-        opened,
-        schema,
-        buffer_limit=buffer_limit,
-        once_per_worker=once_per_worker,
-        max_staleness=max_staleness,
-        staleness_weight=staleness_weight,
-        normalize=normalize,
-        order=order,
-        partitions=partitions,
-    )
+    _check_schema(keys, opened, {**spec.schema, **settings}, partitions)
     if not lease_ms:
         list_name(transport, keys.name)
     return opened
+
+
+def _read_only(transport: Transport, keys: Keys, scripts: Scripts) -> Reply | None:
+    """Reads what the script would reply; None if there is nothing that can be used."""
+    names = load("open").replies["opened"][2:]
+    values = transport.call("HMGET", keys.record, *names, timeout=durations.opening)
+    absent = {**ABSENT, "losses": b"0"}
+    found: dict[str, Any] = {
+        name: absent.get(name) if value is None else value for name, value in zip(names, values, strict=True)
+    }
+    if isinstance(found["format"], bytes):
+        check_format(keys.name, text_of(found["format"]))
+    if any(not isinstance(value, bytes) for value in found.values()):
+        return None
+    if found["incarnation"].startswith(DELETING.encode()):
+        return None
+    return scripts.parse("open", [b"opened", b"no", b"0", *found.values()])
 
 
 def _partitions(
@@ -141,46 +177,20 @@ def _partitions(
 
 
 def _check_schema(
-    keys: Keys,
-    opened: Opened,
-    wanted: Schema,
-    *,
-    buffer_limit: int | None,
-    once_per_worker: bool | None,
-    max_staleness: int | None,
-    staleness_weight: str | None,
-    normalize: str | None,
-    order: str | None,
-    partitions: int | Literal["auto"] | None,
+    keys: Keys, opened: Reply, wanted: Mapping[str, Any], partitions: int | Literal["auto"] | None
 ) -> None:
-    num_partitions = len(opened.partitions) or 1
     # Of two trees, the leaf in which they differ says more.
-    is_tree = opened.schema.kind == wanted.kind == "tree"
+    is_tree = opened.kind == wanted["kind"] == "tree"
     differences = [
-        f"{what} is {there if isinstance(there, int) else printable(there, QUOTED)}, not {here}"
-        for what, there, here in (
-            ("kind", opened.schema.kind, wanted.kind),
-            ("dtype", opened.schema.dtype, wanted.dtype),
-            ("shape", opened.schema.shape, wanted.shape),
-            ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
-            ("mean.rows", opened.schema.sparse_mean, wanted.sparse_mean),
-            ("mean.missing", opened.schema.missing, wanted.missing),
-            ("limits.buffer", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
-            (
-                "once_per_worker",
-                opened.once_per_worker,
-                opened.once_per_worker if once_per_worker is None else once_per_worker,
-            ),
-            ("staleness.most", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
-            ("staleness.weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
-            ("mean.by", opened.normalize, normalize or opened.normalize),
-            ("order", opened.order, order or opened.order),
-            ("number of partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
-        )
-        if there != here and not (is_tree and what in ("dtype", "shape"))
+        f"{option} is {printable(there, QUOTED) if isinstance(there, str) else there}, not {wanted[name]}"
+        for name, option in {**_SCHEMA, **SETTINGS}.items()
+        if wanted[name] not in (None, there := getattr(opened, name)) and not (is_tree and name in ("dtype", "shape"))
     ]
-    if is_tree and opened.schema.tree != wanted.tree:
-        differences.append(_tree_difference(keys, opened.schema.tree, wanted.tree))
+    number = len(opened.partitions) or 1
+    if isinstance(partitions, int) and partitions != number:
+        differences.append(f"number of partitions is {number}, not {partitions}")
+    if is_tree and opened.tree != wanted["tree"]:
+        differences.append(_tree_difference(keys, opened.tree, wanted["tree"]))
     if differences:
         raise InvalidArgumentError(
             f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}. "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.scripts.parameters import amend_latest
+from redisacc._protocol.parameters.version_writer import amend_latest
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError

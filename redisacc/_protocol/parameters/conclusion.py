@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.scripts.parameters import amend_latest
+from redisacc._protocol.parameters.version_writer import amend_latest
 from redisacc._redis.transport import Transport
 
 

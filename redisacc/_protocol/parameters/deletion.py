@@ -7,7 +7,6 @@ import contextlib
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions_text
 from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
-from redisacc._protocol.scripts.parameters import ParameterScripts
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 
@@ -21,12 +20,14 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
         incarnation: which parameters of that name.
         timeout: seconds that each step tries to reach the server. The first step that fails ends the deletion.
     """
-    scripts = ParameterScripts(transport, keys)
     delete_in_steps(
         transport,
         keys,
-        lambda finish: scripts.delete(incarnation=incarnation, finish=finish, timeout=timeout),
+        incarnation,
+        # Only operators may touch `guard`, by the rules of `redisacc acl`.
+        [keys.attempts, keys.claims, keys.history, keys.guard],
         lambda: _remove_contents(transport, keys, timeout),
+        marks=[keys.deleted],
         sibling=Keys(keys.name),
         timeout=timeout,
     )

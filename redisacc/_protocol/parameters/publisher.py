@@ -34,8 +34,8 @@ from redisacc._protocol.parameters.marks import is_lost
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
-from redisacc._protocol.parameters.version_writer import Begun, Reply, Version, VersionWriter
-from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, ParameterScripts, replaced
+from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, Scripts, refused
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
@@ -120,7 +120,7 @@ class Publisher:
         self._reader = reader
         self._encoding = encoding
         self._partitions = partitions
-        self._scripts = ParameterScripts(transport, keys)
+        self._scripts = Scripts(transport, keys, OF_PARAMETERS)
         self._lock = transport.waits.lock()
         self._schema: Schema | None = None
         self._last: _Published | None = None
@@ -267,8 +267,8 @@ class Publisher:
         begun = writer.begin(follows, name, brought)
         if isinstance(begun, Begun):
             planned = self._plan(wanted, begun.version, last, has_losses)
-            reply: Reply = writer.write(self._packed(wanted, planned, begun.version, follows, publisher))
-            if reply == "published":
+            reply = writer.write(self._packed(wanted, planned, begun.version, follows, publisher))
+            if reply.outcome == "published":
                 self._reader.learn(incarnation, keys, wanted.schema)
                 self._schema = wanted.schema
                 self._last = _Published(begun.version, wanted.step, planned.manifest, self._encoding)
@@ -277,12 +277,12 @@ class Publisher:
         else:
             reply = begun
         self._last = None
-        self._has_losses = reply == "lost"
-        if isinstance(reply, BeingDeleted):
+        self._has_losses = reply.outcome == "lost"
+        if reply.outcome == "deleting":
             # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
             delete_parameters(self._transport, keys, reply.incarnation)
             return "the parameters were being deleted"
-        return _CAUSES[reply]
+        return _CAUSES[reply.outcome]
 
     def _poll_or_lost(self) -> ParameterRecord | None:
         """Returns the record, or None if the server has lost it.
@@ -327,7 +327,7 @@ class Publisher:
             if begun is None:
                 return self._reader.incarnation, self._reader.keys
             if begun[0] != self._reader.incarnation:
-                raise replaced(self._keys.name)
+                raise refused(OF_PARAMETERS["replaced"], self._keys)
         if begun is not None:
             # Somebody else is publishing the first version, or died while publishing it.
             self._check_begun(begun[1])

@@ -26,7 +26,7 @@ from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
-from redisacc._protocol.scripts.parameters import gone, replaced
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, refused
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -107,7 +107,7 @@ class ParameterReader:
             return None
         # If the version is published again after a loss, it may be another one of the same step.
         self._read = None
-        raise gone(self._keys.name) if record is None else replaced(self._keys.name)
+        raise refused(OF_PARAMETERS["missing" if record is None else "replaced"], self._keys)
 
     def manifest(self, record: ParameterRecord) -> Manifest | None:
         """Returns the blobs of a version, also the retired ones, or None if it is no longer the latest."""
@@ -130,7 +130,7 @@ class ParameterReader:
         if self._schema is None:
             incarnation, text = self._transport.call("HMGET", self._keys.record, "incarnation", "structure")
             if incarnation is None or incarnation.decode(errors="replace") != self.incarnation:
-                raise gone(self._keys.name)
+                raise refused(OF_PARAMETERS["missing"], self._keys)
             self._schema = parse_schema(self._keys, "structure", text)
         return self._schema
 

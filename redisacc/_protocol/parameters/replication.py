@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.scripts.parameters import ParameterScripts
-from redisacc._protocol.scripts.replication import confirmed, wait_commands
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, Scripts, confirmed, wait_commands
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import NotReplicatedError
@@ -49,12 +48,14 @@ def confirm_version(
         found = transport.scatter([[("APPEND", key, b"") for key in batch] for batch in batches], after=after)
         counts += [confirmed(batch[0], replies[-1:]) for batch, replies in zip(batches, found, strict=True)]
     counts.append(
-        ParameterScripts(transport, keys).amend(
+        Scripts(transport, keys, OF_PARAMETERS, min_replicas=min_replicas)
+        .amend(
             incarnation=incarnation,
             event="confirming",
             fields=["min_replicas", str(min_replicas)],
-            min_replicas=min_replicas,
+            replicated=True,
         )
+        .replicas
     )
     if min(counts) < min_replicas:
         raise NotReplicatedError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, staging_ms
@@ -28,18 +28,27 @@ from redisacc._protocol.applying.partition_writer import lease_of
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.scripts.parameters import (
-    BeingDeleted,
-    Follows,
-    ParameterScripts,
-    Refusal,
-    RegisteredVersion,
-)
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError, ServerUnavailableError
 
-Reply = Literal["published", "expired", "lost"] | Refusal
+
+@dataclass(frozen=True)
+class Follows:
+    """Which version is published, and what it follows.
+
+    Attributes:
+        incarnation: the incarnation that the client has seen; for a first version, the one that it gets.
+        previous: id of the version that it follows; "" if it is the first.
+        step: its step.
+        replaces: whether it may have the step of the version that it follows, because that has lost parts.
+    """
+
+    incarnation: str
+    previous: str
+    step: int
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ class VersionWriter:
     def __init__(self, transport: Transport, keys: ParameterKeys) -> None:
         self._transport = transport
         self._keys = keys
-        self._scripts = ParameterScripts(transport, keys)
+        self._scripts = Scripts(transport, keys, OF_PARAMETERS)
 
-    def begin(self, follows: Follows, name: str, blobs: Sequence[Blob]) -> Begun | Refusal:
+    def begin(self, follows: Follows, name: str, blobs: Sequence[Blob]) -> Begun | Reply:
         """Begins an attempt to publish a version. In one slot, the server learns of it when it has all parts.
 
         Args:
@@ -102,25 +111,24 @@ class VersionWriter:
             blobs: the blobs that it will bring.
 
         Returns:
-            `Begun`; or, with nothing changed, why there can be no such version.
+            `Begun`; or, with nothing changed, the reply that says why there can be no such version.
         """
         if not self._keys.partitions:
             return Begun(name)
-        registered = self._scripts.register_version(
-            follows,
+        reply = self._scripts.register_version(
+            **vars(follows),
             version=name,
             partitions=partitions_text(self._keys.partitions),
             lease_ms=lease_of(sum([blob.nbytes for blob in blobs])),
             blobs=[str(attempt).removeprefix(f"{name}-") for attempt in self._attempts(blobs)],
         )
-        return Begun(f"{name}-{registered.number}") if isinstance(registered, RegisteredVersion) else registered
+        return Begun(f"{name}-{reply.number}") if reply.outcome == "registered" else reply
 
     def write(self, version: Version) -> Reply:
         """Stores the blobs of a version, and makes it visible.
 
         Returns:
-            "published"; or, with nothing changed, "expired" if a part is not there, "lost" if a part of a blob that
-            the version keeps is not, or why the version is refused.
+            The reply of ``publish``; its outcome is "lost" if a part of a blob that the version keeps is not there.
 
         Raises:
             NotFoundError: the parameters were deleted.
@@ -148,13 +156,10 @@ class VersionWriter:
                 store.append(("SET", key, part, "NX", "PX", expiry_ms))
         lost = self._transport.lost
         try:
-            reply = self._scripts.publish(
-                version.follows,
-                version=version.id,
-                event=version.event,
-                fields=version.fields,
-                past=version.past,
-                parts=lengths,
+            reply = self._publish(
+                version,
+                parts=list(lengths),
+                lengths=list(lengths.values()),
                 unused=self._part_keys(version.retired),
                 before=store,
                 # Nobody refers to these in any case. One to a command, because freeing a large string takes the server
@@ -167,9 +172,22 @@ class VersionWriter:
         except RedisAccError:
             self._remove_unpublished(attempts, lost)
             raise
-        if reply != "published":
+        if reply.outcome != "published":
             self._remove_unpublished(attempts, lost)
         return reply
+
+    def _publish(self, version: Version, *, registered: bool = False, **values: Any) -> Reply:
+        """Runs the script, with empty lists where nothing else is given."""
+        return self._scripts.publish(
+            **vars(version.follows),
+            **{**dict.fromkeys(("parts", "lengths", "unused", "blobs", "retired", "removed"), ()), **values},
+            version=version.id,
+            registered=registered,
+            event=version.event,
+            past=version.past,
+            history=[self._keys.history] if version.past else (),
+            fields=version.fields,
+        )
 
     def _remove_unpublished(self, attempts: Sequence[StoredAttempt], lost: int) -> None:
         """Removes the parts of a version that was refused, unless another copy of the request may have published it.
@@ -184,27 +202,23 @@ class VersionWriter:
     ) -> Reply:
         if differing(self._transport, [part for blob in version.kept for part in blob.parts(self._keys)]):
             sweep_quietly(self._transport, self._keys, attempts)
-            return "lost"
+            return Reply(outcome="lost")
         if write_parts(self._transport, self._keys, parts) is None:
             # If the attempt was swept and forgotten before its last part was written, only we know these parts.
             remove_parts_quietly(self._transport, self._keys, attempts)
             sweep_quietly(self._transport, self._keys, attempts)
-            return "expired"
+            return Reply(outcome="expired")
         lost = self._transport.lost
-        reply = self._scripts.publish(
-            version.follows,
-            version=version.id,
-            event=version.event,
-            fields=version.fields,
-            past=version.past,
+        reply = self._publish(
+            version,
             registered=True,
-            blobs=attempts,
-            retired=self._attempts(version.retired),
-            removed=self._attempts(version.removed),
+            blobs=list(map(str, attempts)),
+            retired=list(map(str, self._attempts(version.retired))),
+            removed=list(map(str, self._attempts(version.removed))),
         )
-        if reply == "published":
+        if reply.outcome == "published":
             sweep_quietly(self._transport, self._keys)
-        elif reply == "expired" or isinstance(reply, BeingDeleted):
+        elif reply.outcome in ("expired", "deleting"):
             # The attempt is over, so no copy of the request can publish the version. A sweeper, or a deletion, may have
             # missed parts that were written after it had looked.
             remove_parts_quietly(self._transport, self._keys, attempts)
@@ -218,3 +232,22 @@ class VersionWriter:
 
     def _part_keys(self, blobs: Iterable[Blob]) -> list[str]:
         return [key for blob in blobs for key in blob.keys(self._keys)]
+
+
+def amend_latest(transport: Transport, keys: ParameterKeys, *, event: str, fields: Sequence[str]) -> None:
+    """Changes fields of the record that do not belong to a version. Something must have been published.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        event: the message to waiting readers.
+        fields: names and values, alternately.
+
+    Raises:
+        NotFoundError: the parameters were deleted.
+    """
+    [incarnation] = transport.call("HMGET", keys.record, "incarnation")
+    if incarnation is None:
+        raise refused(OF_PARAMETERS["missing"], keys)
+    amend = Scripts(transport, keys, OF_PARAMETERS).amend
+    amend(incarnation=incarnation.decode("ascii", "replace"), event=event, fields=list(fields))

@@ -14,10 +14,10 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 
-from redisacc._format.attempts import StoredAttempt, part_keys
+from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.runner import Scripts, check_replicated
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
@@ -45,16 +45,39 @@ def sweep(
     Raises:
         NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
     """
-    scripts = AttemptScripts(transport, keys, min_replicas=min_replicas)
+    scripts = Scripts(transport, keys, base=keys.record, min_replicas=min_replicas)
     number = 0
     removed: list[StoredAttempt] = []
     while True:
-        due = scripts.sweep(limit=ATTEMPTS_PER_CALL, abandoned=abandoned, removed=removed)
-        if not due:
+        reply = scripts.sweep(
+            limit=ATTEMPTS_PER_CALL,
+            most_parts=MOST_PARTS,
+            confirm=min_replicas > 0,
+            abandoned=list(map(str, abandoned)),
+            removed=list(map(str, removed)),
+            replicated=True,
+        )
+        if not reply.attempt:
             return number
+        done = f"{len(reply.attempt)} attempt(s) ended"
+        check_replicated(keys.name, done, replicas=reply.replicas, min_replicas=min_replicas)
+        due = [StoredAttempt.parse(keys.attempts, member) for member in reply.attempt]
         remove_parts(transport, keys, due)
         number += len(due)
         abandoned, removed = (), due
+
+
+def listed_attempts(transport: Transport, keys: PartitionedKeys, *, timeout: float = TIMEOUT) -> list[StoredAttempt]:
+    """Returns the attempts that the leader lists: those under way, and those whose parts are to be removed.
+
+    A gradient that was counted is not among them, nor is a blob of the version that is published.
+
+    Raises:
+        CorruptDataError: redisacc did not write one of them.
+    """
+    # There are few: one for each upload that is under way, and those that nobody has swept yet.
+    members = transport.call("ZRANGE", keys.attempts, 0, -1, timeout=timeout)
+    return [StoredAttempt.parse(keys.attempts, member) for member in members]
 
 
 def sweep_quietly(

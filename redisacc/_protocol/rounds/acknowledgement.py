@@ -9,8 +9,7 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import BufferedGradient, listed_part_keys, number_of_parts, part_keys
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.runner import Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError
@@ -27,7 +26,7 @@ DROPPED_BYTES = 4 * 2**20
 def acknowledge(
     transport: Transport,
     keys: Keys,
-    scripts: PartitionScripts,
+    scripts: Scripts,
     token: str,
     gradients: list[BufferedGradient],
     *,
@@ -53,7 +52,7 @@ def acknowledge(
     return acknowledged
 
 
-def finish_acknowledgement(transport: Transport, keys: Keys, scripts: PartitionScripts, token: str) -> bool:
+def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, token: str) -> bool:
     """Removes the rest of a round whose taker died while it acknowledged. Returns False if nothing is left."""
     entries = scan(transport, keys.taken_round(token).buffered)
     if keys.partitions:
@@ -87,7 +86,7 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
 def _end_attempts(
     transport: Transport,
     keys: Keys,
-    scripts: PartitionScripts,
+    scripts: Scripts,
     token: str,
     attempts: Sequence[StoredAttempt],
     *,
@@ -107,7 +106,8 @@ def _run(scripts: Scripts, token: str, items: list[str], *, metrics: str = "", i
     for start in range(0, max(len(items), 1), PARTS_PER_CALL):
         some, more = items[start : start + PARTS_PER_CALL], start + PARTS_PER_CALL < len(items)
         parts, attempts = ([], some) if in_partitions else (some, [])
-        if not scripts.acknowledge(token=token, parts=parts, attempts=attempts, metrics=metrics, more=more):
+        reply = scripts.acknowledge(token=token, parts=parts, attempts=attempts, metrics=metrics, more=more)
+        if reply.outcome == "unknown":
             return begun
         begun = True
     return begun

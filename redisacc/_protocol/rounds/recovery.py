@@ -7,15 +7,12 @@ import secrets
 from redisacc._format.entries import parse_taken
 from redisacc._format.keys import Keys
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
-from redisacc._protocol.scripts.partitions import PartitionScripts
-from redisacc._protocol.scripts.taking import Granted
+from redisacc._protocol.scripts.runner import Reply, Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 
 
-def take_over(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str | None, *, name: str
-) -> Granted | None:
+def take_over(transport: Transport, keys: Keys, scripts: Scripts, token: str | None, *, name: str) -> Reply | None:
     """Moves a round that was granted and not acknowledged to a new token. Its former taker can no longer read it.
 
     Rounds whose takers died while they acknowledged are removed on the way: their gradients have been handed out.
@@ -28,7 +25,7 @@ def take_over(
         name: the name of the new taker.
 
     Returns:
-        The round, or None if there is none to recover.
+        The reply that granted the round, with its ``token``; None if there is none to recover.
     """
     entries = scan(transport, keys.taken).items()
     found = [parse_taken(keys, field, text) for field, text in entries]
@@ -38,7 +35,9 @@ def take_over(
     rounds = sorted((taken for state, taken in found if state == "granted"), key=lambda taken: taken.granted_at)
     for taken in rounds:
         if token in (None, taken.token):
-            granted = scripts.recover(old=taken.token, token=secrets.token_hex(16), taker=name)
-            if granted is not None:
-                return granted
+            new = secrets.token_hex(16)
+            reply = scripts.recover(old=taken.token, token=new, taker=name, replicated=True)
+            if reply.outcome == "granted":
+                reply.token = new
+                return reply
     return None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from redisacc._format.worker_states import WorkersByState
 from redisacc._protocol.rounds.who_contributed import Contributors, states_text
+from redisacc._protocol.scripts.runner import Reply
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Queued
 from redisacc.errors import TakeTimeoutError
 
 # Maximum number of workers of each state in an error's attribute.
@@ -31,7 +31,7 @@ class TakeProgress:
     required: TakeRequirement | None
     num_required: int
     min_weight: float
-    seen: Queued | None
+    seen: Reply | None
     found: Contributors | None = None
 
     @property
@@ -45,7 +45,9 @@ class TakeProgress:
     def text(self, what: str) -> str:
         """Returns a message: ``what`` the take does, such as "is still waiting", and what has arrived so far."""
         seen, found = self.seen, self.found
-        required = self.required or (seen.required if seen else "as many gradients as the quorum says")
+        required: object = self.required or "as many gradients as the quorum says"
+        if self.required is None and seen is not None:
+            required = TakeRequirement(seen.num_required, seen.most, seen.grace_ms)
         weight = f" with a weight of {self.min_weight:g}" if self.min_weight else ""
         text = f"{self.label}: a take of {required}{weight} {what}"
         if seen is None:

@@ -12,21 +12,19 @@ from typing import Any
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived, SumStored, parse_message
+from redisacc._format.weights import weight_text
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
 from redisacc._protocol.rounds.take_progress import TakeProgress
 from redisacc._protocol.rounds.who_contributed import read_contributors
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.base import ForgottenError, StaleSequenceError
-from redisacc._protocol.scripts.requests import Request
-from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.runner import ForgottenError, Reply, Scripts, StaleSequenceError
+from redisacc._protocol.scripts.sessions import Request, Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import GoneBack, Granted, Queued
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.transport import Transport, limited
+from redisacc._redis.transport import TIMEOUT, Transport, limited
 from redisacc.errors import RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
@@ -61,9 +59,9 @@ class History:
         return True
 
 
-# A round that was granted; and the replies to ``read_commands`` for it, followed by the number of rounds granted until
-# then.
-Taken = tuple[Granted, list[Any]]
+# The reply that granted a round, with its ``token``; and the replies to ``read_commands`` for it, followed by the
+# number of rounds granted until then.
+Taken = tuple[Reply, list[Any]]
 
 
 class TakeWait(Wait[Taken]):
@@ -92,7 +90,8 @@ class TakeWait(Wait[Taken]):
     doing = "a take was waiting"
 
     loss: str | None = None
-    _seen: Queued | None = None
+    # The last reply that left the take waiting.
+    _seen: Reply | None = None
     # Whether the last look ahead was broken off to poll.
     _broke_off = False
 
@@ -145,30 +144,37 @@ class TakeWait(Wait[Taken]):
             ("HGET", self._keys.record, "takes"),
             ("EXISTS", *self._reducers),
         ]
-        self._take = self._scripts.take(
+        # Without numbers, the quorum of the accumulator applies, as it is at each attempt.
+        required = self._required or TakeRequirement(0, 0)
+        self._take = self._scripts.prepare(
+            "take",
             token=self._token,
-            session=self._session,
-            sequence=self._sequence,
-            required=self._required,
-            min_weight=self._min_weight,
+            num_required=required.num_required,
+            min_weight=weight_text(self._min_weight) if self._min_weight else "0",
+            most=required.most,
+            grace_ms=required.grace_ms,
             lease_ms=TAKER_LEASE_MS,
             taker=self._taker,
+            session=self._session.id,
+            sequence=self._sequence,
+            acknowledged=self._session.acknowledged,
             takes=self._takes,
             losses=self._history.losses,
-            read=self._read_commands,
+            after=self._read_commands,
         )
 
     @property
     def num_required(self) -> int:
         """How many gradients the take required when the server answered last; 0 if only the server knows."""
-        required = self._required or (self._seen.required if self._seen else None)
-        return required.num_required if required else 0
+        if self._required is not None:
+            return self._required.num_required
+        return 0 if self._seen is None else int(self._seen.num_required)
 
     def poll(self, timeout: float) -> Taken | None:
         """Asks for the round once."""
         while True:
             try:
-                reply, pieces = self._take(timeout=timeout)
+                reply = self._take(timeout=timeout)
             except ForgottenError as error:
                 if not self._session.was_idle():
                     self.loss = "no longer knows a session whose requests it had acknowledged"
@@ -179,16 +185,17 @@ class TakeWait(Wait[Taken]):
                 # arrived.
                 self._begin()
             else:
-                if not isinstance(reply, GoneBack):
+                if reply.outcome != "gone_back":
                     break
                 # The take continues under a new session, and reports the loss when it has a round.
                 self.loss = self._loss_of(reply)
                 self._history.takes, self._history.losses = reply.takes, reply.losses
                 self._session.begin_anew(self._session.born_ms)
                 self._begin()
-        pieces = self._without_leases(pieces)
-        if isinstance(reply, Granted):
+        pieces = self._without_leases(reply.read)
+        if reply.outcome == "granted":
             self._session.learn(self._sequence)
+            reply.token = self._token
             return reply, pieces
         self._seen = reply
         # Other takers are granted rounds while this one waits. If such a grant is undone, this take has to notice.
@@ -196,7 +203,7 @@ class TakeWait(Wait[Taken]):
             self._prepare()
         return None
 
-    def _loss_of(self, reply: GoneBack) -> str:
+    def _loss_of(self, reply: Reply) -> str:
         """Returns how it turned out that the accumulator has gone back."""
         if reply.takes < self._takes:
             return f"had granted {self._takes} rounds, but knows only of {reply.takes}"
@@ -216,7 +223,7 @@ class TakeWait(Wait[Taken]):
         interval = super().poll_interval
         if self._seen is None or not self._seen.grace_left_ms:
             return interval
-        return min(interval, self._seen.grace_left_ms / 1000)
+        return min(interval, float(self._seen.grace_left_ms) / 1000)
 
     def on_event(self, event: str | None) -> None:
         """Handles a message, in the thread that listens.
@@ -328,12 +335,13 @@ class TakeWait(Wait[Taken]):
             self.abandon()
             raise
 
-    def _leave(self, timeout: float) -> Granted | None:
+    def _leave(self, timeout: float) -> Reply | None:
         if self.transport.lost != self._lost:
             # A stray copy may still arrive. Unless it is fenced, it could be granted a round that no taker would fetch.
             with contextlib.suppress(ForgottenError):
-                self._scripts.resolve(Request(self._session, self._sequence, self._taker), timeout=timeout)
-        return self._scripts.leave(token=self._token, timeout=timeout)
+                request = Request(self._session, self._sequence, self._taker)
+                self._scripts.resolve(**request.arguments(), allowed=("fenced",), timeout=timeout)
+        return leave(self._scripts, self._token, timeout=timeout)
 
     def abandon(self) -> None:
         """Leaves the queue: the next taker must not wait until the lease of this one has run out."""
@@ -381,3 +389,20 @@ class TakeWait(Wait[Taken]):
             except RedisAccError as failure:
                 logger.debug("%s: %s", self.label, failure)
         return TakeProgress(self.label, self._required, self.num_required, self._min_weight, self._seen, found)
+
+
+def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: float = TIMEOUT) -> Reply | None:
+    """Leaves the queue of takers.
+
+    Args:
+        scripts: the scripts of the accumulator.
+        token: the id of the take.
+        replicated: whether replicas have to confirm.
+        timeout: how long to try to reach the server, in seconds.
+
+    Returns:
+        The reply that granted a round, with its ``token``; None: none was granted.
+    """
+    reply = scripts.leave(token=token, confirm=replicated, replicated=replicated, timeout=timeout)
+    reply.token = token
+    return reply if reply.outcome == "granted" else None

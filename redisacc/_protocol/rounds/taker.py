@@ -21,14 +21,10 @@ from redisacc._protocol.rounds.acknowledgement import acknowledge
 from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
-from redisacc._protocol.rounds.take_wait import History, TakeWait
-from redisacc._protocol.scripts.base import StaleSequenceError
-from redisacc._protocol.scripts.partitions import PartitionScripts
-from redisacc._protocol.scripts.replication import check_replicated
-from redisacc._protocol.scripts.requests import Request
-from redisacc._protocol.scripts.sessions import Session, SessionPool
+from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
+from redisacc._protocol.scripts.runner import Reply, Scripts, StaleSequenceError, check_replicated
+from redisacc._protocol.scripts.sessions import Request, Session, SessionPool
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Granted
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import Transport
@@ -62,7 +58,7 @@ class GrantedRound:
         num_required: how many gradients the take required; 0 if it was recovered.
     """
 
-    granted: Granted
+    granted: Reply
     pieces: Sequence[Any]
     reader: RoundReader
     num_required: int
@@ -100,7 +96,7 @@ class Taker(Generic[G]):
         self,
         transport: Transport,
         keys: Keys,
-        scripts: PartitionScripts,
+        scripts: Scripts,
         spec: AccumulatorSpec,
         *,
         sessions: SessionPool,
@@ -187,7 +183,7 @@ class Taker(Generic[G]):
         self._check_nothing_undone(granted, takes)
         if self._min_replicas:
             # The round is unknown to a server that took over in a failover.
-            known = self._scripts.leave(token=granted.token, replicated=True)
+            known = leave(self._scripts, granted.token, replicated=True)
             if known is None:
                 # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
                 self._still_listed(granted.token, granted.global_step)
@@ -302,7 +298,7 @@ class Taker(Generic[G]):
         if session is None:
             return False
         try:
-            self._scripts.resolve(Request(session, session.sequence, ""))
+            self._scripts.resolve(**Request(session, session.sequence, "").arguments(), allowed=("fenced",))
         except DataLossError:
             return True
         except StaleSequenceError:
@@ -313,7 +309,7 @@ class Taker(Generic[G]):
     def _still_listed(self, token: str, global_step: int) -> bool:
         return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
 
-    def check_listed(self, granted: Granted) -> None:
+    def check_listed(self, granted: Reply) -> None:
         """Raises unless a round that was granted to this process is still its own.
 
         Raises:
@@ -338,7 +334,7 @@ class Taker(Generic[G]):
         except (PartMissingError, CorruptDataError) as error:
             raise self._explained(found.granted, error) from error
 
-    def _explained(self, granted: Granted, error: PartMissingError | CorruptDataError) -> RedisAccError:
+    def _explained(self, granted: Reply, error: PartMissingError | CorruptDataError) -> RedisAccError:
         """Returns the error that says why a round cannot be read."""
         # Deleting or recovering the round also removes the keys that were to be read.
         if not self._still_listed(granted.token, granted.global_step):
@@ -387,7 +383,7 @@ class Taker(Generic[G]):
         granted = found.granted
         try:
             return found.reader.add_up(
-                contents, shape, granted.num_accumulated, granted.given_weight, found.num_required
+                contents, shape, granted.num_accumulated, granted.total_weight, found.num_required
             )
         except (PartMissingError, CorruptDataError) as error:
             raise self._explained(granted, error) from error
@@ -410,7 +406,7 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         # The acknowledgement also removes the rest of the gradients that are left out.
-        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
+        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.total_weight
         lost_weight = 0.0
         if skip_lost:
             lost = reader.leave_out_lost(contents)
@@ -436,7 +432,7 @@ class Taker(Generic[G]):
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total, contents.metrics)
         return TakenRound(granted.token, taken, buffered, contents.traces)
 
-    def _check_nothing_undone(self, granted: Granted, takes: object) -> None:
+    def _check_nothing_undone(self, granted: Reply, takes: object) -> None:
         """Raises if it turned out, since the last take, that the accumulator has gone back to older data."""
         if not self._history.note(takes):
             # This raises if the accumulator was deleted since the round was granted.

@@ -1,11 +1,15 @@
-"""Sessions: an id and a sequence number by which the server recognises a request that it has executed before."""
+"""Sessions, and requests: an id and a sequence number by which the server knows what it has executed before."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass, field
+from typing import Any
 
 from redisacc._clock import clock
+from redisacc._data.validation import shape_text
+from redisacc._format.weights import weight_text
 
 # The server keeps a session that has been idle for less than this, in seconds: an hour, less a margin for clocks that
 # differ (lua/include/forget_ms.lua).
@@ -107,3 +111,71 @@ class SessionPool:
         """Takes a session back."""
         self.now_ms = max(self.now_ms, session.born_ms)
         self._idle.append(session)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that the server counts once, and what its sender knows about it.
+
+    Attributes:
+        session: the session that sends it, and sends nothing else until its outcome is known.
+        sequence: its number. The same number again changes nothing.
+        worker: the name of the sender.
+        fate: its outcome; "fenced": it was not executed and never will be; "unknown": the server can no longer tell.
+            None: it is not known yet.
+        abandoned: whether an interrupt ended the call that sent it.
+        retried: whether the caller has an error whose ``settle()`` sends it again, so that its session is not free.
+    """
+
+    session: Session
+    sequence: int
+    worker: str
+    fate: str | None = field(default=None, init=False)
+    abandoned: bool = field(default=False, init=False)
+    retried: bool = field(default=False, init=False)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments by which scripts know the request."""
+        session = self.session
+        return {
+            "session": session.id,
+            "sequence": self.sequence,
+            "acknowledged": session.acknowledged,
+            "worker": self.worker,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class GradientRequest(Request):
+    """A request to count a gradient under the name of a worker.
+
+    Attributes:
+        local_step: the step for which the gradient was computed.
+        round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
+        once: whether the gradient is dropped if the round has one of this worker.
+        notes: what is noted of it for takers, separated by spaces: the traceparent of the span that applies it, and its
+            metrics; "" if there is nothing.
+        weight: factor applied to the gradient, before its staleness counts.
+        order: its place in the order of the round, if that follows the workers' numbers; else "".
+    """
+
+    local_step: int
+    round_shape: tuple[int, ...]
+    once: bool = False
+    notes: str = ""
+    weight: float = 1.0
+    order: str = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments by which scripts know the request, and what they need to know of its gradient."""
+        session = self.session
+        return {
+            "session": session.id,
+            "sequence": self.sequence,
+            "acknowledged": session.acknowledged,
+            "worker": self.worker,
+            "local_step": self.local_step,
+            "once": self.once,
+            "round_shape": shape_text(self.round_shape) if self.round_shape else "[]",
+            "weight": "1" if self.weight == 1 else weight_text(self.weight),
+        }

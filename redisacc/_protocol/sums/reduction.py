@@ -22,7 +22,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
-from redisacc._protocol.scripts.reducers import ReducerScripts
+from redisacc._protocol.scripts.runner import Scripts
 from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
 from redisacc._redis.reply_errors import ServerOutOfMemoryError
@@ -36,6 +36,8 @@ logger = logging.getLogger("redisacc")
 # How long the lease lasts unless it is extended, in milliseconds, and how often it is extended, in seconds.
 LEASE_MS = 3000
 RENEWAL = 1.0
+# How long a call about the lease tries to reach the server, in seconds. A reducer tries again by itself.
+CALL_TIMEOUT = 3.0
 # The expiry of a part of a sum, in milliseconds. Takers fetch it much sooner, or never.
 SUM_MS = 60_000
 # The number of rounds whose sums are kept. Earlier ones are removed at once, because their takers are done.
@@ -111,7 +113,7 @@ class Reduction:
         self._keys = keys
         self._position = position
         self._wake = keys.wake_of(position)
-        self._scripts = ReducerScripts(transport, keys, position)
+        self._scripts = Scripts(transport, keys, reducer=keys.reducer(position), holder=holder, who=who)
         self._holder = holder
         self._who = who
         self._updates = updates
@@ -269,20 +271,19 @@ class Reduction:
     def _hold(self) -> None:
         """Takes or extends the lease."""
         growing = self._growing
-        other = self._scripts.hold_reducer(
-            holder=self._holder,
-            who=self._who,
+        reply = self._scripts.hold_reducer(
             stored=growing.num_stored if growing else 0,
             late=growing.num_late if growing else 0,
             sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
             lease_ms=LEASE_MS,
+            timeout=CALL_TIMEOUT,
         )
-        held, self._holds = self._holds, other is None
+        held, self._holds = self._holds, reply.outcome == "held"
         if self._holds and not held:
             self._begin_anew()
             logger.info("%s: the reducer works on it", self._keys.name, extra={"accumulator": self._keys.name})
         elif held and not self._holds:
-            self._log(f"another reducer has taken over: {other}")
+            self._log(f"another reducer has taken over: {printable(reply.who)}")
 
     def _store(self, part: SumPart) -> None:
         """Updates the parameters with a part of a sum; or stores it, and tells the taker."""
@@ -350,7 +351,7 @@ class Reduction:
         self._holds = False
         answered = True
         try:
-            self._scripts.release_reducer(holder=self._holder)
+            self._scripts.release_reducer(timeout=CALL_TIMEOUT)
             sums = [key for keys in self._sums.values() for key in keys]
             if sums:
                 self._transport.pipeline([("UNLINK", key) for key in sums])

@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
@@ -35,15 +35,14 @@ from redisacc._format.update_order import Order
 from redisacc._protocol.applying.partition_writer import lease_of
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parameters.version_writer import Follows
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition, write_parts
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
-from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal, gone
-from redisacc._protocol.scripts.partitions import PartitionScripts
-from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
@@ -121,7 +120,7 @@ class _Update:
     optimizer: Optimizer
     finished: bool
     follows: Follows
-    scripts: UpdateScripts
+    scripts: Scripts
 
     @property
     def model(self) -> UpdateModel:
@@ -147,7 +146,7 @@ class Committer:
         gradients: Keys,
         *,
         spec: AccumulatorSpec,
-        scripts: PartitionScripts,
+        scripts: Scripts,
         taker: Taker[Any],
         publisher: str,
     ) -> None:
@@ -189,7 +188,7 @@ class Committer:
         record, step = before.record, before.record.step
         of = self._known(found, before)
         follows = Follows(record.incarnation, record.version, step + 1)
-        scripts = UpdateScripts(self._transport, record.keys, self._gradients)
+        scripts = Scripts(self._transport, record.keys, OF_PARAMETERS)
         update = _Update(of, before, optimizer, finished, follows, scripts)
         scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
         digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
@@ -199,10 +198,10 @@ class Committer:
             version = order.version(number)
             tables = self._new_tables(update, order, version) if before.model.tables else None
             reply = self._attempt(update, order, number, tables)
-            if isinstance(reply, Renumbered):
+            if reply.outcome == "renumbered":
                 number = reply.number
                 continue
-            if reply == "published":
+            if reply.outcome == "published":
                 self._round = None
                 self._values.begin(version)
                 self._tables.begin(version)
@@ -211,11 +210,11 @@ class Committer:
                     self._confirm(update, version, tables)
                 self._clean_up(found.granted.token, of.contents.buffered, before)
                 return True
-            if reply == "unknown":
+            if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
-            if isinstance(reply, BeingDeleted):
-                raise gone(self._gradients.name)
-            if reply != "expired":
+            if reply.outcome == "deleting":
+                raise refused(OF_PARAMETERS["missing"], record.keys)
+            if reply.outcome != "expired":
                 return False
             logger.debug("%s: parts of step %d disappeared before it was visible", self._gradients.name, step + 1)
         raise ServerError(
@@ -270,21 +269,19 @@ class Committer:
             leaves.update({leaf: arrays[place] for leaf, arrays in tables.items()})
         return {sort: [leaves[leaf] for leaf in sorted(leaves)] for sort, leaves in dense.items()}
 
-    def _attempt(
-        self, update: _Update, order: Order, number: int, tables: TablesVersion | None
-    ) -> Literal["published", "expired", "unknown"] | Renumbered | Refusal:
+    def _attempt(self, update: _Update, order: Order, number: int, tables: TablesVersion | None) -> Reply:
         """Makes one attempt to publish the version that an order makes."""
         model, version = update.model, order.version(number)
         if update.of.has_updaters and not model.keys.partitions and model.optimizer.clip_norm is None:
             # Updaters have usually written all parts before the round was granted. The script looks whether they have.
             reply = self._commit(update, version, tables)
-            if reply != "expired":
+            if reply.outcome != "expired":
                 return reply
         registered = self._register(update, order, number, tables)
-        if registered != "registered":
+        if registered.outcome != "registered":
             return registered
         if not (self._make(update, order, version) and self._write(model, tables)):
-            return "expired"
+            return Reply(outcome="expired")
         return self._commit(update, version, tables)
 
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
@@ -383,22 +380,20 @@ class Committer:
 
     # Parts
 
-    def _register(
-        self, update: _Update, order: Order, number: int, tables: TablesVersion | None
-    ) -> Literal["registered", "published"] | Renumbered | Refusal:
+    def _register(self, update: _Update, order: Order, number: int, tables: TablesVersion | None) -> Reply:
         """Registers an update in partitions. In the slot of the record, it only tells updaters of the order."""
         model, version = update.model, order.version(number)
         if not model.keys.partitions:
             if update.of.has_updaters:
                 self._transport.pipeline([Hint(("PUBLISH", model.keys.events, order.event(number)))])
-            return "registered"
+            return Reply(outcome="registered")
         return update.scripts.register_update(
-            update.follows,
+            **vars(update.follows),
             version=version,
             number=number,
             order=order.event(number),
             lease_ms=lease_of(model.nbytes * len(model.sorts)),
-            blobs=[blob.attempt(model.keys) for blob in _brought(model, version, tables)],
+            blobs=[str(blob.attempt(model.keys)) for blob in _brought(model, version, tables)],
         )
 
     def _make(self, update: _Update, order: Order, version: str) -> bool:
@@ -519,21 +514,13 @@ class Committer:
 
     # The commit
 
-    def _ended(self, of: _Round) -> EndedRound:
-        """Returns what the commit removes. ``acknowledge`` removes the rest of a round with very many parts."""
-        attempts, parts = self._removed(of.contents.buffered)
-        more = len(attempts or parts) > PARTS_PER_CALL
-        return EndedRound(of.found.granted.token, parts[:PARTS_PER_CALL], attempts[:PARTS_PER_CALL], more)
-
     def _removed(self, buffered: Sequence[BufferedGradient]) -> tuple[list[StoredAttempt], list[str]]:
         large = [gradient for gradient in buffered if not gradient.inline]
         if self._gradients.partitions:
             return [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in large], []
         return [], [key for gradient in large for key in part_keys(self._gradients, gradient)]
 
-    def _commit(
-        self, update: _Update, version: str, tables: TablesVersion | None
-    ) -> Literal["published", "expired", "unknown"] | Refusal:
+    def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
         before, model, follows, granted = update.before, update.model, update.follows, update.of.found.granted
         keys = model.keys
         manifest, retired, removed = version_manifest(before, version, follows.step, tables)
@@ -554,19 +541,32 @@ class Committer:
                 for blob, parts in tables.parts(keys).items()
                 for number, part in enumerate(parts)
             ]
+        # ``acknowledge`` removes the rest of a round with very many parts.
+        ended, ended_parts = self._removed(update.of.contents.buffered)
+        past = history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics)
+        parts = {key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {}
+
+        def listed(blobs: Sequence[Blob]) -> Sequence[str]:
+            return () if in_slot else [str(blob.attempt(keys)) for blob in blobs]
+
         return update.scripts.commit_update(
-            follows,
-            self._ended(update.of),
+            **vars(follows),
+            token=granted.token,
+            round_parts=ended_parts[:PARTS_PER_CALL],
+            round_removed=list(map(str, ended[:PARTS_PER_CALL])),
+            more=len(ended or ended_parts) > PARTS_PER_CALL,
             version=version,
             event=announcement(follows.step, sent),
             fields=fields,
-            past=history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics),
-            parts={key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {},
+            past=past,
+            history=[keys.history] if past else (),
+            parts=list(parts),
+            lengths=list(parts.values()),
             unused=[key for blob in retired for key in blob.keys(keys)] if in_slot else (),
             registered=not in_slot,
-            blobs=() if in_slot else [blob.attempt(keys) for blob in every],
-            retired=() if in_slot else [blob.attempt(keys) for blob in retired],
-            removed=() if in_slot else [blob.attempt(keys) for blob in removed],
+            blobs=listed(every),
+            retired=listed(retired),
+            removed=listed(removed),
             before=store,
             after=[("UNLINK", key) for blob in removed for key in blob.keys(keys)] if in_slot else (),
         )

@@ -15,8 +15,8 @@ from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.upload_plan import retire
-from redisacc._protocol.parameters.version_writer import Begun, Version, VersionWriter
-from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, amend_latest
+from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter, amend_latest
+from redisacc._protocol.scripts.runner import Reply
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
 from redisacc._protocol.updates.tables import TablesVersion, whole_tables
@@ -124,12 +124,12 @@ def publish_whole(
     """
     for _ in range(TRIES):
         reply = _try(transport, reader, model, step=step, whole=whole, publisher=publisher)
-        if reply == "published":
+        if reply.outcome == "published":
             list_name(transport, model.keys.name)
             found = read_update_record(transport, model.keys)
             if found is not None:
                 return found
-        elif isinstance(reply, BeingDeleted):
+        elif reply.outcome == "deleting":
             delete_parameters(transport, model.keys, reply.incarnation)
     raise ServerError(
         f"step {step} of parameters {shown(model.keys.name)} could not be published in {TRIES} tries: others publish "
@@ -145,11 +145,11 @@ def _try(
     step: int,
     whole: Whole,
     publisher: str,
-) -> object:
+) -> Reply:
     record = reader.poll()
     before = None if record is None else reader.manifest(record)
     if record is not None and before is None:
-        return "changed"
+        return Reply(outcome="changed")
     if record is not None and record.step > step:
         raise ConflictError(
             f"parameters {shown(model.keys.name)} have step {record.step} already, so step {step} cannot be published"
@@ -199,6 +199,6 @@ def _try(
     pieces.update(of_tables.pieces)
     event = announcement(step, [blobs[0], *of_tables.sent])
     reply = writer.write(Version(version, follows, event, fields, pieces, [], retired, removed))
-    if reply == "published":
+    if reply.outcome == "published":
         reader.learn(incarnation, model.keys, schema)
     return reply

@@ -10,7 +10,8 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
 from redisacc._format.partitions import partitions_text
 from redisacc._format.table_blobs import check_kept, tables_of
-from redisacc._protocol.scripts.parameters import Follows, ParameterScripts, gone
+from redisacc._protocol.parameters.version_writer import Follows
+from redisacc._protocol.scripts.runner import OF_PARAMETERS, Scripts, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -110,7 +111,7 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
     else:
         incarnation, text = transport.call("HMGET", record.keys.record, "incarnation", "structure")
         if incarnation is None or incarnation.decode(errors="replace") != record.incarnation:
-            raise gone(record.keys.name)
+            raise refused(OF_PARAMETERS["missing"], record.keys)
         schema = parse_schema(record.keys, "structure", text)
     optimizer = parse_optimizer(record.keys, config)
     try:
@@ -160,8 +161,8 @@ def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> b
         if record is None or not optimizer or not 0 < missing <= MOST_USED_UP:
             return True
         # An attempt without blobs: only its number is left of it.
-        ParameterScripts(transport, record.keys).register_version(
-            Follows(record.incarnation, record.version, record.step + 1),
+        Scripts(transport, record.keys, OF_PARAMETERS).register_version(
+            **vars(Follows(record.incarnation, record.version, record.step + 1)),
             version=secrets.token_hex(8),
             partitions=partitions_text(record.keys.partitions),
             lease_ms=0,
