@@ -26,7 +26,7 @@ from rules import RULES, Rule
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("redisacc", "lua", "tests", "pyproject.toml")
 # Seconds. A wait that a mutation makes endless is ended by pytest after the first, if pytest can still end it.
-TEST_TIMEOUT, TIMEOUT = 40, 120
+TEST_TIMEOUT, TIMEOUT = 20, 120
 # What pytest exits with if tests failed, or could not be imported.
 FAILED = (1, 2)
 _FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
