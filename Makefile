@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
+.PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz mutants dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
 .PHONY: wheel release compose docs recording examples integrations foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -124,6 +124,12 @@ soak: $(VENV)/.test ## 5 min | apply and take for minutes, and check that no mem
 # A hundred times as many examples as in `make test`, and new ones every time.
 fuzz: $(VENV)/.test ## 15 min | search for inputs that get a wrong answer
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --all --long tests/hostile/fuzz $(T)
+
+# What each mutant breaks, and which tests notice, is in tests/mutants/rules.py.
+# Options, for example: make mutants M="--only lease --jobs 2"
+M ?=
+mutants: $(VENV)/.test ## 10 min | break sixty rules of the package, one at a time, and check that tests notice
+	$(BIN)/python tests/mutants/run.py $(M)
 
 # luacheck sees the scripts as the server gets them: assembled from their includes.
 lint: $(VENV)/.lint ## 15 s | check style, imports between layers, Lua and shell scripts

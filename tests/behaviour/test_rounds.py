@@ -52,6 +52,14 @@ def test_a_sparse_round_holds_indexed_slices(open_sparse_stored):
         assert list(taken.gradient.dense_shape) == [4, 1]
 
 
+def test_a_round_stays_until_it_is_taken(clock, open_dense_stored):
+    acc = open_dense_stored("float32", [900], "w")
+    acc.apply_grad(np.ones(900, np.float32))
+    clock.advance(600.0)
+    assert_same(acc.take_grad(1), np.ones(900, np.float32))
+    acc.delete()
+
+
 @pytest.mark.every_server
 def test_acknowledged_rounds_leave_nothing(open_dense_stored, open_sparse_stored, client):
     dense, sparse = open_dense_stored("float32", [900], "d"), open_sparse_stored("float32", [900, 2], "s")

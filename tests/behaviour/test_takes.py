@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def test_a_take_waits_for_what_it_requires(open_dense_stored, background, waitin
     assert acc.global_step() == 1
     assert acc.num_accumulated() == 0
     assert acc.info().waiting == []
+
+
+def test_the_last_gradient_wakes_the_take(open_dense, background, waiting):
+    acc = open_dense("float32", [1])
+    seconds = []
+    for step in range(4):
+        take = background(acc.take_grad, 2)
+        waiting(acc, 1)
+        acc.apply_grad(one(1), step)
+        began = time.monotonic()
+        acc.apply_grad(one(1), step)
+        take.result()
+        seconds.append(time.monotonic() - began)
+    # The first take asks once more when it has begun to listen. Later ones would ask after a second.
+    assert min(seconds[1:]) < 0.5
 
 
 @pytest.mark.every_server(storage="in_place")

@@ -337,13 +337,15 @@ def busy(daemon, background, until):
     return server, make
 
 
-def test_a_busy_server_is_waited_for(busy, open_accumulator, background):
+def test_a_busy_server_is_waited_for(busy, open_accumulator, background, until, caplog):
+    caplog.set_level("DEBUG", "redisacc")
     server, make = busy
     acc = open_accumulator("dense", "float32", [4], "w", redis=server.url, reduction_type="SUM")
     apply(acc, 1)
     end = make()
     pending = [background(apply, acc, 2), background(acc.take_grad, 2, timeout=60)]
-    assert all(one.running for one in pending)
+    # Both have been refused, and try again.
+    until(lambda: len({record.thread for record in caplog.records if "BUSY" in record.message}) == 2)
     end()
     assert [one.result(60) is not None for one in pending] == [True, True]
     assert acc.global_step() == 1
