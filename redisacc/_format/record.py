@@ -61,6 +61,17 @@ def parse_order(text: str) -> Order:
     return "worker" if text == "worker" else "arrival"
 
 
+def parse_normalize(text: str) -> Normalize:
+    """Parses the field ``normalize``.
+
+    Raises:
+        ValueError: redisacc did not write it.
+    """
+    if text not in ("weights", "count"):
+        raise ValueError(text)
+    return "count" if text == "count" else "weights"
+
+
 def check_format(name: str, found: str) -> None:
     """Raises CorruptDataError unless a record has the version of the data model that this library reads."""
     if found != FORMAT:
@@ -210,9 +221,10 @@ class Record:
             raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
-        if self.normalize not in ("weights", "count"):
-            raise self._foreign("normalize", self.normalize)
-        normalize: Normalize = "count" if self.normalize == "count" else "weights"
+        try:
+            normalize = parse_normalize(self.normalize)
+        except ValueError:
+            raise self._foreign("normalize", self.normalize) from None
         return replace(self._plain_spec(tree), normalize=normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:

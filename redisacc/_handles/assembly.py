@@ -113,7 +113,7 @@ def assemble(
     spec = dataclasses.replace(
         spec,
         chunk=opened.chunk,
-        normalize="count" if opened.normalize == "count" else "weights",
+        normalize=opened.normalize,
         order=opened.order,
     )
     telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)

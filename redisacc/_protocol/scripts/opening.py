@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from redisacc._clock import durations
-from redisacc._data.spec import Order
+from redisacc._data.spec import Normalize, Order
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import DELETING
 from redisacc._format.partitions import parse_partitions, partitions_text
-from redisacc._format.record import check_format, parse_order
+from redisacc._format.record import check_format, parse_normalize, parse_order
 from redisacc._protocol.scripts.base import AccumulatorScripts, text_of
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.script_loader import load
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Opened:
     once_per_worker: bool
     max_staleness: int
     staleness_weight: str
-    normalize: str
+    normalize: Normalize
     order: Order
     partitions: tuple[int, ...]
     can_add_in_place: bool
@@ -221,26 +224,18 @@ class OpenScript(AccumulatorScripts):
             once_per_worker=bool(self._number(found["once_per_worker"], "once_per_worker")),
             max_staleness=self._number(found["max_staleness"], "max_staleness"),
             staleness_weight=text_of(found["staleness_weight"]),
-            normalize=text_of(found["normalize"]),
-            order=self._order(found["order"]),
-            partitions=self._partitions(found["partitions"]),
+            normalize=self._parsed("normalize", found["normalize"], parse_normalize),
+            order=self._parsed("order", found["order"], parse_order),
+            partitions=self._parsed("partitions", found["partitions"], parse_partitions),
             can_add_in_place=can_add_in_place,
             takes=self._number(found["takes"], "takes"),
             losses=self._number(found["losses"], "losses"),
         )
 
-    def _order(self, text: bytes) -> Order:
+    def _parsed(self, name: str, text: bytes, parse: Callable[[str], Value]) -> Value:
         try:
-            return parse_order(text.decode(errors="replace"))
+            return parse(text.decode(errors="replace"))
         except ValueError:
             raise CorruptDataError(
-                f"{self._keys.record}: order is {shown(text)}, which redisacc did not write"
-            ) from None
-
-    def _partitions(self, text: bytes) -> tuple[int, ...]:
-        try:
-            return parse_partitions(text.decode(errors="replace"))
-        except ValueError:
-            raise CorruptDataError(
-                f"{self._keys.record}: partitions is {shown(text)}, which redisacc did not write"
+                f"{self._keys.record}: {name} is {shown(text)}, which redisacc did not write"
             ) from None
