@@ -1,77 +1,145 @@
-"""Whatever listens at an address may answer anything, and go on forever: an error in time, and flat memory."""
+"""Servers whose replies are none: a typed error in every use, in time and with little memory.
+
+A use of uses.py sends requests, and each of them gets a reply of another form. A forger in between passes on everything
+else, so that the use gets that far. Other replies never end, or are errors with a text that must not be printed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import resource
-import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
 import redis
 import valkey
-from support.clients import serving
+from click.testing import CliRunner
+from support.forging import ENDLESS, FORMS, Forger, forger
+from support.planting import PIECES
 from support.selection import thorough
-from support.timeouts import short_timeouts
+from uses import (
+    CHANGING,
+    READING,
+    Use,
+    attempt,
+    check_text,
+    commands,
+    of_accumulator,
+    of_parameters,
+    of_training,
+    on_a_loop,
+    opening,
+    pages,
+    served,
+)
+from worlds import WORLDS, Rounds, World
 
 import redisacc
+from redisacc.cli import main
 
-# Seconds that a call has, and by how much it may be late on a busy machine.
-SHORT, LATE = 0.3, 8.0
-# The second, if the answer is not what the script returns, but arrives as a whole before the time is up.
-REFUSALS = (redisacc.ServerUnavailableError, redisacc.CorruptDataError)
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
+
+# Seconds that a call tries to reach a server that answers something that cannot be a reply; and by how much it may be
+# late on a busy machine.
+SHORT, LATE = 0.2, 8.0
 # What a process may grow by, in bytes: some replies of the largest size that is read.
 GROWTH = 250 * 2**20
+# The second, if the answer is not what the script returns, but arrives as a whole before the time is up.
+REFUSALS = (redisacc.ServerUnavailableError, redisacc.CorruptDataError)
 
 
-def once(data: bytes) -> Callable[[], Iterator[bytes]]:
-    return lambda: iter((data,))
+@pytest.fixture
+def forging(real_server: Any) -> Iterator[Forger]:
+    with forger(real_server.port) as found:
+        yield found
 
 
-def drip() -> Iterator[bytes]:
-    """A byte every few milliseconds: data keeps coming, so that nothing ever waits for long."""
-    yield b"$100000\r\n"
-    while True:
-        time.sleep(0.005)
-        yield b"x"
+@pytest.fixture
+def url(forging: Forger) -> str:
+    return f"redis://127.0.0.1:{forging.port}/0"
 
 
-ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
-    # hiredis allocates these at once, fills all but the first, and frees them element by element.
-    **{f"a huge {kind.decode()}": once(kind + b"100000000\r\n") for kind in (b"*", b">", b"~", b"|")},
-    "a number without end": lambda: itertools.chain((b"*",), itertools.repeat(b"9" * 1000)),
-    "huge arrays in arrays": once(b"*999999\r\n" * 1000),
-    "deep arrays": once(b"*1\r\n" * 2000),
-    "arrays of arrays": lambda: itertools.chain((b"*100\r\n",), itertools.repeat(b"*900\r\n" + b"*0\r\n" * 900)),
-    "a string without end": lambda: itertools.chain((b"$500000000\r\n",), itertools.repeat(bytes(1 << 16))),
-    "a line without end": lambda: itertools.chain((b"+",), itertools.repeat(b"x" * (1 << 16))),
-    "pushes without end": lambda: itertools.repeat(b">1\r\n+x\r\n" * 5000),
-    "replies without end": lambda: itertools.repeat(b"+OK\r\n" * 5000),
-    "a byte now and then": drip,
-    "another protocol": once(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    "silence": once(b""),
-}
+# A reply of another form
 
 
-@contextlib.contextmanager
-def peer(answer: Callable[[], Iterator[bytes]], *, polite: bool) -> Iterator[int]:
-    """Yields a port where something listens. If it is polite, it answers the handshake as a server does."""
+def uses_of(world: World, others: list[Use]) -> Iterator[tuple[str, contextlib.AbstractContextManager[Use]]]:
+    """Yields each use: its name, and what opens a handle for it, and closes that."""
+    of = of_accumulator if isinstance(world, Rounds) else of_parameters
 
-    def serve(sock: socket.socket) -> None:
-        with sock.makefile("rb") as lines:
-            while head := lines.readline():
-                words = [lines.read(int(lines.readline()[1:]) + 2) for _ in range(int(head[1:]))]
-                if polite and words[0].strip() in (b"CLIENT", b"SELECT"):
-                    sock.sendall(b"+OK\r\n")
-                    continue
-                for data in answer():
-                    sock.sendall(data)
+    @contextlib.contextmanager
+    def of_handle(name: str) -> Iterator[Use]:
+        with world.open() as handle:
+            yield next(use for use in of(world, handle) if use.name == name)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving(listener, serve):
-        yield listener.getsockname()[1]
+    @contextlib.contextmanager
+    def of_none(name: str) -> Iterator[Use]:
+        opened: list[Any] = []
+        yield next(use for use in (*opening(world, opened), *others) if use.name == name)
+        for handle in opened:
+            handle.close()
+
+    with world.open() as handle:
+        names = [use.name for use in of(world, handle)]
+    yield from ((name, lambda name=name: of_handle(name)) for name in names)
+    yield from ((use.name, lambda name=use.name: of_none(name)) for use in (*opening(world, []), *others))
+
+
+WHERE = ["published", "dense partitions", "trained", "weighted sparse in place", "tree parts", "dense inline"]
+
+
+@pytest.mark.slow(keep="published|dense partitions")
+@pytest.mark.parametrize("name", WHERE)
+def test_a_reply_of_another_form(
+    name: str, forging: Forger, url: str, real_client: Any, durations: Any, caplog: pytest.LogCaptureFixture,
+    everything: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    world = WORLDS[name](real_client)
+    world.where = url
+    errors = []
+    # Every use begins with another form.
+    forms = itertools.cycle(FORMS)
+    with served(url) as where:
+        others = [*on_a_loop(world, url), *of_training(world), *commands(url, codes=range(7)), *pages(where)]
+        for what, of in uses_of(world, others):
+            world.restore()
+            forging.passes()
+            with of() as use:
+                forging.passes()
+                attempt(use, caplog)
+            requests = [(command, at) for command, times in forging.seen.items() for at in {0, times - 1}]
+            for command, at in [*requests, ("*", 0)]:
+                for form in FORMS if everything else [next(forms)]:
+                    world.restore()
+                    forging.passes()
+                    try:
+                        with of() as use, durations(opening=SHORT, confirmation=SHORT, call=SHORT):
+                            forging.forge(command, FORMS[form], at)
+                            attempt(use, caplog)
+                            forging.passes()
+                    except (Exception, pytest.fail.Exception) as error:
+                        error.add_note(f"{what}: {command} number {at + 1} was answered with {form}")
+                        errors.append(error)
+        forging.passes()
+    if errors:
+        raise ExceptionGroup("replies that are not refused", errors)
+
+
+def test_every_command_is_tried() -> None:
+    """But for those that send nothing, start a server of their own, or only write what applies and reducers do."""
+    offline = {"acl", "completion", "demo", "run", "server", "load-scripts", "apply", "restore", "reduce"}
+    there = {words[0] for words in (*READING, *CHANGING)} | {"export", "dashboard"}
+    assert there | offline == set(main.list_commands(click.Context(main)))
+
+
+# Replies without end
 
 
 @contextlib.contextmanager
@@ -85,73 +153,92 @@ def bounded() -> Iterator[None]:
 
 
 @pytest.fixture
-def short_opening(durations: Callable[..., None]) -> None:
-    durations(opening=SHORT, handshake=SHORT)
+def short(durations: Callable[..., object]) -> None:
+    durations(opening=SHORT, handshake=SHORT, call=SHORT)
 
 
 USUAL = [("a huge >", True), ("a huge *", False), ("a string without end", True), ("a byte now and then", False)]
 
 
-@pytest.mark.usefixtures("short_opening")
-@pytest.mark.parametrize(("answer", "polite"), thorough(itertools.product(ANSWERS, (True, False)), usual=USUAL))
-def test_an_opening_ends_in_time_whatever_answers(answer, polite):
-    with peer(ANSWERS[answer], polite=polite) as port, bounded():
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("answer", "greets"), thorough(itertools.product(ENDLESS, (True, False)), usual=USUAL))
+def test_an_opening_ends_in_time(forging: Forger, url: str, answer: str, greets: bool) -> None:
+    forging.forge("*", ENDLESS[answer])
+    forging.greets = greets
+    message = rf"127.0.0.1:{forging.port}|script open replied"
+    with bounded(), pytest.raises(REFUSALS, match=message) as failure:
         # The timeout of a handshake is part of what redisacc sets, and too long for a test of silence.
-        where = f"redis://127.0.0.1:{port}/0?socket_timeout={SHORT}"
-        with pytest.raises(REFUSALS, match=rf"127.0.0.1:{port}|script open replied") as failure:
-            redisacc.ConditionalAccumulator("float32", [1], "w", redis=where)
-    assert len(str(failure.value)) < 1000
+        redisacc.ConditionalAccumulator("float32", [1], "w", redis=f"{url}?socket_timeout={SHORT}")
+    check_text(str(failure.value), longest=1000)
 
 
-@pytest.mark.usefixtures("short_opening")
-@pytest.mark.parametrize("answer", thorough(ANSWERS, usual=["a huge ~"]))
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("answer", thorough(ENDLESS, usual=["a huge ~"]))
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey])
-def test_a_client_of_the_users_is_no_way_around(answer, client):
+def test_a_client_of_the_users_is_no_way_around(forging: Forger, answer: str, client: Any) -> None:
     """But for the handshake, which is the client's own affair."""
+    forging.forge("*", ENDLESS[answer])
     with (
-        peer(ANSWERS[answer], polite=True) as port,
-        client(port=port, socket_timeout=5, protocol=2) as where,
+        client(port=forging.port, socket_timeout=5, protocol=2) as where,
         bounded(),
         pytest.raises(REFUSALS),
     ):
         redisacc.ConditionalAccumulator("float32", [1], "w", redis=where)
 
 
-@pytest.mark.servers("valkey")
-@pytest.mark.parametrize("answer", thorough(ANSWERS, usual=["a byte now and then"]))
-def test_calls_end_in_time_whatever_answers(durations, real_server, open_accumulator, answer, monkeypatch):
-    acc = open_accumulator("dense", "float32", [1], "w", redis=f"{real_server.url}?socket_timeout={SHORT}")
+@pytest.mark.parametrize("answer", thorough(ENDLESS, usual=["a byte now and then"]))
+def test_calls_end_in_time(
+    durations: Any, forging: Forger, url: str, open_accumulator: Any, real_client: Any, answer: str
+) -> None:
+    acc = open_accumulator("dense", "float32", [1], "w", redis=f"{url}?socket_timeout={SHORT}")
     acc.apply_grad(np.ones(1))
-    transport = acc._transport
-    pool = transport.where.connection_pool
-
-    def lead_to(port):
-        pool.connection_kwargs["port"] = port
-        transport._server._kept.clear()
-        pool.disconnect()
-        pool.reset()
-
     calls = [lambda: acc.apply_grad(np.ones(1)), acc.num_accumulated]
     if "without end" not in answer:
         # Gradients may be large: such an answer is cut off too, but not before 1 GiB.
         calls.append(acc.peek)
-    try:
-        with peer(ANSWERS[answer], polite=True) as port, durations(handshake=SHORT):
-            lead_to(port)
-            for call in calls:
-                with bounded(), short_timeouts(transport, SHORT), pytest.raises(REFUSALS):
-                    call()
-    finally:
-        lead_to(real_server.port)
+    forging.forge("*", ENDLESS[answer])
+    with durations(handshake=SHORT, call=SHORT):
+        for call in calls:
+            with bounded(), pytest.raises(REFUSALS):
+                call()
+    forging.passes()
     assert acc.num_accumulated() == 1
     acc.delete()
 
 
-def test_an_error_says_what_came_and_where(durations):
-    durations(opening=SHORT)
+@pytest.mark.usefixtures("short")
+def test_an_error_says_what_came_and_where(forging: Forger, url: str) -> None:
+    forging.forge("*", b"*123456789\r\n")
     message = "127.0.0.1:[0-9]+/0 .*an array of 123456789 elements in reply to EVALSHA"
-    with (
-        peer(once(b"*123456789\r\n"), polite=True) as port,
-        pytest.raises(redisacc.ServerUnavailableError, match=message),
-    ):
-        redisacc.ConditionalAccumulator("float32", [1], "w", redis=f"redis://127.0.0.1:{port}")
+    with pytest.raises(redisacc.ServerUnavailableError, match=message):
+        redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+
+
+# Errors with a text
+
+
+class OwnConnection(redis.Connection):
+    """A connection of the user's own: redis-py reads its replies, and makes its own errors of them."""
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("code", ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""])
+def test_texts_of_errors(forging: Forger, url: str, caplog: pytest.LogCaptureFixture, code: str, own: bool) -> None:
+    text = b"".join(PIECES).replace(b"\r", b"").replace(b"\n", b"")
+    caplog.set_level(logging.DEBUG, "redisacc")
+    forging.forge("*", b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000))
+    forging.greets = own
+    pool = redis.ConnectionPool(connection_class=OwnConnection, host="127.0.0.1", port=forging.port)
+    with redis.Redis(connection_pool=pool) as client:
+        where = client if own else f"{url}?protocol=2"
+        use = Use("open", lambda: redisacc.ConditionalAccumulator("float32", [1], "w", redis=where))
+        assert attempt(use, caplog)[0]
+    pool.disconnect()
+    if not own:
+        found = CliRunner().invoke(main, ["ls", "--redis", f"{url}?protocol=2"])
+        # A server that loads its data will answer.
+        assert (found.exit_code, found.stdout) == (6 if code == "LOADING" else 1, "")
+        # A line for each attempt.
+        for line in found.output.splitlines():
+            check_text(line)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from support.clients import serving
@@ -51,6 +53,37 @@ FORMS: dict[str, bytes] = {
     "verbatim": b"=7\r\ntxt:abc\r\n",
 }
 
+
+def once(data: bytes) -> Callable[[], Iterator[bytes]]:
+    """Returns what sends this and then no more, as if the rest were on its way."""
+    return lambda: iter((data,))
+
+
+def drip() -> Iterator[bytes]:
+    """A byte every few milliseconds: data keeps coming, so that nothing ever waits for long."""
+    yield b"$100000\r\n"
+    while True:
+        time.sleep(0.005)
+        yield b"x"
+
+
+# Replies that never end, or promise more than any memory holds.
+ENDLESS: dict[str, Callable[[], Iterator[bytes]]] = {
+    # hiredis allocates these at once, fills all but the first, and frees them element by element.
+    **{f"a huge {kind.decode()}": once(kind + b"100000000\r\n") for kind in (b"*", b">", b"~", b"|")},
+    "a number without end": lambda: itertools.chain((b"*",), itertools.repeat(b"9" * 1000)),
+    "huge arrays in arrays": once(b"*999999\r\n" * 1000),
+    "deep arrays": once(b"*1\r\n" * 2000),
+    "arrays of arrays": lambda: itertools.chain((b"*100\r\n",), itertools.repeat(b"*900\r\n" + b"*0\r\n" * 900)),
+    "a string without end": lambda: itertools.chain((b"$500000000\r\n",), itertools.repeat(bytes(1 << 16))),
+    "a line without end": lambda: itertools.chain((b"+",), itertools.repeat(b"x" * (1 << 16))),
+    "pushes without end": lambda: itertools.repeat(b">1\r\n+x\r\n" * 5000),
+    "replies without end": lambda: itertools.repeat(b"+OK\r\n" * 5000),
+    "a byte now and then": drip,
+    "another protocol": once(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "silence": once(b""),
+}
+
 # What a client sends by itself when it connects.
 _GREETINGS = ("CLIENT", "SELECT", "HELLO", "AUTH")
 _SUBSCRIPTIONS = ("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE")
@@ -63,7 +96,8 @@ class Forger:
     Attributes:
         port: where it listens.
         command: the command that it answers; for a script, its SHA-1; "": none; "*": every command, always.
-        reply: what with.
+        reply: what with, or what makes the bytes of a reply, perhaps without end.
+        greets: whether it passes on what a client sends by itself when it connects.
         after: how many times it passes that command on before.
         forged: set when it has answered.
         seen: the commands that have come, but for greetings, each once.
@@ -71,12 +105,13 @@ class Forger:
 
     port: int = 0
     command: str = ""
-    reply: bytes = b""
+    reply: bytes | Callable[[], Iterator[bytes]] = b""
+    greets: bool = True
     after: int = 0
     forged: threading.Event = field(default_factory=threading.Event)
     seen: dict[str, int] = field(default_factory=dict)
 
-    def forge(self, command: str, reply: bytes, after: int = 0) -> None:
+    def forge(self, command: str, reply: bytes | Callable[[], Iterator[bytes]], after: int = 0) -> None:
         """Begins to answer a command."""
         self.command, self.reply, self.after = command, reply, after
         self.forged.clear()
@@ -86,16 +121,16 @@ class Forger:
         """Passes everything on again."""
         self.forge("", b"")
 
-    def _answer(self, words: list[bytes]) -> bytes | None:
+    def _answer(self, words: list[bytes]) -> Iterable[bytes] | None:
         name = words[0].decode().upper()
-        if name in _GREETINGS:
+        if name in _GREETINGS and self.greets:
             return None
         name = words[1].decode() if name == "EVALSHA" else name
         self.seen[name] = self.seen.get(name, 0) + 1
         if self.command != "*" and (name != self.command or self.seen[name] != self.after + 1):
             return None
         self.forged.set()
-        return self.reply
+        return (self.reply,) if isinstance(self.reply, bytes) else self.reply()
 
     def _serve(self, sock: socket.socket, port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as server, sock.makefile("rb") as lines:
@@ -109,7 +144,8 @@ class Forger:
                     words.append(raw[-1][:-2])
                 answer = self._answer(words)
                 if answer is not None:
-                    sock.sendall(answer)
+                    for data in answer:
+                        sock.sendall(data)
                     continue
                 server.sendall(b"".join(raw))
                 if words[0].upper().decode() in _SUBSCRIPTIONS:

@@ -1,0 +1,233 @@
+"""Every stored value, damaged in every way, and everything that people do with it: a typed error, or the right value.
+
+Whatever is under the keys, each use ends soon, with little memory, in a result or an error of redisacc that is short
+and can be printed, and so are its causes and what is logged. A result is that of the undamaged value. Reading changes
+nothing. A refused call changes nothing, except that a round may have been granted, which loses no gradient. An
+accumulator can be deleted. And at least one use notices each damage that is not a possible value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.servers import contents
+from uses import (
+    Use,
+    attempt,
+    commands,
+    index_script,
+    of_accumulator,
+    of_parameters,
+    of_training,
+    on_a_loop,
+    opening,
+    pages,
+    served,
+)
+from worlds import HEAD, WORLDS, Place, Rounds, Trained, World
+
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
+
+INDEX = (Path(__file__).parents[2] / "lua" / "inspect" / "index.lua").read_text()
+# What a use that writes may leave of an accumulator or of parameters that it has deleted.
+OF_THEIR_OWN = ("", "sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "compacting")
+
+
+class Watch:
+    """Compares what uses find with what they found before the damage.
+
+    Args:
+        world: the database.
+        slow: the uses that take longer.
+        caplog: what is logged.
+        several: how many calls that write are made with each damage, in turn.
+    """
+
+    def __init__(self, world: World, slow: list[Use], caplog: pytest.LogCaptureFixture, *, several: int) -> None:
+        self.world, self._slow, self._caplog = world, slow, caplog
+        self._several = 100
+        self._errors: list[Exception] = []
+        self._right: dict[str, Any] = {}
+        self._turn = 0
+        self.look(lambda _: None, "nothing", learn=True)
+        self.raise_all()
+        self._several = several
+
+    def raise_all(self) -> None:
+        """Raises what was wrong."""
+        if self._errors:
+            raise ExceptionGroup(f"{len(self._errors)} wrong", self._errors[:40])
+
+    def _of(self, handle: Any) -> list[Use]:
+        of = of_accumulator if isinstance(self.world, Rounds) else of_parameters
+        return list(of(self.world, handle))
+
+    def look(self, damage: Callable[[Any], object], where: str, *, fits: bool = False, learn: bool = False) -> bool:
+        """Tries everything on a damaged world. Returns whether anything refused it.
+
+        Args:
+            damage: what damages it.
+            where: says what and where, for errors.
+            fits: whether the damaged value is one that may be there, so that results may differ.
+            learn: whether what is found is what is right.
+        """
+        self._fits, self._learn, self._noticed, self._where = fits, learn, False, where
+        world, opened = self.world, []
+        world.restore()
+        old = world.open()
+        damage(world.client)
+        before = contents(world.client)
+        # Handles that were opened before the damage, and after it.
+        for use in (*opening(world, opened), *self._of(old)):
+            if not use.writes:
+                self._try(use, before)
+        for handle in opened:
+            for use in self._of(handle):
+                if not use.writes:
+                    self._try(use._replace(name=f"{use.name} (opened later)"), before)
+            handle.close()
+        writing = [use.name for use in self._of(old) if use.writes]
+        old.close()
+        for name in self._some(writing, self._several):
+            world.restore()
+            with world.open() as handle:
+                damage(world.client)
+                self._try(next(use for use in self._of(handle) if use.name == name), contents(world.client))
+        # What a training of an optimiser has stored is read by nothing else.
+        always = of_training(world) if isinstance(world, Trained) else ()
+        for use in (*always, *self._some(self._slow, 100 if learn else 2)):
+            world.restore()
+            damage(world.client)
+            self._try(use, contents(world.client))
+        self._turn += 1
+        return self._noticed
+
+    def _some(self, found: list[Any], number: int) -> list[Any]:
+        """Returns the next ones in turn, each once."""
+        return [found[(self._turn * number + at) % len(found)] for at in range(min(number, len(found)))]
+
+    def _try(self, use: Use, before: dict[bytes, Any]) -> None:
+        """Tries a use on the damaged database, whose contents are given, and collects what is wrong."""
+        try:
+            refused, found = attempt(use, self._caplog)
+            after: tuple[bool, Any] = (True, None)
+            if use.after is not None and not refused:
+                after = attempt(Use(use.name, use.after), self._caplog)
+            there = contents(self.world.client)
+            if refused and use.writes and not use.name.startswith(("delete", "rm", "gc")):
+                assert _gradients(there) == _gradients(before), "what was refused has lost gradients"
+            elif not use.writes and not use.name.startswith("open"):
+                assert there == before, "what reads has changed something"
+            if use.name == "delete":
+                self._check_deleted(before, there)
+            self._noticed |= refused
+            if self._learn:
+                self._right[use.name] = found, after[1]
+            elif not self._fits:
+                right = self._right[use.name]
+                assert refused or found == right[0], f"it found something else: {found!r:.300}"
+                assert after[0] or after[1] == right[1], f"after it, there is something else: {after[1]!r:.300}"
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"{self._where}; use: {use.name}")
+            self._errors.append(error)
+
+    def _check_deleted(self, before: dict[bytes, Any], there: dict[bytes, Any]) -> None:
+        """A record that is still that of this accumulator can be deleted, whatever it says."""
+        record = before.get(HEAD.encode())
+        if isinstance(record, dict) and record.get(b"incarnation") == self.world.incarnation:
+            left = {key.decode(errors="replace").removeprefix(HEAD).removeprefix(":") for key in there}
+            assert not left & {*OF_THEIR_OWN}, "it was not deleted"
+
+
+def _gradients(found: dict[bytes, Any]) -> list[str]:
+    """Returns all gradients in a database, in whatever round."""
+    return sorted(str(value) for key, value in found.items() if b":sums" in key or b":part" in key or b":inline" in key)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Callable[[str], dict[str, str]]]:
+    """Starts the exporter and the dashboard for a server, once."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda url: stack.enter_context(served(url)))
+
+
+@pytest.fixture
+def watch(
+    request: pytest.FixtureRequest,
+    real_client: Any,
+    real_server: Any,
+    serving: Callable[[str], dict[str, str]],
+    durations: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    everything: bool,
+) -> Watch:
+    caplog.set_level(logging.DEBUG, "redisacc")
+    monkeypatch.chdir(tmp_path)
+    world = WORLDS[request.param](real_client)
+    url, in_place = real_server.url, "in place" in request.param
+    slow = [*on_a_loop(world, url), *commands(url, in_place=in_place), *pages(serving(url))]
+    if not isinstance(world, Trained):
+        slow += of_training(world)
+    if in_place:
+        slow.append(Use("index.lua", lambda: index_script(real_client, INDEX)))
+    durations(opening=0.5, call=0.2, gathering=0.2, continued_within=0.0, look_after=0.1)
+    return Watch(world, slow, caplog, several=100 if everything else 3)
+
+
+def some(place: Place, turn: int, everything: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yields all damages of a place; without --all, one of them, so that all have their turn in some place."""
+    found = [(name, change, fits) for name, (change, fits) in place.damages.items()]
+    yield from found if everything else [found[turn * 7 % len(found)]]
+
+
+# Each kind of accumulator and each storage. `make check` has all pairs of them.
+USUAL = (
+    "published", "trained", "weighted sparse in place", "tree parts", "dense partitions", "unbounded in place",
+    "integers in place", "int8 inline",
+)  # fmt: skip
+
+
+@pytest.mark.slow(keep="|".join(rf"-{name}\]" for name in USUAL))
+@pytest.mark.parametrize("watch", WORLDS, indirect=True)
+def test_one_damage(watch: Watch, everything: bool) -> None:
+    unnoticed = []
+    watch.world.restore()
+    for turn, place in enumerate(list(watch.world.places())):
+        for name, change, fits in some(place, turn, everything):
+            where = f"{place.what}: {name}"
+            if not watch.look(change, where, fits=fits) and not fits:
+                unnoticed.append(where)
+    watch.raise_all()
+    assert not unnoticed, "nobody notices:\n" + "\n".join(unnoticed)
+
+
+@pytest.mark.slow(keep="trained|weighted sparse|int8 inline")
+@pytest.mark.parametrize("watch", WORLDS, indirect=True)
+def test_several_damages(watch: Watch, everything: bool, request: pytest.FixtureRequest) -> None:
+    drawn = random.Random(1)
+    watch.world.restore()
+    places = list(watch.world.places())
+    for _ in range(2000 if request.config.getoption("--long") else 100 if everything else 10):
+        chosen = [
+            (place, *drawn.choice([*place.damages.items()])) for place in drawn.sample(places, drawn.randint(2, 4))
+        ]
+
+        def damage(client: Any, chosen: Any = chosen) -> None:
+            for _, _, (change, _) in chosen:
+                # One may be that the key of another is gone, or has another type.
+                with contextlib.suppress(redis.ResponseError, redis.DataError):
+                    change(client)
+
+        where = "; ".join(f"{place.what}: {name}" for place, name, _ in chosen)
+        watch.look(damage, where, fits=any(fits for _, _, (_, fits) in chosen))
+    watch.raise_all()
