@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
+import json
+
 import pytest
+from click.testing import CliRunner
+
+from redisacc.cli import main
 
 
 @pytest.fixture
@@ -13,3 +19,34 @@ def waiting(until):
         until(lambda: len(acc.info().waiting) == number)
 
     return wait
+
+
+@pytest.fixture
+def dies(proxy):
+    """Interrupts a call through the proxy before its next request of a kind. Nothing of it reaches the server later."""
+
+    def interrupt():
+        proxy.refuses = True
+        proxy.cut_all()
+        _thread.interrupt_main()
+
+    def call(name, function, *args, **options):
+        proxy.before(name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            function(*args, **options)
+        proxy.refuses = False
+
+    return call
+
+
+@pytest.fixture
+def gc(real_server):
+    """Runs `redisacc gc`, and returns why it finds what; and how many keys it removes, given "--yes"."""
+
+    def run(*words):
+        result = CliRunner().invoke(main, ["gc", "--json", *words, "--redis", real_server.url])
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        return [(leftover["name"], leftover["why"]) for leftover in found["leftovers"]], found["removed"]
+
+    return run

@@ -25,9 +25,6 @@ from support.selection import ONE_NODE, REAL, thorough
 
 import redisacc
 from redisacc import embedded
-from redisacc._protocol.sums.round_so_far import RoundSoFar
-from redisacc._redis.connect import connect
-from redisacc._redis.node import _getter
 
 
 def exercise(where, name=None, limit=None):
@@ -84,21 +81,14 @@ def test_a_client_of_a_pool(real_server):
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch, durations):
+def test_a_client_whose_pool_is_exhausted(real_server, durations):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
-    get_connection = _getter(client.connection_pool)
-    held = [get_connection() for _ in range(2)]
-    acc = None
-    try:
-        durations(opening=0.1)
-        with pytest.raises(redisacc.RedisAccError):
-            acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
-        monkeypatch.undo()
-    finally:
-        for connection in held:
-            client.connection_pool.release(connection)
-    assert acc is None
+    with client.pubsub() as first, client.pubsub() as second:
+        for held in (first, second):
+            held.subscribe("other")
+        with durations(opening=0.1), pytest.raises(redisacc.RedisAccError):
+            redisacc.ConditionalAccumulator("float32", [1], redis=client)
     exercise(client)
 
 
@@ -296,13 +286,14 @@ def test_a_fake_client(kind):
 
 
 @pytest.mark.servers("valkey")
-def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch):
+def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch, durations):
+    durations(opening=0.1)
     url = real_server.url.replace("redis://", "valkey://")
     exercise(url)
     monkeypatch.setenv("REDISACC_URL", url.replace("valkey", "Valkey"))
     exercise(None)
-    for scheme, kind in (("valkeys", redis.SSLConnection), ("valkey", redis.Connection)):
-        assert connect(f"{scheme}://127.0.0.1:1").where.connection_pool.connection_class is kind
+    with pytest.raises(redisacc.ServerUnavailableError, match="If it does not speak TLS"):
+        redisacc.ConditionalAccumulator("float32", [1], redis="valkeys://127.0.0.1:1")
 
 
 LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
@@ -310,7 +301,7 @@ LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch, durations):
+def test_errors_are_ours_whatever_the_library(real_server, library, durations):
     durations(opening=0.1)
     admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
     with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
@@ -318,7 +309,6 @@ def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch,
     refused = pytest.raises(redisacc.ServerError, match="refuses the connection")
     with ClientKind(library).connected(port, username="nobody", password="wrong") as stranger, refused:
         redisacc.ConditionalAccumulator("float32", [1], redis=stranger)
-    monkeypatch.undo()
     with make(port=port) as client:
         acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=client)
         admin.script_flush()
@@ -515,24 +505,18 @@ def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, back
 
 
 @pytest.mark.servers("valkey")
-def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(
-    monkeypatch, real_server, background, durations, force_parts
-):
+def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(proxy, open_dense, background, durations):
     durations(last_poll=0.5)
-    looked = []
-    look_ahead = RoundSoFar.look_ahead
 
-    def look_ahead_without_server(*args):
-        if not looked:
-            server.stop()
-        looked.append(True)
-        return look_ahead(*args)
+    def end():
+        proxy.refuses = True
+        proxy.cut_all()
 
-    with embedded.Server() as server:
-        options = {"redis": server.url, "limits": redisacc.Limits(in_place=0)}
-        acc = redisacc.ConditionalAccumulator("float32", [1], "w", **options)
-        acc.apply_grad([1])
-        monkeypatch.setattr(RoundSoFar, "look_ahead", look_ahead_without_server)
-        with pytest.raises(redisacc.TakeTimeoutError):
-            background(acc.take_grad, 2, timeout=1.0).result()
-        assert looked
+    acc = open_dense("float32", [1], "w", redis=proxy.where, limits=redisacc.Limits(in_place=0, inline=0))
+    acc.apply_grad([1])
+    # It fetches the gradient that is there.
+    proxy.before("GET", end)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        background(acc.take_grad, 2, timeout=1.0).result()
+    assert "GET" in proxy.sent
+    proxy.refuses = False

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 import redisacc
-from redisacc._format.keys import Keys
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.sessions import Session
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Queued
-from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
 HOUR = 3600
@@ -93,7 +85,7 @@ def test_without_a_grace_nothing_is_stored(open_dense, client):
 
 
 @pytest.mark.every_server(storage="in_place")
-def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stored, began, hours_later):
+def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stored, client, began, hours_later):
     first, second = (open_dense_stored("float32", [1], "w", worker=name) for name in ("first", "second"))
     for _ in range(2):
         first.apply_grad([1.0])
@@ -106,70 +98,12 @@ def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stor
     first.apply_grad([1.0])
     times_out(second, 2, grace=HOUR)
     assert began() == at
+    # A taker that died while it waited is passed over.
+    client.zadd(f"{RECORD}:queue", {"t": 1})
+    client.hset(f"{RECORD}:takers", "t", b"2..4+3600000 1 dead")
     hours_later()
     with second.take(2, most=4, grace=HOUR, timeout=0) as taken:
         assert taken.num_accumulated == 3
-
-
-def test_a_taker_that_died_in_its_grace_has_a_successor(open_dense, client, hours_later, until):
-    acc = open_dense("float32", [1], "w", worker="chief")
-    acc.apply_grad([1.0])
-    scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
-    session = Session(int(time.time() * 1000))
-    dead = scripts.take(
-        token="t", session=session, sequence=1, required=TakeRequirement(1, 3, HOUR * 1000), lease_ms=1, taker="dead"
-    )
-    first, _ = dead()
-    assert isinstance(first, Queued)
-    assert HOUR * 1000 - 60_000 < first.grace_left_ms <= HOUR * 1000
-    # Sent again, it changes nothing.
-    again, _ = dead()
-    assert isinstance(again, Queued)
-    assert again.grace_left_ms <= first.grace_left_ms
-    hours_later()
-    assert acc.take_grad(1, most=3, grace=HOUR, timeout=60).tolist() == [1.0]
-
-
-@pytest.mark.every_server
-def test_it_begins_with_a_gradient_even_if_no_taker_waits(open_dense_stored, began):
-    acc = open_dense_stored("float32", [1], "w")
-    times_out(acc, 2, grace=HOUR)
-    for round_number in range(2):
-        assert acc.apply_grad([1.0], round_number)
-        assert began() == 0
-        acc.apply_grad([1.0], round_number)
-        at = began()
-        assert at > 0
-        acc.apply_grad([1.0], round_number)
-        assert began() == at
-        acc.take_grad(1)
-        assert began() == 0
-
-
-def test_another_number_begins_anew(open_dense, began, hours_later):
-    acc = open_dense("float32", [1], "w")
-    times_out(acc, 3, grace=HOUR)
-    for _ in range(4):
-        acc.apply_grad([1.0])
-    at = began()
-    hours_later()
-    # When the fourth gradient arrived was not noted.
-    times_out(acc, 4, grace=HOUR)
-    assert began() >= at
-    times_out(acc, 9, grace=HOUR)
-    assert began() == 0
-    times_out(acc, 4, grace=HOUR)
-    assert began() >= at
-
-
-def test_a_lower_number_keeps_the_moment(open_dense, began):
-    acc = open_dense("float32", [1], "w")
-    times_out(acc, 3, grace=HOUR)
-    for _ in range(3):
-        acc.apply_grad([1.0])
-    at = began()
-    times_out(acc, 2, grace=HOUR)
-    assert began() == at
 
 
 def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client):

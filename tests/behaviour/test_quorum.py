@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.proxy import Fault
 
 import redisacc
-from redisacc._format.keys import Keys
-from redisacc._format.quorum import quorum_change
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.requests import Counted, Request
-from redisacc._protocol.scripts.sessions import Session
-from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
 FIELDS = ("quorum", "quorum_most", "quorum_grace_ms")
@@ -105,20 +100,6 @@ def test_arguments_of_the_take_win(open_dense, background, until):
     assert take.running
     acc.apply_grad([1.0])
     assert take.result().tolist() == [1.0]
-
-
-def test_a_weight_is_asked_for_beside_the_quorum(open_dense, background, until):
-    acc = open_dense("float32", [1], "w", worker="chief")
-    acc.set_quorum(least=3)
-    take = background(acc.take_grad, min_weight=5)
-    until(lambda: acc.info().waiting)
-    for _ in range(2):
-        acc.apply_grad([1.0], weight=2)
-    acc.set_quorum(least=2)
-    until(lambda: [taker.num_required for taker in acc.info().waiting] == [2])
-    assert take.running
-    acc.apply_grad([4.0], weight=2)
-    assert take.result().tolist() == [2.0]
 
 
 @pytest.mark.every_server
@@ -228,28 +209,16 @@ def test_a_change_is_announced(open_dense):
 
 
 @pytest.mark.every_server
-def test_a_late_copy_does_not_undo_a_later_change(open_dense, client, stored):
-    acc = open_dense("float32", [1], "w")
-    scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
-    seconds, micros = client.time()
-    request = Request(Session(1000 * seconds + micros // 1000), 1, "w")
-    first = scripts.set_quorum(request, quorum_change(2, ..., ...))
-    assert first == Counted("quorum", 0, 0)
-    acc.set_quorum(least=3)
-    assert scripts.set_quorum(request, quorum_change(2, ..., ...)) == first
+def test_a_late_copy_does_not_undo_a_later_change(proxy, open_dense, stored):
+    acc, other = open_dense("float32", [1], "w", redis=proxy.where), open_dense("float32", [1], "w")
+    acc.set_quorum(least=1)
+    proxy.arm(Fault("request", 0, 0, "late"))
+    acc.set_quorum(least=2)
+    assert stored()[0] == b"2"
+    other.set_quorum(least=3)
+    assert proxy.deliver_late() == 1
     assert stored()[0] == b"3"
     assert acc.info().duplicates == 1
-
-
-def test_a_new_accumulator_has_none(open_dense, stored):
-    acc = open_dense("float32", [1], "w")
-    acc.set_quorum(least=2)
-    acc.delete()
-    again = open_dense("float32", [1], "w")
-    assert stored() == [None] * 3
-    with pytest.raises(redisacc.NotFoundError):
-        acc.set_quorum(least=3)
-    assert again.quorum() == redisacc.Quorum()
 
 
 @pytest.mark.parametrize("field", FIELDS)

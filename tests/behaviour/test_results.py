@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._protocol.rounds.round_reader import RoundReader
 
 
 @pytest.mark.servers("fakeredis", "valkey")
@@ -112,19 +111,18 @@ def test_slices_that_do_not_fit_are_refused(values, indices, shape):
         redisacc.IndexedSlices(np.array(values), np.array(indices), shape).to_dense()
 
 
-def test_a_peek_ends_with_its_handle(open_dense, monkeypatch):
+def test_a_peek_ends_with_its_handle(proxy, open_dense):
     """It would otherwise go on for as long as gradients come."""
-    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    limits = redisacc.Limits(in_place=0, inline=0)
+    acc, other = open_dense("float32", [1], "w", redis=proxy.where), open_dense("float32", [1], "w", limits=limits)
     other.apply_grad([1.0])
-    add_up = RoundReader.add_up
 
-    def disturbed(*args):
+    def disturb():
         other.apply_grad([1.0])
         acc.close()
-        return add_up(*args)
 
-    monkeypatch.setattr(RoundReader, "add_up", disturbed)
-    monkeypatch.setattr("redisacc._protocol.rounds.peek.read_whole", lambda pieces: False)
+    # It reads the parts when it has read the record.
+    proxy.before("GET", disturb)
     with pytest.raises(redisacc.CancelledError):
         acc.peek()
     other.delete()

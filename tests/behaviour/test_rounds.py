@@ -42,17 +42,6 @@ def test_a_round_says_what_it_is(open_dense_stored):
 
 
 @pytest.mark.every_server
-def test_a_sparse_round_holds_indexed_slices(open_sparse_stored):
-    acc = open_sparse_stored("float32", [4, 1])
-    acc.apply_grad([3, 1], [[3.0], [1.0]])
-    with acc.take(1) as taken:
-        assert isinstance(taken.gradient, redisacc.IndexedSlices)
-        assert taken.gradient.indices.tolist() == [1, 3]
-        assert_same(taken.gradient.values, np.float32([[1], [3]]))
-        assert list(taken.gradient.dense_shape) == [4, 1]
-
-
-@pytest.mark.every_server
 def test_acknowledged_rounds_leave_nothing(open_dense_stored, open_sparse_stored, client):
     dense, sparse = open_dense_stored("float32", [900], "d"), open_sparse_stored("float32", [900, 2], "s")
     dense.apply_grad(np.ones(900, np.float32))
@@ -111,19 +100,6 @@ def test_rounds_are_recovered_oldest_first_or_by_token(open_dense):
             assert taken.global_step == expected
     with acc.recover(held[1].token) as nothing:
         assert nothing is None
-
-
-def test_a_recovery_that_fails_can_be_recovered_again(open_sparse):
-    acc = open_sparse("float32", [5, 1])
-    acc.apply_grad([4], [[2.0]])
-    with pytest.raises(Broken), acc.take(1):
-        raise Broken
-    for _ in range(3):
-        with pytest.raises(Broken, match=r"\[\[2.0\]\]"), acc.recover() as taken:
-            raise Broken(taken.gradient.values.tolist())
-    with acc.recover() as taken:
-        assert taken.gradient.indices.tolist() == [4]
-    assert acc.info().unacknowledged == []
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", "*", "a" * 5000, 3, b"x", ["x"]])

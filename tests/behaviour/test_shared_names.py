@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import sys
@@ -13,21 +12,6 @@ from support.model import assert_same
 
 import redisacc
 from redisacc import raw_ops
-
-
-@pytest.mark.every_server
-def test_handles_of_one_name_are_one_accumulator(open_dense_stored, server):
-    first = open_dense_stored("float32", [2], "w", worker="a")
-    second = open_dense_stored("float32", [2], "w", redis=server.client(), worker="b")
-    first.apply_grad([1.0, 2.0])
-    second.apply_grad([3.0, 4.0])
-    assert first.num_accumulated() == second.num_accumulated() == 2
-    second.set_global_step(4)
-    assert first.global_step() == 4
-    assert_same(first.take_grad(2), np.array([2, 3], np.float32))
-    assert second.global_step() == 5
-    assert second.info().workers == {}
-    first.delete()
 
 
 def test_state_outlives_every_handle(open_sparse):
@@ -149,26 +133,6 @@ def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(open_dens
                 call()
         assert new.info() == before
         new.delete()
-
-
-def test_delete_of_an_earlier_incarnation_leaves_the_new_one(open_dense):
-    old = open_dense("float32", [1], "w")
-    open_dense("float32", [1], "w").delete()
-    new = open_dense("float32", [1], "w")
-    new.apply_grad([1.0])
-    # Whether it raises or not, it must not remove the new one.
-    with contextlib.suppress(redisacc.NotFoundError):
-        old.delete()
-    assert new.num_accumulated() == 1
-    new.delete()
-
-
-def test_a_deleted_name_may_come_back_as_something_else(open_dense, open_sparse):
-    open_dense("float32", [1], "w").delete()
-    acc = open_sparse("int64", None, "w", reduction_type="SUM")
-    acc.apply_grad([1], np.array([5]))
-    assert acc.take_grad(1)[1].tolist() == [5]
-    acc.delete()
 
 
 @pytest.mark.every_server

@@ -31,25 +31,6 @@ def test_the_divisor(open_sparse_stored, dtype, sparse_mean, divisors):
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-def test_a_sum_is_a_sum(open_sparse):
-    acc = open_sparse("float32", [9, 1], reduction_type="SUM", mean=redisacc.Mean(rows="round"))
-    acc.apply_grad([1], [[3.0]])
-    acc.apply_grad([2], [[5.0]])
-    assert acc.take_grad(2)[1].tolist() == [[3.0], [5.0]]
-
-
-@pytest.mark.servers("fakeredis", "valkey")
-def test_a_round_that_was_compacted(open_sparse):
-    acc = open_sparse(
-        "float32", [9, 1], mean=redisacc.Mean(rows="round"), limits=redisacc.Limits(in_place=0, buffer=60)
-    )
-    for number in range(8):
-        acc.apply_grad([number % 2], [[8.0]])
-    assert acc.info().buffered < 8
-    assert acc.take_grad(8)[1].tolist() == [[4.0], [4.0]]
-
-
-@pytest.mark.servers("fakeredis", "valkey")
 def test_it_is_a_part_of_the_schema(open_sparse):
     acc = open_sparse("float32", [9, 1], "mean", mean=redisacc.Mean(rows="round"))
     assert acc.info().sparse_mean == "round"

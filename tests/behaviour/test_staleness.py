@@ -45,17 +45,6 @@ def test_without_it_the_rule_is_tensorflows_and_nothing_more_is_stored(open_dens
         assert len(entry.split(b" ")) == 6
 
 
-def test_sparse_gradients_and_trees_may_be_late(open_sparse_stored, open_tree_stored):
-    sparse = open_sparse_stored("float32", [9, 2], staleness=1)
-    tree = open_tree_stored(SPEC, staleness=1)
-    for acc, gradient in ((sparse, ([1], [[1.0, 2.0]])), (tree, ({"w": [1.0, 2.0], "e": ([1], [[1.0, 2.0]])},))):
-        acc.set_global_step(5)
-        outcomes = [acc.apply_grad(*gradient, local_step=step).outcome for step in (3, 4, 5)]
-        assert outcomes == ["stale", "applied", "applied"]
-        with acc.take(2) as taken:
-            assert taken.staleness == {0: 1, 1: 1}
-
-
 @pytest.mark.parametrize(
     ("step", "accepted", "refused"),
     [
@@ -83,57 +72,6 @@ def test_steps_are_compared_exactly(open_dense, step, accepted, refused):
         late = max(step - local_step, 0)
         expected[late] = expected.get(late, 0) + 1
     assert acc.info().staleness == dict(sorted(expected.items()))
-
-
-def test_the_step_at_which_a_gradient_arrives_decides(open_dense):
-    acc = open_dense("float32", [1], staleness=2)
-    acc.set_global_step(5)
-    acc.apply_grad([1.0], 4)
-    # What is in the round remains as stale as it was, whatever happens to the step.
-    acc.set_global_step(100)
-    assert acc.info().staleness == {1: 1}
-    assert acc.apply_grad([1.0], 97).outcome == "stale"
-    acc.apply_grad([1.0], 98)
-    acc.set_global_step(-3)
-    acc.apply_grad([1.0], 98)
-    assert acc.info().staleness == {0: 1, 1: 1, 2: 1}
-    with acc.take(3) as taken:
-        assert (taken.global_step, taken.staleness) == (-3, {0: 1, 1: 1, 2: 1})
-
-
-def test_compacting_keeps_it(open_dense):
-    acc = open_dense(
-        "float32", [64], staleness=4, limits=redisacc.Limits(in_place=0, buffer=1024), reduction_type="SUM"
-    )
-    acc.set_global_step(4)
-    for late in (0, 1, 2, 3, 4, 0, 1, 2):
-        acc.apply_grad([1.0] * 64, 4 - late)
-    assert acc.info().buffered < 8
-    with acc.take(8) as taken:
-        assert taken.staleness == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1}
-        assert set(taken.gradient) == {8.0}
-
-
-@pytest.mark.every_server
-def test_a_recovered_round_says_it_too(open_dense_stored):
-    acc = open_dense_stored("float32", [1], staleness=1, worker="a staleness=9:9 b")
-    acc.set_global_step(1)
-    for step in (0, 0, 1):
-        acc.apply_grad([1.0], step)
-    with pytest.raises(RuntimeError), acc.take(3):
-        raise RuntimeError
-    (found,) = acc.info().unacknowledged
-    assert (found.staleness, found.taker) == ({0: 1, 1: 2}, "a staleness=9:9 b")
-    with acc.recover() as taken:
-        assert taken.staleness == {0: 1, 1: 2}
-        assert [left.staleness for left in acc.info().unacknowledged] == [taken.staleness]
-
-
-def test_a_worker_counts_once_even_if_it_is_late(open_dense):
-    acc = open_dense("float32", [1], staleness=1, once_per_worker=True)
-    acc.set_global_step(1)
-    assert [acc.apply_grad([1.0], step).outcome for step in (0, 1, -1)] == ["applied", "repeated", "stale"]
-    assert acc.info().staleness == {1: 1}
 
 
 def test_large_gradients_may_be_late(open_dense):
