@@ -191,22 +191,22 @@ def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
     acc.delete()
 
 
-@pytest.mark.parametrize(
-    ("text", "event"),
-    [
-        (None, Event("missed", None, None, None, {})),
-        ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
-        ("left", Event("left", None, None, None, {})),
-        ("later step=1 new=x-y", Event("later", 1, None, None, {"new": "x-y"})),
-        ("", Event("unknown", None, None, None, {"text": ""})),
-        ("\x1b[2J", Event("unknown", None, None, None, {"text": "\x1b[2J"})),
-        ("applied step=1 \x07", Event("unknown", None, None, None, {"text": "applied step=1 \x07"})),
-        ("applied count=x", Event("applied", None, None, None, {})),
-        ("applied step=" + "9" * 1000, Event("unknown", None, None, None, {"text": "applied step=" + "9" * 1000})),
-    ],
-)
-def test_lines_of_whoever(text, event):
-    assert Event.parse(text) == event
+LINES = [
+    (None, Event("missed", None, None, None, {})),
+    ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
+    ("left", Event("left", None, None, None, {})),
+    ("later step=1 new=x-y", Event("later", 1, None, None, {"new": "x-y"})),
+    ("", Event("unknown", None, None, None, {"text": ""})),
+    ("\x1b[2J", Event("unknown", None, None, None, {"text": "\x1b[2J"})),
+    ("applied step=1 \x07", Event("unknown", None, None, None, {"text": "applied step=1 \x07"})),
+    ("applied count=x", Event("applied", None, None, None, {})),
+    ("applied step=" + "9" * 1000, Event("unknown", None, None, None, {"text": "applied step=" + "9" * 1000})),
+]
+
+
+def test_lines_of_whoever():
+    for text, event in LINES:
+        assert Event.parse(text) == event
 
 
 @pytest.mark.every_server
@@ -395,16 +395,16 @@ def test_a_timeout_names_some_of_very_many_workers(open_dense, client):
     assert (len(error.expected), error.num_expected) == (100, 3000)
     assert error.expected[:2] == ["worker-2999", "worker-2998"]
     assert str(error).endswith(", 2990 more")
-    many = range(3000, 30_000)
+    many = range(3000, 15_000)
     client.hset(sessions, mapping={f"{seen}-{n:x}": f"1 applied 0 1 {seen + n} 1 0 worker-{n}" for n in many})
     error = timed_out()
     assert len(error.expected) == 100
-    assert 9000 <= error.num_expected < 20_000
+    assert 9000 <= error.num_expected < 15_000
     assert re.search(r"at least \d+ more$", str(error))
-    client.hset(workers, mapping={f"worker-{n}": 1 for n in range(30_000)})
+    client.hset(workers, mapping={f"worker-{n}": 1 for n in range(15_000)})
     client.hset(record, "num_accumulated", 1)
     error = timed_out()
-    assert 9000 <= len(error.workers) < 20_000
+    assert 9000 <= len(error.workers) < 15_000
     assert (error.expected, error.num_expected) == ([], 0)
     assert re.search(r"in the round: .*at least \d+ more$", str(error))
     chief.delete()

@@ -271,10 +271,12 @@ def test_a_node_of_a_single_server_is_refused(client):
 
 
 @pytest.mark.servers("cluster")
-@pytest.mark.parametrize("node", ["localhost", "", "a b:1", ":1", 7])
-def test_what_is_no_address_of_a_node_is_refused(client, node):
-    with pytest.raises(redisacc.InvalidArgumentError, match="node must be HOST:PORT, as the cluster announces it, not"):
-        redisacc.Reducer(redis=client, node=node)
+def test_what_is_no_address_of_a_node_is_refused(client):
+    for node in ("localhost", "", "a b:1", ":1", 7):
+        with pytest.raises(
+            redisacc.InvalidArgumentError, match="node must be HOST:PORT, as the cluster announces it, not"
+        ):
+            redisacc.Reducer(redis=client, node=node)
 
 
 @pytest.mark.servers("cluster")

@@ -15,7 +15,6 @@ FIRST = -(2**63)
 EXTREMES = [2**53, -(2**53), 10**15, -(10**15), 10**18, -(10**18), 99, -10, 0, -1]
 
 
-@pytest.mark.usual(client="asyncio")
 def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
     acc = open_dense_stored("float32", [2])
     acc.set_global_step(5)
@@ -27,7 +26,6 @@ def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
     assert acc.info().applied == 0
 
 
-@pytest.mark.usual(client="asyncio")
 def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(open_dense_stored):
     acc = open_dense_stored("float32", [1])
     acc.set_global_step(41)
@@ -54,10 +52,9 @@ def test_a_lower_step_is_set_with_a_warning(open_dense, caplog):
     assert acc.apply_grad([1.0], local_step=3)
 
 
-@pytest.mark.parametrize("step", EXTREMES)
-def test_no_digit_of_a_step_is_lost(open_dense, step):
+def test_no_digit_of_a_step_is_lost(open_dense):
     acc = open_dense("float32", [1])
-    for at in (step - 1, step, step + 1):
+    for at in [step + more for step in EXTREMES for more in (-1, 0, 1)]:
         acc.set_global_step(at)
         assert acc.global_step() == acc.info().global_step == at
         assert not acc.apply_grad([1.0], local_step=at - 1)

@@ -21,14 +21,18 @@ def one(value=1.0):
     return np.array([value], np.float32)
 
 
-@pytest.mark.parametrize("num_required", [0, -1, -(2**70), 2**63])
-def test_an_impossible_requirement_is_refused_at_once(open_dense, num_required):
+def test_an_impossible_requirement_is_refused_at_once(open_dense):
     acc = open_dense("float32", [1])
     acc.apply_grad(one())
     before = acc.info()
-    for take in (acc.take_grad, acc.take):
-        with pytest.raises(redisacc.InvalidArgumentError):
-            take(num_required).__enter__()
+    for num_required in (0, -1, -(2**70), 2**63):
+        for take in (acc.take_grad, acc.take):
+            with pytest.raises(redisacc.InvalidArgumentError):
+                take(num_required).__enter__()
+    for timeout in (-1, -0.001, float("nan"), "1", [1], True):
+        for take in (acc.take_grad, acc.take):
+            with pytest.raises(redisacc.InvalidArgumentError, match="timeout"):
+                take(1, timeout=timeout).__enter__()
     assert acc.info() == before
 
 
@@ -61,7 +65,6 @@ def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, wa
         assert take.result().tolist() == [number]
 
 
-@pytest.mark.usual(client="asyncio")
 def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, waiting, server, clock):
     acc = open_dense("float32", [1], "queue")
     other = open_dense("float32", [1], "queue", redis=server.client())
@@ -159,7 +162,6 @@ def test_a_closed_handle_refuses_everything(open_dense, open_sparse):
     open_sparse("float32", [1], "b").delete()
 
 
-@pytest.mark.usual(client="asyncio")
 def test_a_timeout_says_how_many_had_come_and_from_whom(open_dense, open_sparse):
     for kind in ("dense", "sparse"):
         opener, args = (open_dense, (one(),)) if kind == "dense" else (open_sparse, ([0], one()))
@@ -199,16 +201,6 @@ def test_no_timeout_is_too_long(open_dense, background, waiting):
         waiting(acc, 1)
         acc.apply_grad(one(), local_step=step)
         assert take.result().tolist() == [1.0]
-
-
-@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), "1", [1], True])
-def test_a_timeout_that_is_none_is_refused(open_dense, timeout):
-    acc = open_dense("float32", [1])
-    acc.apply_grad(one())
-    for take in (acc.take_grad, acc.take):
-        with pytest.raises(redisacc.InvalidArgumentError, match="timeout"):
-            take(1, timeout=timeout).__enter__()
-    assert acc.num_accumulated() == 1
 
 
 def test_a_changed_step_does_not_disturb_a_wait(open_dense, background, waiting):

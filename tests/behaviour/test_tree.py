@@ -137,7 +137,6 @@ def test_what_the_handle_says(open_tree):
     acc.delete()
 
 
-@pytest.mark.usual(client="asyncio")
 def test_like(open_tree, client):
     weights = {"emb": np.zeros((9, 2), np.float32), "b": [np.ones(3), IndexedSlices([[1]], [0], [7, 1])]}
     with redisacc.TreeAccumulator.like(
@@ -150,7 +149,6 @@ def test_like(open_tree, client):
         assert (total["emb"], total["b"][0].tolist(), total["b"][1]) == (None, [1, 2, 3], None)
 
 
-@pytest.mark.servers("valkey")
 def test_results_may_be_written_to_and_applied_again(open_tree_stored):
     acc = open_tree_stored(MIXED)
     acc.apply_grad(mixed(2))
@@ -165,9 +163,9 @@ def test_results_may_be_written_to_and_applied_again(open_tree_stored):
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-def test_trees_in_other_forms(open_tree_stored):
+def test_trees_in_other_forms(open_tree):
     pair = collections.namedtuple("Pair", "x y")
-    acc = open_tree_stored({"b": ("int32", ()), "a": (("int32", ()), ("int32", (1,)))}, reduction_type="SUM")
+    acc = open_tree({"b": ("int32", ()), "a": (("int32", ()), ("int32", (1,)))}, reduction_type="SUM")
     acc.apply_grad(collections.OrderedDict(b=1, a=pair(2, [3])))
     acc.apply_grad(collections.ChainMap({"a": (20, np.array([30]))}, {"b": np.int64(10)}))
     total = acc.take_grad(2)
@@ -343,34 +341,34 @@ def test_a_copy_of_a_handle(real_server):
 # Opening
 
 LIKE = {"a": {"w": ("float32", (2, 2)), "b": ("float32", (2,))}, "s": Sparse("float32", (9, 2)), "t": [("int32", ())]}
-OTHER_TREES = {
-    "shape": (
+OTHER_TREES = [
+    (
         {**LIKE, "a": {"w": ("float32", (2, 3)), "b": ("float32", (2,))}},
         "leaf 'a/w' is float32 [2,2], not float32 [2,3]",
     ),
-    "dtype": ({**LIKE, "t": [("int64", ())]}, "leaf 't/0' is int32 [], not int64 []"),
-    "missing": ({"a": LIKE["a"], "t": LIKE["t"]}, "leaf 's' is sparse float32 [9,2], not missing"),
-    "surplus": ({**LIKE, "b": ("int8", ())}, "leaf 'b' is missing, not int8 []"),
-    "dense": ({**LIKE, "s": ("float32", (9, 2))}, "leaf 's' is sparse float32 [9,2], not float32 [9,2]"),
-    "bound": (
+    ({**LIKE, "t": [("int64", ())]}, "leaf 't/0' is int32 [], not int64 []"),
+    ({"a": LIKE["a"], "t": LIKE["t"]}, "leaf 's' is sparse float32 [9,2], not missing"),
+    ({**LIKE, "b": ("int8", ())}, "leaf 'b' is missing, not int8 []"),
+    ({**LIKE, "s": ("float32", (9, 2))}, "leaf 's' is sparse float32 [9,2], not float32 [9,2]"),
+    (
         {**LIKE, "s": Sparse("float32", (None, 2))},
         "leaf 's' is sparse float32 [9,2], not sparse float32 [-1,2]",
     ),
-    "tuple": ({**LIKE, "t": (("int32", ()),)}, "node 't' is a list, not a tuple"),
-    "dict for list": ({**LIKE, "t": {"0": ("int32", ())}}, "node 't' is a list, not a dict"),
-    "None": ({**LIKE, "n": None}, "node 'n' is missing, not None"),
-    "empty": ({**LIKE, "t": [("int32", ()), []]}, "node 't/1' is missing, not a list"),
-    "the first of several": ({**LIKE, "a": {"b": ("int8", ())}, "t": []}, "leaf 'a/b' is float32 [2], not int8 []"),
-}
+    ({**LIKE, "t": (("int32", ()),)}, "node 't' is a list, not a tuple"),
+    ({**LIKE, "t": {"0": ("int32", ())}}, "node 't' is a list, not a dict"),
+    ({**LIKE, "n": None}, "node 'n' is missing, not None"),
+    ({**LIKE, "t": [("int32", ()), []]}, "node 't/1' is missing, not a list"),
+    # The first of several.
+    ({**LIKE, "a": {"b": ("int8", ())}, "t": []}, "leaf 'a/b' is float32 [2], not int8 []"),
+]
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-@pytest.mark.parametrize("case", OTHER_TREES)
-def test_opening_another_tree(open_tree, case):
+def test_opening_another_tree(open_tree):
     acc = open_tree(LIKE, "model")
-    other, message = OTHER_TREES[case]
-    with pytest.raises(redisacc.InvalidArgumentError, match=re.escape(f"its {message}. Ask for the same, ")):
-        open_tree(other, "model")
+    for other, message in OTHER_TREES:
+        with pytest.raises(redisacc.InvalidArgumentError, match=re.escape(f"its {message}. Ask for the same, ")):
+            open_tree(other, "model")
     acc.delete()
 
 
@@ -398,23 +396,20 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
 
 
 @pytest.mark.servers("fakeredis")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options(open_tree):
+    for options, message in (
         ({"mean": redisacc.Mean(missing="none")}, "missing must be 'zero' or 'skip', not 'none'"),
         ({"mean": redisacc.Mean(missing=0)}, "mean.missing must be 'zero' or 'skip', not 0"),
         ({"mean": redisacc.Mean(rows="rows")}, "mean.rows must be 'index' or 'round', not 'rows'"),
         ({"reduction_type": "MAX"}, "reduction_type must be 'MEAN' or 'SUM', not 'MAX'"),
-    ],
-)
-def test_wrong_options(open_tree, options, message):
-    with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        open_tree(LIKE, **options)
+    ):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
+            open_tree(LIKE, **options)
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-def test_a_gradient_that_is_refused_changes_nothing(open_tree_stored):
-    acc = open_tree_stored(MIXED)
+def test_a_gradient_that_is_refused_changes_nothing(open_tree):
+    acc = open_tree(MIXED)
     acc.apply_grad(mixed(1))
     before = acc.info()
     wrong = mixed(1)
