@@ -84,16 +84,6 @@ def test_half_is_added_in_float32_and_rounded_once(open_dense_stored):
     assert_same(acc.take_grad(5), np.array([2052 / 5, 1], np.float16))
 
 
-def test_repeated_rows_of_halves_and_bytes_are_summed_before_they_are_rounded(open_sparse_stored):
-    half = open_sparse_stored("float16", [2], reduction_type="SUM")
-    half.apply_grad([1, 1, 1], np.array([2048, 1, 1], np.float16))
-    assert_same(half.take_grad(1)[1], np.array([2050], np.float16))
-    byte = open_sparse_stored("int8", [2])
-    byte.apply_grad([1, 1], np.array([100, 100], np.int8))
-    byte.apply_grad([1], np.array([-100], np.int8))
-    assert_same(byte.take_grad(2)[1], np.array([50], np.int8))
-
-
 class TensorFlowDType:
     """An object that looks like TensorFlow's dtypes from outside."""
 

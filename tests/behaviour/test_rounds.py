@@ -212,33 +212,6 @@ def test_info_of_a_new_accumulator(open_dense, open_sparse):
     assert (info.kind, info.dtype, info.shape, info.reduction_type) == ("sparse", "quint8", None, "SUM")
 
 
-@pytest.mark.every_server
-def test_info_counts(open_dense_stored, storage, background, until):
-    acc = open_dense_stored("float32", None, "w", worker="ann")
-    bob = open_dense_stored("float32", None, "w", worker="bob")
-    acc.set_global_step(3)
-    acc.apply_grad(f32(1, 2), local_step=3)
-    bob.apply_grad(f32(1, 2), local_step=3)
-    bob.apply_grad(f32(1, 2), local_step=2)
-    info = acc.info()
-    assert (info.applied, info.stale, info.takes, info.num_accumulated) == (2, 1, 0, 2)
-    assert info.buffered == (0 if storage == "in_place" else 2)
-    assert info.round_shape == (2,)
-    assert info.workers == {"ann": 1, "bob": 1}
-    take = background(bob.take_grad, 5, timeout=20)
-    until(lambda: acc.info().waiting)
-    (waiting,) = acc.info().waiting
-    assert (waiting.num_required, waiting.taker) == (5, "bob")
-    for _ in range(3):
-        acc.apply_grad(f32(1, 2), local_step=3)
-    take.result()
-    info = acc.info()
-    assert (info.applied, info.stale, info.takes, info.num_accumulated, info.buffered) == (5, 1, 1, 0, 0)
-    assert info.workers == {}
-    assert info.round_shape is None
-    acc.delete()
-
-
 def test_workers_of_every_name(open_dense, background, until):
     for worker in ("a b  c", "wörker №1", "1 2 3", "granted 0 1", "é" * 100, " ", "*?[a]", "a=b,c:d;e", "weight=9 x"):
         acc = open_dense("float32", [1], "w", worker=worker)

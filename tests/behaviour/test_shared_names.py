@@ -146,15 +146,6 @@ def test_delete_leaves_nothing_of_rounds_takers_and_buffered_gradients(open_dens
     assert client.keys() == []
 
 
-def test_names_are_listed(open_dense, client):
-    first, second = open_dense("float32", [1], "one"), open_dense("float32", [1], "two")
-    open_dense("float32", [1])
-    assert client.smembers("redisacc:names") == {b"one", b"two"}
-    first.delete()
-    assert client.smembers("redisacc:names") == {b"two"}
-    second.delete()
-
-
 SESSION = """
 import sys, redisacc
 acc = redisacc.ConditionalAccumulator("float64", [2], "monday", redis=sys.argv[1])

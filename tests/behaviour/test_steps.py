@@ -64,8 +64,8 @@ def test_no_digit_of_a_step_is_lost(open_dense):
         assert acc.global_step() == at + 1
 
 
-def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense_stored):
-    acc = open_dense_stored("float32", [1])
+def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense):
+    acc = open_dense("float32", [1])
     acc.set_global_step(LAST)
     assert not acc.apply_grad([1.0], local_step=LAST - 1)
     assert acc.apply_grad([7.0], local_step=LAST)
