@@ -129,7 +129,7 @@ def test_encodings_that_do_not_exist(open_parameters):
             open_parameters(encoding=encoding)
 
 
-def test_info_show_and_pickle(open_parameters, real_server, monkeypatch):
+def test_info_show_and_pickle(real_server, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     with redisacc.Parameters("weights", encoding="bfloat16") as chief:
         chief.publish(random_tree(7), 1)

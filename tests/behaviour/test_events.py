@@ -60,7 +60,7 @@ def test_listening_begins_with_the_call(open_dense):
     acc.delete()
 
 
-def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background, until):
+def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background):
     acc = open_dense("float32", [1], "w")
     assert list(acc.events(timeout=0)) == []
     events = acc.events()
@@ -112,7 +112,7 @@ def test_what_was_done_last_comes_before_the_deletion(proxy, open_dense, duratio
 
 
 @pytest.mark.servers("valkey")
-def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense, until):
+def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense):
     acc, other = open_dense("float32", [1], "gap"), open_dense("float32", [1], "gap")
     admin = real_server.client()
     with acc.events() as events:
@@ -210,7 +210,7 @@ def test_lines_of_whoever():
 
 
 @pytest.mark.every_server
-def test_wait_for_step(open_dense, background, until, client):
+def test_wait_for_step(open_dense, background):
     acc, chief = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     assert acc.wait_for_step(0) == 0
     assert acc.wait_for_step(-5, timeout=0) == 0
@@ -240,7 +240,7 @@ def test_wait_for_step_ends_in_time(open_dense):
     acc.delete()
 
 
-def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background, until):
+def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background):
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     waits = background(acc.wait_for_step, 5), background(other.wait_for_step, 5)
     acc.close()
@@ -300,7 +300,7 @@ def test_reprs_say_what_and_where(open_dense):
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_known_workers_and_their_states(open_dense, client):
+def test_known_workers_and_their_states(open_dense):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")
     again = open_dense("float32", [1], "w", worker="ann")

@@ -140,7 +140,7 @@ def test_without_it_everything_is_added(open_dense):
     assert np.isnan(acc.take_grad(1)[0])
 
 
-def test_a_pickled_handle_and_its_error(open_dense, server):
+def test_a_pickled_handle_and_its_error(open_dense):
     acc = open_dense("float32", [2], "finite", finite=True)
     with pytest.raises(redisacc.NotFiniteError) as raised:
         acc.apply_grad([0.0, np.nan])

@@ -16,7 +16,7 @@ LEASE = 60.0
 
 
 @pytest.mark.parametrize("shared_name", [None, ""])
-def test_private_accumulators_are_all_different(open_dense, client, shared_name):
+def test_private_accumulators_are_all_different(open_dense, shared_name):
     first, second = open_dense("float32", [1], shared_name), open_dense("float32", [1], shared_name)
     assert first.shared_name is None
     assert first.accumulator_ref != second.accumulator_ref

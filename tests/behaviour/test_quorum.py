@@ -153,7 +153,7 @@ def test_invalid_ones(open_dense, client):
 NOT_SAID = r"num_required is missing, .*: give it, or set the quorum by set_quorum\(\) or `redisacc set`"
 
 
-def test_a_take_needs_a_number(open_dense, background, until, client):
+def test_a_take_needs_a_number(open_dense, background, until):
     acc = open_dense("float32", [1], "w", worker="chief")
     acc.apply_grad([1.0])
     with pytest.raises(redisacc.InvalidArgumentError, match=NOT_SAID):

@@ -10,7 +10,6 @@ from support.selection import REAL
 import redisacc
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
-SPEC = {"w": ("float32", (2,)), "e": redisacc.Sparse("float32", (9, 2))}
 
 
 @pytest.mark.every_server

@@ -10,7 +10,6 @@ import pytest
 import redisacc
 
 LAST = 2**63 - 1
-FIRST = -(2**63)
 # Beyond 2**53 Lua's numbers have gaps; 10**k and its neighbours have texts of different lengths.
 EXTREMES = [2**53, -(2**53), 10**15, -(10**15), 10**18, -(10**18), 99, -10, 0, -1]
 

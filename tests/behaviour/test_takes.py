@@ -279,7 +279,7 @@ def test_a_lost_listening_connection_is_replaced(real_client, open_dense, backgr
     assert take.result(timeout=5).tolist() == [2.0]
 
 
-def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, durations, caplog):
+def test_a_long_wait_says_what_it_waits_for(open_dense, background, until, durations, caplog):
     durations(report=0.1, poll_every=0.05)
     acc = open_dense("float32", [1], name="weights")
     acc.apply_grad(one())
@@ -339,7 +339,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_wait_at_once(real_server, open_dense, waiting, background):
+def test_ctrl_c_ends_a_wait_at_once(real_server, open_dense, waiting):
     acc = open_dense("float32", [1], "interrupted")
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, real_server.url],

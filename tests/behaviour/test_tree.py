@@ -15,47 +15,6 @@ from support.selection import thorough
 import redisacc
 from redisacc import IndexedSlices, Sparse
 
-IN_PLACE = [dtype for dtype in model.DTYPES if dtype not in ("int64", "uint64")]
-
-
-def leaves_of(dtypes):
-    """A dense and a sparse leaf of each dtype, by path, as the model takes them."""
-    shapes = ((3,), (), (2, 2), (0,))
-    dense = {f"dense/{dtype}": ("dense", dtype, shapes[k % 4]) for k, dtype in enumerate(sorted(dtypes))}
-    sparse = {f"sparse/{k}": ("sparse", dtype, ((9, 2), (None,), (9, 0))[k % 3]) for k, dtype in enumerate(dtypes)}
-    return dense | sparse
-
-
-def tree_of(by_path):
-    """The tree of such leaves: a dict and a list."""
-    dense = {path.split("/")[1]: leaf for path, leaf in by_path.items() if path.startswith("dense")}
-    return {"dense": dense, "sparse": [leaf for path, leaf in by_path.items() if path.startswith("sparse")]}
-
-
-def mean_of(options):
-    """Returns what a leaf and a row are divided by."""
-    mean = options.get("mean", redisacc.Mean())
-    return mean.missing or "zero", mean.rows or "round"
-
-
-def spec_of(leaves):
-    return tree_of(
-        {p: (dtype, shape) if kind == "dense" else Sparse(dtype, shape) for p, (kind, dtype, shape) in leaves.items()}
-    )
-
-
-def random_gradient(rng, leaves, *, missing):
-    grad = {}
-    for path, (kind, dtype, shape) in leaves.items():
-        if rng.random() < missing:
-            grad[path] = None
-        elif kind == "dense":
-            grad[path] = model.numbers(rng, dtype, shape)
-        else:
-            indices = rng.permutation(9)[: rng.integers(0, 4)]
-            grad[path] = (indices, model.numbers(rng, dtype, (len(indices), *shape[1:])))
-    return grad
-
 
 def assert_equal(tree, expected):
     """Every leaf is that of the model, bit for bit."""
@@ -72,13 +31,6 @@ def assert_equal(tree, expected):
             assert leaf.dense_shape.tolist() == wanted[2].tolist()
         else:
             model.assert_same(leaf, wanted)
-
-
-OPTIONS = [
-    {"reduction_type": "MEAN"},
-    {"reduction_type": "SUM", "mean": redisacc.Mean(missing="skip")},
-    {"reduction_type": "MEAN", "mean": redisacc.Mean(missing="skip", rows="index")},
-]
 
 
 MIXED = {
@@ -137,7 +89,7 @@ def test_what_the_handle_says(open_tree):
     acc.delete()
 
 
-def test_like(open_tree, client):
+def test_like(client):
     weights = {"emb": np.zeros((9, 2), np.float32), "b": [np.ones(3), IndexedSlices([[1]], [0], [7, 1])]}
     with redisacc.TreeAccumulator.like(
         weights, sparse=["emb"], reduction_type="SUM", mean=redisacc.Mean(missing="skip", rows="index"), redis=client
@@ -208,7 +160,7 @@ def test_large_trees_in_many_parts(open_tree, background, until, sections):
     leaves = {p: ("sparse", s.dtype, s.shape) if isinstance(s, Sparse) else ("dense", *s) for p, s in spec.items()}
     rng = np.random.default_rng(5)
     acc = open_tree(spec, mean=redisacc.Mean(missing="skip"))
-    sums = {}
+    oracle = model.Tree.of(leaves, "MEAN", "skip")
     waiting = background(acc.take_grad, 4, timeout=60)
     until(lambda: acc.info().waiting)
     for number in range(4):
@@ -221,26 +173,9 @@ def test_large_trees_in_many_parts(open_tree, background, until, sections):
                 grad[path] = (indices, model.numbers(rng, dtype, (len(indices), *shape[1:])))
         if number == 2:
             grad |= {"c": None, "f": None} if sections == "mixed" else {"c": None}
-        for path, leaf in grad.items():
-            sums.setdefault(path, []).append(leaf)
+        oracle.apply(grad, 0, "w")
         acc.apply_grad(grad)
-    found = waiting.result(60)
-    for path, (kind, dtype, shape) in leaves.items():
-        given = [leaf for leaf in sums[path] if leaf is not None]
-        if kind == "dense":
-            one = model.Sum(dtype, given[0])
-            for leaf in given[1:]:
-                one.add(leaf)
-            model.assert_same(found[path], one.result(len(given), "MEAN"))
-        else:
-            of = model.Sparse(dtype, shape)
-            for leaf in given:
-                of.apply(*leaf, None, 0, "")
-            of.row_divisor = len(given)
-            indices, values, _ = of.peek().gradient
-            model.assert_same(found[path].indices, indices)
-            model.assert_same(found[path].values, values)
-    assert model.flat(found).keys() == leaves.keys()
+    assert_equal(waiting.result(60), oracle.take(4).gradient)
 
 
 @pytest.mark.slow(keep="sparse")
