@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import json
+import signal
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -25,15 +26,22 @@ def waiting(until):
 def dies(proxy):
     """Interrupts a call through the proxy before its next request of a kind. Nothing of it reaches the server later."""
 
-    def interrupt():
-        proxy.refuses = True
-        proxy.cut_all()
-        _thread.interrupt_main()
-
     def call(name, function, *args, **options):
+        is_over, is_cut = threading.Event(), threading.Event()
+
+        def interrupt():
+            proxy.refuses = True
+            # It waits for the reply. While it connects, an interrupt could leave an open socket.
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert is_over.wait(20)
+            proxy.cut_all()
+            is_cut.set()
+
         proxy.before(name, interrupt)
         with pytest.raises(KeyboardInterrupt):
             function(*args, **options)
+        is_over.set()
+        assert is_cut.wait(20)
         proxy.refuses = False
 
     return call

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.model import assert_same
-from support.proxy import Fault
-from support.selection import REAL
+from support.selection import ONE_NODE, REAL
 
 import redisacc
 
@@ -219,11 +218,18 @@ def test_the_next_taker_removes_what_a_dead_writer_has_left(acc, other, client, 
     assert acc.settle().applied == 0
 
 
-def test_a_late_copy_of_the_parts_gives_them_no_expiry(acc, proxy, client):
-    # The first request registers the attempt.
-    proxy.arm(Fault("request", 1, 0, "late"))
-    acc.apply_grad(gradient(1))
-    assert proxy.deliver_late() == 1
+@pytest.mark.servers(*ONE_NODE)
+def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
+    sent = []
+    with client.monitor() as monitor:
+        acc.apply_grad(gradient(1))
+        while len(sent) < 3:
+            words = monitor.next_command()["command"].split(" ")
+            if words[0] == "SET":
+                sent.append(words)
+    # The key, and the options that follow the value.
+    for words in sent:
+        client.execute_command("SET", words[1], b"late", *words[-3:])
     assert [client.pttl(key) for key in parts_of(client)] == [-1, -1, -1]
     assert_same(acc.take_grad(1), gradient(1))
 

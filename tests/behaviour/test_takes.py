@@ -381,7 +381,7 @@ def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(
         os.kill(process.pid, signal.SIGKILL)
         # Its lease has three seconds.
         clock.advance(4.0)
-        assert take.result(timeout=30).tolist() == [8.0]
+        assert take.result(timeout=15).tolist() == [8.0]
     finally:
         process.kill()
         process.wait()
