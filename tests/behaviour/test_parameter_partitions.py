@@ -313,11 +313,11 @@ def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(
         caplog.at_level(logging.WARNING, "redisacc"),
         pytest.raises(
             redisacc.ServerError, match=r"step 0 .* tries within 1 s\. .* parts of it disappeared"
-        ) as failure,
+        ) as e,
     ):
         weights.publish(version(0), 0)
     # It pauses for 50 ms, and for twice as long each time.
-    tries = int(re.search(r"in (\d) tries", str(failure.value))[1])
+    tries = int(re.search(r"in (\d) tries", str(e.value))[1])
     assert 2 <= tries <= 5
     assert time.monotonic() - began >= 0.05 * (2 ** (tries - 1) - 1)
     (said,) = [record.getMessage() for record in caplog.records]
