@@ -56,7 +56,7 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense, limits):
 
 @pytest.mark.every_server
 def test_a_sparse_mean_counts_each_index(client, open_sparse, limits):
-    for dtype in ("float32", "float16", "int8", "uint64", "complex64"):
+    for dtype in ("float32", "int8"):
         acc = open_sparse(dtype, [20, 3], "w", limits=limits(1500))
         rng = np.random.default_rng(1)
         total, count = np.zeros((20, 3)), np.zeros(20)

@@ -122,6 +122,17 @@ def test_small_gradients_stay_with_the_record(open_parted, client):
     assert_same(acc.take_grad(1), gradient(1))
 
 
+@pytest.mark.slow
+def test_a_gradient_of_too_many_parts_is_refused(open_dense, client, tmp_path):
+    acc = open_dense("float32", None, partitions=3)
+    # A file without contents: nothing reads them.
+    elements = 100_001 * 2**21 // 4
+    gradient = np.memmap(tmp_path / "huge", np.float32, "w+", shape=(elements,))
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"at most 100000 parts, but .* {4 * elements} bytes has"):
+        acc.apply_grad(gradient)
+    assert leftovers(client) == []
+
+
 def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, proxy):
     acc.set_global_step(5)
     assert acc.apply_grad(gradient(1), local_step=4).outcome == "stale"
