@@ -50,6 +50,7 @@ class Durations:
         gathering: reducers have to say which parts they hold after a loss. After a long outage, they may connect again
             after half a minute only.
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
+        last_events: the last events of a deleted accumulator may still be on their way to its readers.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
         idle: a reducer leaves an accumulator without messages if others call.
     """
@@ -78,6 +79,7 @@ class Durations:
     longest_patience: float = 5.0
     gathering: float = 40.0
     sum_patience: float = 0.05
+    last_events: float = 1.0
     kept: float = 60.0
     idle: float = 10.0
 

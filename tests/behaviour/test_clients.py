@@ -25,9 +25,6 @@ from support.selection import ONE_NODE, REAL, thorough
 
 import redisacc
 from redisacc import embedded
-from redisacc._protocol.sums.round_so_far import RoundSoFar
-from redisacc._redis.connect import connect
-from redisacc._redis.node import _getter
 
 
 def exercise(where, name=None, limit=None):
@@ -68,10 +65,10 @@ OPTIONS = [
 
 @pytest.mark.servers("valkey", "redis62", "fakeredis")
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
-@pytest.mark.parametrize("limit", [0, 10**9])
-def test_clients_with_all_kinds_of_options(server, options, limit):
+def test_clients_with_all_kinds_of_options(server, options):
     client = server.client(**options)
-    exercise(client, limit=limit)
+    for limit in (0, 10**9):
+        exercise(client, limit=limit)
     assert client.keys() == []
 
 
@@ -84,21 +81,14 @@ def test_a_client_of_a_pool(real_server):
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch, durations):
+def test_a_client_whose_pool_is_exhausted(real_server, durations):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
-    get_connection = _getter(client.connection_pool)
-    held = [get_connection() for _ in range(2)]
-    acc = None
-    try:
-        durations(opening=0.1)
-        with pytest.raises(redisacc.RedisAccError):
-            acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
-        monkeypatch.undo()
-    finally:
-        for connection in held:
-            client.connection_pool.release(connection)
-    assert acc is None
+    with client.pubsub() as first, client.pubsub() as second:
+        for held in (first, second):
+            held.subscribe("other")
+        with durations(opening=0.1), pytest.raises(redisacc.RedisAccError):
+            redisacc.ConditionalAccumulator("float32", [1], redis=client)
     exercise(client)
 
 
@@ -210,14 +200,11 @@ def test_no_server_is_an_error_that_says_how_to_start_one(durations):
     gc.collect()
 
 
-@pytest.mark.parametrize(
-    "where", ["", "http://localhost", "localhost:6379", "redis://h:port", 5, b"redis://", object()]
-)
-def test_other_places_are_refused(where, monkeypatch):
-    if where == "":
-        monkeypatch.setenv("REDISACC_URL", "http://nowhere")
-    with pytest.raises(redisacc.InvalidArgumentError):
-        redisacc.ConditionalAccumulator("float32", [1], redis=where)
+def test_other_places_are_refused(monkeypatch):
+    monkeypatch.setenv("REDISACC_URL", "http://nowhere")
+    for where in ("", "http://localhost", "localhost:6379", "redis://h:port", 5, b"redis://", object()):
+        with pytest.raises(redisacc.InvalidArgumentError):
+            redisacc.ConditionalAccumulator("float32", [1], redis=where)
 
 
 class LikeAClient:
@@ -229,29 +216,29 @@ class LikeAClient:
         return True
 
 
-NOT_CLIENTS = {
-    "redis.asyncio": redis.asyncio.Redis,
-    "valkey.asyncio": valkey.asyncio.Valkey,
-    "a pipeline": lambda: redis.Redis().pipeline(),
-    "a pipeline of valkey-py": lambda: valkey.Valkey().pipeline(),
-    "pub/sub": lambda: redis.Redis().pubsub(),
-    "a pool": redis.ConnectionPool,
-    "a connection": valkey.Connection,
-    "Sentinel": lambda: redis.sentinel.Sentinel([("127.0.0.1", 1)]),
-    "Sentinel of valkey-py": lambda: valkey.sentinel.Sentinel([("127.0.0.1", 1)]),
-    "a class": lambda: redis.Redis,
-    "a mock": mock.MagicMock,
-    "a mock of a client": lambda: mock.MagicMock(spec=redis.Redis),
-    "something similar": LikeAClient,
-}
+NOT_CLIENTS = [
+    redis.asyncio.Redis,
+    valkey.asyncio.Valkey,
+    lambda: redis.Redis().pipeline(),
+    lambda: valkey.Valkey().pipeline(),
+    lambda: redis.Redis().pubsub(),
+    redis.ConnectionPool,
+    valkey.Connection,
+    lambda: redis.sentinel.Sentinel([("127.0.0.1", 1)]),
+    lambda: valkey.sentinel.Sentinel([("127.0.0.1", 1)]),
+    lambda: redis.Redis,
+    mock.MagicMock,
+    lambda: mock.MagicMock(spec=redis.Redis),
+    LikeAClient,
+]
 
 
-@pytest.mark.parametrize("make", NOT_CLIENTS.values(), ids=NOT_CLIENTS)
-def test_what_is_no_client_is_refused(make):
-    where = make()
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"valkey\.Valkey.*not [\w.]+") as failure:
-        redisacc.ConditionalAccumulator("float32", [1], redis=where)
-    assert type(where).__qualname__ in str(failure.value)
+def test_what_is_no_client_is_refused():
+    for make in NOT_CLIENTS:
+        where = make()
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"valkey\.Valkey.*not [\w.]+") as failure:
+            redisacc.ConditionalAccumulator("float32", [1], redis=where)
+        assert type(where).__qualname__ in str(failure.value)
 
 
 ASYNCIO = {
@@ -262,11 +249,11 @@ ASYNCIO = {
 }
 
 
-@pytest.mark.parametrize(("kind", "right"), ASYNCIO.items())
-def test_what_to_use_instead_of_a_client_for_asyncio(kind, right):
-    where = kind(host="127.0.0.1", port=1)
-    with pytest.raises(redisacc.InvalidArgumentError, match=rf"redisacc\.asyncio, or give this one a {right}$"):
-        redisacc.ConditionalAccumulator("float32", [1], redis=where)
+def test_what_to_use_instead_of_a_client_for_asyncio():
+    for kind, right in ASYNCIO.items():
+        where = kind(host="127.0.0.1", port=1)
+        with pytest.raises(redisacc.InvalidArgumentError, match=rf"redisacc\.asyncio, or give this one a {right}$"):
+            redisacc.ConditionalAccumulator("float32", [1], redis=where)
 
 
 @pytest.mark.servers("valkey")
@@ -296,13 +283,14 @@ def test_a_fake_client(kind):
 
 
 @pytest.mark.servers("valkey")
-def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch):
+def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch, durations):
     url = real_server.url.replace("redis://", "valkey://")
     exercise(url)
     monkeypatch.setenv("REDISACC_URL", url.replace("valkey", "Valkey"))
     exercise(None)
-    for scheme, kind in (("valkeys", redis.SSLConnection), ("valkey", redis.Connection)):
-        assert connect(f"{scheme}://127.0.0.1:1").where.connection_pool.connection_class is kind
+    durations(opening=0.1, handshake=0.1)
+    with pytest.raises(redisacc.ServerUnavailableError, match="If it does not speak TLS"):
+        redisacc.ConditionalAccumulator("float32", [1], redis=url.replace("valkey", "valkeys"))
 
 
 LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
@@ -310,7 +298,7 @@ LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch, durations):
+def test_errors_are_ours_whatever_the_library(real_server, library, durations):
     durations(opening=0.1)
     admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
     with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
@@ -318,7 +306,6 @@ def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch,
     refused = pytest.raises(redisacc.ServerError, match="refuses the connection")
     with ClientKind(library).connected(port, username="nobody", password="wrong") as stranger, refused:
         redisacc.ConditionalAccumulator("float32", [1], redis=stranger)
-    monkeypatch.undo()
     with make(port=port) as client:
         acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=client)
         admin.script_flush()
@@ -515,24 +502,18 @@ def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, back
 
 
 @pytest.mark.servers("valkey")
-def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(
-    monkeypatch, real_server, background, durations, force_parts
-):
+def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(proxy, open_dense, background, durations):
     durations(last_poll=0.5)
-    looked = []
-    look_ahead = RoundSoFar.look_ahead
 
-    def look_ahead_without_server(*args):
-        if not looked:
-            server.stop()
-        looked.append(True)
-        return look_ahead(*args)
+    def end():
+        proxy.refuses = True
+        proxy.cut_all()
 
-    with embedded.Server() as server:
-        options = {"redis": server.url, "limits": redisacc.Limits(in_place=0)}
-        acc = redisacc.ConditionalAccumulator("float32", [1], "w", **options)
-        acc.apply_grad([1])
-        monkeypatch.setattr(RoundSoFar, "look_ahead", look_ahead_without_server)
-        with pytest.raises(redisacc.TakeTimeoutError):
-            background(acc.take_grad, 2, timeout=1.0).result()
-        assert looked
+    acc = open_dense("float32", [1], "w", redis=proxy.where, limits=redisacc.Limits(in_place=0, inline=0))
+    acc.apply_grad([1])
+    # It fetches the gradient that is there.
+    proxy.before("GET", end)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        background(acc.take_grad, 2, timeout=1.0).result()
+    assert "GET" in proxy.sent
+    proxy.refuses = False

@@ -7,17 +7,15 @@ import threading
 
 import numpy as np
 import pytest
-from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.applying import buffer_writer, compaction
 
 
-@pytest.fixture(autouse=True, params=["small", "in parts"])
-def way(request):
-    """Everything here holds for inline gradients and for large ones."""
-    if request.param == "in parts":
-        request.getfixturevalue("force_parts")
+@pytest.fixture(params=["small", "in parts"])
+def limits(request):
+    """Makes limits of buffered gradients. What is tested with it holds for inline gradients and for large ones."""
+    inline = 0 if request.param == "in parts" else None
+    return lambda buffer: redisacc.Limits(in_place=0, buffer=buffer, inline=inline)
 
 
 def buffered_bytes(client):
@@ -38,8 +36,8 @@ def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
 @pytest.mark.slow(keep="in parts")
 @pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
-def test_a_dense_round_of_many_times_the_limit(client, open_dense):
-    acc = open_dense("float32", [100], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=2000))
+def test_a_dense_round_of_many_times_the_limit(client, open_dense, limits):
+    acc = open_dense("float32", [100], "w", reduction_type="SUM", limits=limits(2000))
     rng = np.random.default_rng(0)
     expected = None
     for _ in range(50):
@@ -56,33 +54,31 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense):
     assert buffered_bytes(client) == acc.info().buffered_bytes == 0
 
 
-@pytest.mark.slow(keep="in parts")
-@pytest.mark.every_server(dtype="float32")
-@pytest.mark.parametrize(
-    "dtype", thorough(["float32", "float16", "int8", "uint64", "complex64"], usual=["float32", "int8"])
-)
-def test_a_sparse_mean_counts_each_index(client, open_sparse, dtype):
-    acc = open_sparse(dtype, [20, 3], "w", limits=redisacc.Limits(in_place=0, buffer=1500))
-    rng = np.random.default_rng(1)
-    total, count = np.zeros((20, 3)), np.zeros(20)
-    for _ in range(60):
-        rows = np.sort(rng.choice(20, rng.integers(0, 8), replace=False))
-        values = rng.integers(0, 8, (len(rows), 3))
-        total[rows] += values
-        count[rows] += 1
-        assert acc.apply_grad(rows, values.astype(dtype))
-        assert acc.info().buffered_bytes == buffered_bytes(client) <= 1500
-    assert acc.info().buffered < 60
-    indices, values, _ = acc.take_grad(60)
-    np.testing.assert_array_equal(indices, np.flatnonzero(count))
-    mean = total[indices] / count[indices, None]
-    if np.dtype(dtype).kind in "iu":
-        mean = np.trunc(mean)
-    np.testing.assert_array_equal(values, mean.astype(np.float32).astype(dtype))
+@pytest.mark.every_server
+def test_a_sparse_mean_counts_each_index(client, open_sparse, limits):
+    for dtype in ("float32", "int8"):
+        acc = open_sparse(dtype, [20, 3], "w", limits=limits(1500))
+        rng = np.random.default_rng(1)
+        total, count = np.zeros((20, 3)), np.zeros(20)
+        for _ in range(60):
+            rows = np.sort(rng.choice(20, rng.integers(0, 8), replace=False))
+            values = rng.integers(0, 8, (len(rows), 3))
+            total[rows] += values
+            count[rows] += 1
+            assert acc.apply_grad(rows, values.astype(dtype))
+            assert acc.info().buffered_bytes == buffered_bytes(client) <= 1500
+        assert acc.info().buffered < 60
+        indices, values, _ = acc.take_grad(60)
+        np.testing.assert_array_equal(indices, np.flatnonzero(count))
+        mean = total[indices] / count[indices, None]
+        if np.dtype(dtype).kind in "iu":
+            mean = np.trunc(mean)
+        np.testing.assert_array_equal(values, mean.astype(np.float32).astype(dtype))
+        acc.delete()
 
 
-def test_room_can_be_made_where_there_is_none_for_two(client, open_dense):
-    acc = open_dense("float64", [100], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1000))
+def test_room_can_be_made_where_there_is_none_for_two(client, open_dense, limits):
+    acc = open_dense("float64", [100], "w", reduction_type="SUM", limits=limits(1000))
     for k in range(5):
         assert acc.apply_grad(np.full(100, float(k)))
     assert acc.info().buffered_bytes == buffered_bytes(client) == 800
@@ -90,18 +86,18 @@ def test_room_can_be_made_where_there_is_none_for_two(client, open_dense):
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, monkeypatch):
-    acc = open_sparse("float64", None, "w", limits=redisacc.Limits(in_place=0, buffer=100))
+def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, limits):
+    acc = open_sparse("float64", None, "w", limits=limits(100))
     for _ in range(before):
         acc.apply_grad(range(5), np.ones(5))
     keys, record = sorted(client.scan_iter()), client.hgetall("redisacc:{w}")
-    for ask in (0, 10**9):
-        monkeypatch.setattr(buffer_writer, "ASK_BYTES", ask)
+    # The server is asked about the second one before it is uploaded.
+    for elements in (7, 2**19 + 1):
         with pytest.raises(
             redisacc.AccumulatorFullError,
             match=r"bytes in 'w'.*\. Take the round, or create the accumulator with a larger limits.buffer",
         ):
-            acc.apply_grad(range(100, 107), np.ones(7))
+            acc.apply_grad(range(100, 100 + elements), np.ones(elements))
     assert sorted(client.scan_iter()) == keys
     # Places are only an order. One that was reserved for a gradient that is refused is left out.
     assert client.hgetall("redisacc:{w}") | {b"places": b""} == record | {b"places": b""}
@@ -129,7 +125,7 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
 
 @pytest.mark.slow(keep="in parts")
 @pytest.mark.usual(client="asyncio")
-def test_many_clients_share_the_room(real_server, open_dense):
+def test_many_clients_share_the_room(real_server, open_dense, limits):
     """Exact numbers reveal a gradient that is lost or counted twice."""
     workers, each = 6, 40
     accs = [
@@ -139,7 +135,7 @@ def test_many_clients_share_the_room(real_server, open_dense):
             "w",
             reduction_type="SUM",
             redis=real_server.client(),
-            limits=redisacc.Limits(in_place=0, buffer=4096),
+            limits=limits(4096),
         )
         for _ in range(workers)
     ]
@@ -189,64 +185,40 @@ def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
 
 
 @pytest.mark.parametrize("others", [1, 2])
-def test_room_that_others_fill_while_it_is_made_is_looked_for_again(open_dense, monkeypatch, others):
-    """Between reading the buffered gradients and the swap, one process takes the round and another fills the next."""
-    acc = open_dense("int64", [4], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=64))
-    rest = []
+def test_room_that_others_fill_while_it_is_made_is_looked_for_again(client, proxy, open_dense, limits, others):
+    """Before the buffered gradients are read, the round is taken, and before the swap, the next one is filled."""
+    acc = open_dense("int64", [4], "w", reduction_type="SUM", limits=limits(64), redis=proxy.where)
+    other = redisacc.ConditionalAccumulator("int64", [4], "w", reduction_type="SUM", limits=limits(64), redis=client)
+    taken = []
 
-    def take_then_fill(transport, key):
-        if not rest:
-            rest.extend([acc.take_grad(1), *(acc.apply_grad(np.full(4, 10), local_step=9) for _ in range(others))])
-            return {}
-        return scan(transport, key)
+    def take():
+        taken.append(other.take_grad(1))
+        proxy.before("buffer", fill)
 
-    scan = compaction.scan
+    def fill():
+        for _ in range(others):
+            assert other.apply_grad(np.full(4, 10), local_step=9)
+
     for _ in range(2):
         acc.apply_grad(np.full(4, 1))
-    monkeypatch.setattr(compaction, "scan", take_then_fill)
+    proxy.before("HSCAN", take)
     assert acc.apply_grad(np.full(4, 100), local_step=9)
-    np.testing.assert_array_equal(rest[0], np.full(4, 2))
+    np.testing.assert_array_equal(taken, [np.full(4, 2)])
     np.testing.assert_array_equal(acc.take_grad(1), np.full(4, 100 + 10 * others))
+    other.close()
 
 
-def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_sparse, monkeypatch):
-    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1000))
-    acc.apply_grad(range(35), np.ones(35))
-    (large,) = client.hkeys("redisacc:{w}:buffered")
-    for _ in range(30):
-        assert acc.apply_grad([0, 1, 2, 3, 99], np.ones(5))
-    assert client.hexists("redisacc:{w}:buffered", large)
-    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1000
-    indices, values, _ = acc.take_grad(31)
-    assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == {
-        **dict.fromkeys(range(4), 31.0),
-        **dict.fromkeys(range(4, 35), 1.0),
-        99: 30.0,
-    }
-
-
-def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client, open_sparse, monkeypatch):
-    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1200))
+@pytest.mark.slow
+def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client, open_sparse):
+    """And of the oldest, no more are compacted than necessary."""
+    limit, width = 150 * 2**20, 2**18
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=limit))
     for _ in range(2):
-        acc.apply_grad(range(35), np.ones(35))
-    # Compacting either of the two with this one frees nothing, because their rows differ.
-    assert acc.apply_grad(range(100, 110), np.ones(10))
-    assert acc.info().buffered == 1
-    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1200
-    assert acc.take_grad(3)[1].tolist() == [2.0] * 35 + [1.0] * 10
-
-
-def test_of_the_oldest_no_more_are_compacted_than_necessary(client, open_sparse, monkeypatch):
-    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
-    acc = open_sparse("float64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0, buffer=1300))
-    for _ in range(2):
-        acc.apply_grad(range(35), np.ones(35))
-    for row in range(10):
-        acc.apply_grad([50 + row], [1.0])
-    # The ten small ones are the longest run, but have no row in common. The two large ones have all rows in common.
-    assert acc.apply_grad(range(100, 110), np.ones(10))
-    assert acc.info().buffered == 11
-    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1300
-    assert acc.take_grad(13)[1].tolist() == [2.0] * 35 + [1.0] * 20
+        acc.apply_grad(range(35), np.ones((35, width)))
+    for row in range(3):
+        acc.apply_grad([50 + row], np.ones((1, width)))
+    # The three small ones are the longest run of up to 128 MiB, but have no row in common. The large ones have all.
+    assert acc.apply_grad([100, 101, 102], np.ones((3, width)))
+    assert acc.info().buffered == 4
+    assert acc.info().buffered_bytes == buffered_bytes(client) <= limit
+    assert acc.take_grad(6)[1][:, 0].tolist() == [2.0] * 35 + [1.0] * 6

@@ -9,15 +9,9 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import redisacc
 from redisacc import raw_ops
-from redisacc._data.sums import DenseSum
-from redisacc._format import buffered as buffered_format
-from redisacc._protocol.applying import buffer_writer
-from redisacc._protocol.parts.staging import stage_commands
 
 ENCODINGS = ("float32", "bfloat16", "int8")
 BLOCK = 256
@@ -54,42 +48,41 @@ def headers(client, acc):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("shape", [[], [3], [255], [256], [257], [5000], [9, 70_000]], ids=str)
-def test_dense(open_dense, client, encoding, shape):
-    acc = open_dense("float32", shape, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
-    given_ones = gradients(3, shape)
-    for gradient in given_ones:
-        assert acc.apply_grad(gradient)
-    blocks = np.prod(shape, dtype=int) >= BLOCK
-    assert (
-        headers(client, acc)
-        == [["int8" if encoding == "int8" and blocks else "float32" if encoding == "int8" else encoding]] * 3
-    )
-    expected = total([sent(gradient, encoding) for gradient in given_ones])
-    np.testing.assert_array_equal(acc.peek().gradient, expected, strict=True)
-    np.testing.assert_array_equal(acc.take_grad(3), expected, strict=True)
+def test_dense(open_dense, client, encoding):
+    for shape in ([], [3], [255], [256], [257], [5000], [9, 70_000]):
+        options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0)}
+        acc = open_dense("float32", shape, "w", encoding=encoding, **options)
+        given_ones = gradients(3, shape)
+        for gradient in given_ones:
+            assert acc.apply_grad(gradient)
+        is_short = encoding == "int8" and np.prod(shape, dtype=int) < BLOCK
+        assert headers(client, acc) == [["float32" if is_short else encoding]] * 3
+        expected = total([sent(gradient, encoding) for gradient in given_ones])
+        np.testing.assert_array_equal(acc.peek().gradient, expected, strict=True)
+        np.testing.assert_array_equal(acc.take_grad(3), expected, strict=True)
+        acc.delete()
 
 
 @pytest.mark.every_server("redis62")
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("row", [[], [2], [7, 11], [300]], ids=str)
-def test_sparse(open_sparse, client, encoding, row):
-    acc = open_sparse(
-        "float32", [900, *row], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding
-    )
-    rng = np.random.default_rng(1)
-    expected = np.zeros([900, *row], np.float32)
-    held = np.zeros(900, bool)
-    for number in (0, 1, 300, 600):
-        indices = np.sort(rng.choice(900, number, replace=False))
-        (rows,) = gradients(1, [number, *row], seed=number)
-        acc.apply_grad(indices, rows)
-        expected[indices] += sent(rows, encoding)
-        held[indices] = True
-    assert headers(client, acc)[-1] == [encoding]
-    for found in (acc.peek().gradient, acc.take_indexed_slices_grad(4)):
-        assert found.indices.tolist() == np.flatnonzero(held).tolist()
-        np.testing.assert_array_equal(found.values, expected[held], strict=True)
+def test_sparse(open_sparse, client, encoding):
+    for row in ([], [2], [7, 11], [300]):
+        options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0)}
+        acc = open_sparse("float32", [900, *row], "w", encoding=encoding, **options)
+        rng = np.random.default_rng(1)
+        expected = np.zeros([900, *row], np.float32)
+        held = np.zeros(900, bool)
+        for number in (0, 1, 300, 600):
+            indices = np.sort(rng.choice(900, number, replace=False))
+            (rows,) = gradients(1, [number, *row], seed=number)
+            acc.apply_grad(indices, rows)
+            expected[indices] += sent(rows, encoding)
+            held[indices] = True
+        assert headers(client, acc)[-1] == [encoding]
+        for found in (acc.peek().gradient, acc.take_indexed_slices_grad(4)):
+            assert found.indices.tolist() == np.flatnonzero(held).tolist()
+            np.testing.assert_array_equal(found.values, expected[held], strict=True)
+        acc.delete()
 
 
 SPEC = {
@@ -103,17 +96,9 @@ SPEC = {
 
 
 @pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_trees(open_tree, client, encoding, missing):
-    acc = open_tree(
-        SPEC,
-        "t",
-        reduction_type="SUM",
-        mean=redisacc.Mean(missing=missing),
-        limits=redisacc.Limits(in_place=0),
-        encoding=encoding,
-    )
+def test_trees(open_tree, client, encoding):
+    acc = open_tree(SPEC, "t", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
     dense = gradients(2, [1507])
     rows = gradients(2, [20, 16], seed=3)
     for vector, some in zip(dense, rows, strict=True):
@@ -154,44 +139,6 @@ def test_workers_may_differ_and_one_gradient_too(open_dense, client):
     assert headers(client, accs[0]) == [[encoding] for encoding in arrived]
     expected = total([sent(gradient, encoding) for gradient, encoding in zip(given_ones, arrived, strict=True)])
     np.testing.assert_array_equal(accs[2].take_grad(6), expected)
-
-
-# Each example begins with an empty round.
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(data=st.data())
-def test_any_mixture_is_summed_in_order_of_arrival(any_parts, data):
-    """Encodings, sizes and part lengths at random, against plain numpy."""
-    acc, patch = any_parts
-    patch.setattr(buffered_format, "PART_SIZES", (data.draw(st.sampled_from([8, 264, 1040, 2**21 - 64]), "part"),))
-    patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 1500, 2**16]), "inline"))
-    size = data.draw(st.integers(1, 1100), "size")
-    encodings = data.draw(st.lists(st.sampled_from(ENCODINGS), min_size=1, max_size=5), "encodings")
-    given_ones = gradients(len(encodings), [size], seed=data.draw(st.integers(0, 2**16), "seed"))
-    for gradient, encoding in zip(given_ones, encodings, strict=True):
-        acc.apply_grad(gradient, local_step=2**40, encoding=encoding)
-    expected = total([sent(gradient, encoding) for gradient, encoding in zip(given_ones, encodings, strict=True)])
-    np.testing.assert_array_equal(acc.take_grad(len(encodings)), expected, strict=True)
-
-
-@pytest.fixture
-def any_parts(open_dense):
-    with pytest.MonkeyPatch.context() as patch:
-        yield open_dense("float32", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0)), patch
-
-
-@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_small_gradients_are_added_in_place_as_they_are(open_dense, open_sparse, client, encoding):
-    dense, sparse = (
-        open_dense("float32", [1000], "d", encoding=encoding),
-        open_sparse("float32", [9, 100], "s", encoding=encoding),
-    )
-    (gradient,), (rows,) = gradients(1, [1000]), gradients(1, [4, 100])
-    dense.apply_grad(gradient)
-    sparse.apply_grad(range(4), rows)
-    if client.exists("redisacc:{d}:sums"):
-        # A server without struct buffers everything.
-        np.testing.assert_array_equal(dense.take_grad(1), gradient)
-        np.testing.assert_array_equal(sparse.take_grad(1)[1], rows)
 
 
 @pytest.mark.every_server("redis62")
@@ -242,37 +189,6 @@ def test_what_cannot_be_encoded(open_dense, open_tree, client):
     assert client.keys("*{w}*") == []
 
 
-@pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_compacting(open_dense, open_sparse, client, encoding):
-    """The sum of encoded gradients stays float32, and the result is the same."""
-    dense = open_dense(
-        "float32",
-        [8000],
-        "d",
-        reduction_type="SUM",
-        limits=redisacc.Limits(in_place=0, buffer=50_000),
-        encoding=encoding,
-    )
-    given_ones = gradients(9, [8000])
-    for gradient in given_ones:
-        dense.apply_grad(gradient)
-    assert ["float32"] in headers(client, dense)
-    assert dense.info().buffered < 9
-    np.testing.assert_array_equal(dense.take_grad(9), total([sent(gradient, encoding) for gradient in given_ones]))
-
-    sparse = open_sparse(
-        "float32", [80, 100], "s", limits=redisacc.Limits(in_place=0, buffer=50_000), encoding=encoding
-    )
-    rows = gradients(9, [80, 100])
-    for some in rows:
-        sparse.apply_grad(range(80), some)
-    assert sparse.info().buffered < 9
-    np.testing.assert_array_equal(
-        sparse.take_grad(9)[1], total([sent(some, encoding) for some in rows]) / np.float32(9)
-    )
-
-
 def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, background, until):
     encoding = "int8"
     acc = open_dense("float32", [1_500_000], "w", reduction_type="SUM", encoding=encoding)
@@ -307,23 +223,21 @@ def test_a_pickled_handle_keeps_its_encoding(real_server, client):
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense, monkeypatch, encoding):
+def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, open_dense, encoding):
     """A gradient is encoded once: however often it is sent, the bytes are the same."""
-    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0, inline=0), encoding=encoding)
+    limits = redisacc.Limits(in_place=0, inline=0)
+    acc = open_dense("float32", [40_000], "w", redis=proxy.where, limits=limits, encoding=encoding)
     (gradient,) = gradients(1, [40_000])
     given_one = gradient.copy()
-    attempts = []
 
-    def noting(keys, gradient_id, parts, **options):
-        attempts.append(b"".join(bytes(part) for part in parts))
+    def write():
         gradient[:] = 0
-        # At the first attempt, the server will miss a part, and ask for it again.
-        return stage_commands(keys, gradient_id, parts, **options) if len(attempts) > 1 else []
+        proxy.cut_all()
 
-    monkeypatch.setattr(buffer_writer, "stage_commands", noting)
+    proxy.before("buffer", write)
     acc.apply_grad(gradient)
-    assert len(attempts) == 2
-    assert attempts[0] == attempts[1]
+    assert not gradient.any()
+    assert proxy.sent.count("buffer") == 2
     np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, encoding))
 
 
@@ -368,37 +282,20 @@ def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree
         dense.as_encoded(values, encoding="half")
 
 
-def test_a_part_has_the_same_elements_in_every_encoding(open_tree, client, monkeypatch):
-    """So gradients of different encodings are added part by part, and a part can be added as soon as it has arrived."""
-    monkeypatch.setattr(buffered_format, "PART_SIZES", (2**13,))
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
-    spec = {"a": ("int64", (301,)), "b": ("float32", (5000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
+def test_gradients_of_different_encodings_are_cut_at_the_same_elements(open_tree, client):
+    """So they are added part by part, and a part can be added as soon as it has arrived."""
+    spec = {"a": ("int64", (301,)), "b": ("float32", (700_000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
     acc = open_tree(spec, "t", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
     tree = {"a": np.arange(301), "c": np.ones(9), "s": (range(20), np.ones((20, 16)))}
-    (vector,) = gradients(1, [5000])
+    (vector,) = gradients(1, [700_000])
     encodings = ("int8", "bfloat16", "float32")
     for encoding in encodings:
         acc.apply_grad({**tree, "b": vector}, encoding=encoding)
-    entries = client.hvals("redisacc:{t}:buffered")
-    parts = [
-        msgpack.unpackb(entry.partition(b" ")[2])["parts"] for entry in sorted(entries, key=lambda entry: entry[:1])
-    ]
-    # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes and 5 blocks of 260 bytes; then 8; then the
-    # other 7, and 18 bytes of float16.
-    assert parts[0] == [680, 2408 + 5 * 260, 8 * 260, 7 * 260 + 18]
-    assert [lengths[1:3] for lengths in parts[1:]] == [[2408 + 2 * 1280, 2 * 2048], [2408 + 4 * 1280, 4 * 2048]]
-    pieces = []
-    add_piece = DenseSum.add_piece
-
-    def noting(self, start, elements, *factor, **options):
-        pieces.append((elements.dtype.name, start, len(elements)))
-        add_piece(self, start, elements, *factor, **options)
-
-    monkeypatch.setattr(DenseSum, "add_piece", noting)
+    entries = sorted(client.hvals("redisacc:{t}:buffered"), key=lambda entry: int(entry.split(b" ")[0]))
+    blocks, halves, floats = [msgpack.unpackb(entry.partition(b" ")[2])["parts"] for entry in entries]
+    # Without the rows, the first dense part, which begins with other leaves, and the last, which ends with them. 256
+    # elements and their scale are a block.
+    assert len(blocks) == len(halves) == len(floats) > 4
+    assert [length // 260 * 256 for length in blocks[2:-1]] == [length // 2 for length in halves[2:-1]]
+    assert [length // 4 for length in floats[2:-1]] == [length // 2 for length in halves[2:-1]]
     np.testing.assert_array_equal(acc.take_grad(3)["b"], total([sent(vector, encoding) for encoding in encodings]))
-    spans = [(0, 1280), (1280, 2048), (3328, 1672)]
-    # The first part of the gradient in float32 is added where it is, and so are blocks, which are decoded to float32.
-    assert sorted(piece for piece in pieces if piece[0] == "bfloat16") == [("bfloat16", *span) for span in spans]
-    assert sorted(piece for piece in pieces if piece[0] == "float32") == sorted(
-        2 * [("float32", *span) for span in spans]
-    )

@@ -14,11 +14,10 @@ import weakref
 
 import numpy as np
 import pytest
+from support.proxy import Fault
 from support.selection import REAL
 
 import redisacc
-from redisacc._protocol.rounds import who_contributed as contributors
-from redisacc._redis.pubsub import pubsub_of
 from redisacc.types import Event
 
 
@@ -61,23 +60,7 @@ def test_listening_begins_with_the_call(open_dense):
     acc.delete()
 
 
-def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
-    acc = open_dense("float32", [1], "w")
-    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
-    call = pubsub._call_listeners
-
-    def late(*given):
-        time.sleep(0.05)
-        call(*given)
-
-    monkeypatch.setattr(pubsub, "_call_listeners", late)
-    with acc.events() as events:
-        acc.apply_grad([1.0])
-        assert next(events).kind == "applied"
-    acc.delete()
-
-
-def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background, until):
+def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background):
     acc = open_dense("float32", [1], "w")
     assert list(acc.events(timeout=0)) == []
     events = acc.events()
@@ -108,29 +91,28 @@ def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense, cloc
     anew.delete()
 
 
-@pytest.mark.fixed("client")
-def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
+@pytest.mark.servers("valkey")
+def test_what_was_done_last_comes_before_the_deletion(proxy, open_dense, durations):
     """The check of the server finishes before the subscription has delivered its last messages."""
-    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
-    monkeypatch.setattr("redisacc._protocol.lifecycle.events.LAST_EVENTS_GRACE", 20.0)
-    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
-    hand_out, held = pubsub._hand_out, threading.Event()
+    durations(last_events=20.0)
+    acc, other = open_dense("float32", [1], "w", redis=proxy.where), open_dense("float32", [1], "w")
 
-    def late(message):
-        assert held.wait(20)
-        hand_out(message)
-
-    with acc.events() as events:
-        monkeypatch.setattr(pubsub, "_hand_out", late)
+    def delete():
+        # The next message to the one that listens is kept back.
+        proxy.arm(Fault("reply", 0, 0, "hold"))
         other.apply_grad([1.0])
         other.delete()
-        events._check_exists(1.0)
-        threading.Timer(0.2, held.set).start()
+        assert proxy.happened()
+
+    # It listens, and checks that the accumulator exists.
+    proxy.before("HGET", delete)
+    with acc.events() as events:
+        threading.Timer(0.2, proxy.resume).start()
         assert [event.kind for event in events] == ["applied", "deleted"]
 
 
 @pytest.mark.servers("valkey")
-def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense, until):
+def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense):
     acc, other = open_dense("float32", [1], "gap"), open_dense("float32", [1], "gap")
     admin = real_server.client()
     with acc.events() as events:
@@ -142,51 +124,58 @@ def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_
         assert [event.kind for event in events] == ["missed", "deleted"]
 
 
-@pytest.mark.parametrize("error", [redisacc.ServerUnavailableError, redisacc.ServerError])
-def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, monkeypatch, error):
-    acc = open_dense("float32", [1], "w")
-    call, answers = acc._transport.call, iter([False, True])
+@pytest.mark.parametrize("how", ["silent", "refusing"])
+def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(proxy, open_dense, client, how):
+    acc, other = open_dense("float32", [1], "w", redis=proxy.where), open_dense("float32", [1], "w")
 
-    def sometimes(*command, **options):
-        if not next(answers):
-            raise error("silent")
-        return call(*command, **options)
+    def cut():
+        proxy.refuses = True
+        proxy.cut_all()
 
-    monkeypatch.setattr(acc._transport, "call", sometimes)
-    assert list(acc.events(timeout=0.1)) == []
-    assert next(answers, None) is None
-    monkeypatch.undo()
-    acc.delete()
+    def rename():
+        client.rename("redisacc:{w}", "renamed")
+        client.set("redisacc:{w}", "of another type")
+
+    # It checks that the accumulator exists.
+    proxy.before("HGET", cut if how == "silent" else rename)
+    with acc.events(timeout=20) as events:
+        if how == "silent":
+            proxy.refuses = False
+        else:
+            client.rename("renamed", "redisacc:{w}")
+        other.delete()
+        assert list(events)[-1].kind == "deleted"
 
 
 def test_a_forgotten_iterator_stops_listening(open_dense):
     acc = open_dense("float32", [1], "w")
     events = acc.events()
-    channel = pubsub_of(acc._transport, "redisacc:{w}:events")._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
-    assert len(channel.listeners) == 1
     gone = weakref.ref(events)
     del events
     gc.collect()
     assert gone() is None
-    assert channel.listeners == []
+    # The listening thread ends soon: a fixture of all tests looks whether it does.
     acc.delete()
 
 
 @pytest.mark.servers(*REAL)
-def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client, until, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.lifecycle.events.KEPT", 10)
+def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client):
     acc = open_dense("float32", [1], "w")
-    events = acc.events(timeout=0.5)
-    other = acc.events(timeout=20)
-    for _ in range(25):
-        acc.apply_grad([1.0])
-        next(other)
-    found = [event.kind for event in events]
-    assert found[0] == "missed"
-    assert found[-1] == "applied"
-    assert len(found) <= 11
-    other.close()
+    events, other = acc.events(timeout=20), acc.events(timeout=20)
+    # 10,000 of them are kept for a reader.
+    for first in (0, 3335, 6670):
+        numbers = range(first, first + 3335)
+        with client.pipeline(transaction=False) as pipeline:
+            for number in numbers:
+                pipeline.publish("redisacc:{w}:events", f"applied step=0 count={number}")
+            pipeline.execute()
+        assert [event.num_accumulated for event in itertools.islice(other, 3335)] == list(numbers)
     acc.delete()
+    found = list(events)
+    assert found[0].kind == "missed"
+    assert [event.num_accumulated for event in found[1:6]] == [10_000, 10_001, 10_002, 10_003, 10_004]
+    assert found[6].kind == "deleted"
+    other.close()
 
 
 @pytest.mark.fixed("encoding")
@@ -202,26 +191,26 @@ def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
     acc.delete()
 
 
-@pytest.mark.parametrize(
-    ("text", "event"),
-    [
-        (None, Event("missed", None, None, None, {})),
-        ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
-        ("left", Event("left", None, None, None, {})),
-        ("later step=1 new=x-y", Event("later", 1, None, None, {"new": "x-y"})),
-        ("", Event("unknown", None, None, None, {"text": ""})),
-        ("\x1b[2J", Event("unknown", None, None, None, {"text": "\x1b[2J"})),
-        ("applied step=1 \x07", Event("unknown", None, None, None, {"text": "applied step=1 \x07"})),
-        ("applied count=x", Event("applied", None, None, None, {})),
-        ("applied step=" + "9" * 1000, Event("unknown", None, None, None, {"text": "applied step=" + "9" * 1000})),
-    ],
-)
-def test_lines_of_whoever(text, event):
-    assert Event.parse(text) == event
+LINES = [
+    (None, Event("missed", None, None, None, {})),
+    ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
+    ("left", Event("left", None, None, None, {})),
+    ("later step=1 new=x-y", Event("later", 1, None, None, {"new": "x-y"})),
+    ("", Event("unknown", None, None, None, {"text": ""})),
+    ("\x1b[2J", Event("unknown", None, None, None, {"text": "\x1b[2J"})),
+    ("applied step=1 \x07", Event("unknown", None, None, None, {"text": "applied step=1 \x07"})),
+    ("applied count=x", Event("applied", None, None, None, {})),
+    ("applied step=" + "9" * 1000, Event("unknown", None, None, None, {"text": "applied step=" + "9" * 1000})),
+]
+
+
+def test_lines_of_whoever():
+    for text, event in LINES:
+        assert Event.parse(text) == event
 
 
 @pytest.mark.every_server
-def test_wait_for_step(open_dense, background, until, client):
+def test_wait_for_step(open_dense, background):
     acc, chief = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     assert acc.wait_for_step(0) == 0
     assert acc.wait_for_step(-5, timeout=0) == 0
@@ -251,7 +240,7 @@ def test_wait_for_step_ends_in_time(open_dense):
     acc.delete()
 
 
-def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background, until):
+def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background):
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     waits = background(acc.wait_for_step, 5), background(other.wait_for_step, 5)
     acc.close()
@@ -311,7 +300,7 @@ def test_reprs_say_what_and_where(open_dense):
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_known_workers_and_their_states(open_dense, client):
+def test_known_workers_and_their_states(open_dense):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")
     again = open_dense("float32", [1], "w", worker="ann")
@@ -388,7 +377,7 @@ def test_of_many_who_are_expected_some_are_named(open_dense):
 
 
 @pytest.mark.forges
-def test_a_timeout_names_some_of_very_many_workers(open_dense, client, monkeypatch):
+def test_a_timeout_names_some_of_very_many_workers(open_dense, client):
     """Planted sessions and workers cost a bounded time, and fill neither the error nor its message."""
     chief = open_dense("float32", [1], "w", worker="chief")
     chief.apply_grad([1.0])
@@ -406,16 +395,16 @@ def test_a_timeout_names_some_of_very_many_workers(open_dense, client, monkeypat
     assert (len(error.expected), error.num_expected) == (100, 3000)
     assert error.expected[:2] == ["worker-2999", "worker-2998"]
     assert str(error).endswith(", 2990 more")
-    # With a lower bound, as many workers as this test can plant in a short time are too many.
-    monkeypatch.setattr(contributors, "READ", 1000)
+    many = range(3000, 15_000)
+    client.hset(sessions, mapping={f"{seen}-{n:x}": f"1 applied 0 1 {seen + n} 1 0 worker-{n}" for n in many})
     error = timed_out()
     assert len(error.expected) == 100
-    assert 900 <= error.num_expected < 3000
+    assert 9000 <= error.num_expected < 15_000
     assert re.search(r"at least \d+ more$", str(error))
-    client.hset(workers, mapping={f"worker-{n}": 1 for n in range(3000)})
+    client.hset(workers, mapping={f"worker-{n}": 1 for n in range(15_000)})
     client.hset(record, "num_accumulated", 1)
     error = timed_out()
-    assert 900 <= len(error.workers) < 3001
+    assert 9000 <= len(error.workers) < 15_000
     assert (error.expected, error.num_expected) == ([], 0)
     assert re.search(r"in the round: .*at least \d+ more$", str(error))
     chief.delete()

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 import redisacc
-from redisacc._format.keys import Keys
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.sessions import Session
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Queued
-from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
 HOUR = 3600
@@ -93,7 +85,7 @@ def test_without_a_grace_nothing_is_stored(open_dense, client):
 
 
 @pytest.mark.every_server(storage="in_place")
-def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stored, began, hours_later):
+def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stored, client, began, hours_later):
     first, second = (open_dense_stored("float32", [1], "w", worker=name) for name in ("first", "second"))
     for _ in range(2):
         first.apply_grad([1.0])
@@ -106,70 +98,12 @@ def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stor
     first.apply_grad([1.0])
     times_out(second, 2, grace=HOUR)
     assert began() == at
+    # A taker that died while it waited is passed over.
+    client.zadd(f"{RECORD}:queue", {"t": 1})
+    client.hset(f"{RECORD}:takers", "t", b"2..4+3600000 1 dead")
     hours_later()
     with second.take(2, most=4, grace=HOUR, timeout=0) as taken:
         assert taken.num_accumulated == 3
-
-
-def test_a_taker_that_died_in_its_grace_has_a_successor(open_dense, client, hours_later, until):
-    acc = open_dense("float32", [1], "w", worker="chief")
-    acc.apply_grad([1.0])
-    scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
-    session = Session(int(time.time() * 1000))
-    dead = scripts.take(
-        token="t", session=session, sequence=1, required=TakeRequirement(1, 3, HOUR * 1000), lease_ms=1, taker="dead"
-    )
-    first, _ = dead()
-    assert isinstance(first, Queued)
-    assert HOUR * 1000 - 60_000 < first.grace_left_ms <= HOUR * 1000
-    # Sent again, it changes nothing.
-    again, _ = dead()
-    assert isinstance(again, Queued)
-    assert again.grace_left_ms <= first.grace_left_ms
-    hours_later()
-    assert acc.take_grad(1, most=3, grace=HOUR, timeout=60).tolist() == [1.0]
-
-
-@pytest.mark.every_server
-def test_it_begins_with_a_gradient_even_if_no_taker_waits(open_dense_stored, began):
-    acc = open_dense_stored("float32", [1], "w")
-    times_out(acc, 2, grace=HOUR)
-    for round_number in range(2):
-        assert acc.apply_grad([1.0], round_number)
-        assert began() == 0
-        acc.apply_grad([1.0], round_number)
-        at = began()
-        assert at > 0
-        acc.apply_grad([1.0], round_number)
-        assert began() == at
-        acc.take_grad(1)
-        assert began() == 0
-
-
-def test_another_number_begins_anew(open_dense, began, hours_later):
-    acc = open_dense("float32", [1], "w")
-    times_out(acc, 3, grace=HOUR)
-    for _ in range(4):
-        acc.apply_grad([1.0])
-    at = began()
-    hours_later()
-    # When the fourth gradient arrived was not noted.
-    times_out(acc, 4, grace=HOUR)
-    assert began() >= at
-    times_out(acc, 9, grace=HOUR)
-    assert began() == 0
-    times_out(acc, 4, grace=HOUR)
-    assert began() >= at
-
-
-def test_a_lower_number_keeps_the_moment(open_dense, began):
-    acc = open_dense("float32", [1], "w")
-    times_out(acc, 3, grace=HOUR)
-    for _ in range(3):
-        acc.apply_grad([1.0])
-    at = began()
-    times_out(acc, 2, grace=HOUR)
-    assert began() == at
 
 
 def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client):
@@ -211,30 +145,35 @@ def test_any_number_may_come(open_dense, background, until):
         take.result()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"most": 3}, "needs a grace"),
-        ({"most": 1, "grace": 1}, r"most must be in \[2, "),
-        ({"most": 2.0, "grace": 1}, "most must be an integer"),
-        ({"most": 2**63, "grace": 1}, "most must be in"),
-        ({"most": True, "grace": 1}, "most must be an integer"),
-        *(
-            ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
-            for value in (-1, -1e-300, float("nan"), float("inf"), 604801, 10**400, "1", True, [1], 1j)
-        ),
-    ],
-)
-def test_invalid_ones(open_dense, open_sparse, open_tree, client, options, message):
-    accs = [open_dense("float32", [1]), open_sparse("float32", [1]), open_tree({"w": ("float32", (1,))})]
-    for acc in accs:
-        before = acc.info()
-        for take in (acc.take_grad, lambda *args, acc=acc, **options: acc.take(*args, **options).__enter__()):
+INVALID = [
+    ({"most": 3}, "needs a grace"),
+    ({"most": 1, "grace": 1}, r"most must be in \[2, "),
+    ({"most": 2.0, "grace": 1}, "most must be an integer"),
+    ({"most": 2**63, "grace": 1}, "most must be in"),
+    ({"most": True, "grace": 1}, "most must be an integer"),
+    *(
+        ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
+        for value in (-1, -1e-300, float("nan"), float("inf"), 604801, 10**400, "1", True, [1], 1j)
+    ),
+]
+
+
+def test_invalid_ones(open_dense, open_sparse, open_tree):
+    dense, sparse, tree = (
+        open_dense("float32", [1]),
+        open_sparse("float32", [1]),
+        open_tree({"w": ("float32", (1,))}),
+    )
+    before = [acc.info() for acc in (dense, sparse, tree)]
+    for options, message in INVALID:
+        for acc in (dense, sparse, tree):
             with pytest.raises(redisacc.InvalidArgumentError, match=message):
-                take(2, timeout=0, **options)
-        assert acc.info() == before
-    with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        accs[1].take_indexed_slices_grad(2, timeout=0, **options)
+                acc.take_grad(2, timeout=0, **options)
+            with pytest.raises(redisacc.InvalidArgumentError, match=message), acc.take(2, timeout=0, **options):
+                pass
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
+            sparse.take_indexed_slices_grad(2, timeout=0, **options)
+    assert [acc.info() for acc in (dense, sparse, tree)] == before
 
 
 def test_the_largest_ones(open_dense):
@@ -245,25 +184,26 @@ def test_the_largest_ones(open_dense):
     times_out(acc, 2**63 - 1, grace=604800)
 
 
-@pytest.mark.parametrize("text", [b"1..", b"1..2", b"1..2+", b"1..+3", b"1..x+3", b"..2+3", b"1..2+3+4", b"1..-2+3"])
-def test_forged_takers(open_dense, background, until, client, text):
+def test_forged_takers(open_dense, client):
     acc = open_dense("float32", [1], "w")
-    client.zadd(f"{RECORD}:queue", {"t": 1})
-    client.hset(f"{RECORD}:takers", "t", text + b" 1 somebody")
-    with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a taker"):
-        acc.info()
-    acc.apply_grad([1.0])
-    # Its lease is over, so the next taker passes it over.
-    assert acc.take_grad(1, timeout=60).tolist() == [1.0]
+    texts = (b"1..", b"1..2", b"1..2+", b"1..+3", b"1..x+3", b"..2+3", b"1..2+3+4", b"1..-2+3")
+    for step, text in enumerate(texts):
+        client.zadd(f"{RECORD}:queue", {"t": 1})
+        client.hset(f"{RECORD}:takers", "t", text + b" 1 somebody")
+        with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a taker"):
+            acc.info()
+        acc.apply_grad([1.0], step)
+        # Its lease is over, so the next taker passes it over.
+        assert acc.take_grad(1, timeout=60).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("field", ["grace_count", "grace_began_ms"])
-@pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 16])
-def test_a_forged_record(open_dense, client, field, value):
+def test_a_forged_record(open_dense, client, field):
     acc = open_dense("float32", [1], "w")
     acc.apply_grad([1.0])
-    client.hset(RECORD, field, value)
-    before = client.hgetall(RECORD)
-    with pytest.raises(redisacc.CorruptDataError, match=field):
-        acc.take_grad(1, timeout=0, grace=1)
-    assert client.hgetall(RECORD) == before
+    for value in (b"", b"x", b"-1", b"1.5", b"9" * 16):
+        client.hset(RECORD, field, value)
+        before = client.hgetall(RECORD)
+        with pytest.raises(redisacc.CorruptDataError, match=field):
+            acc.take_grad(1, timeout=0, grace=1)
+        assert client.hgetall(RECORD) == before

@@ -7,7 +7,6 @@ import array
 import numpy as np
 import pytest
 from support.model import assert_same
-from support.selection import thorough
 
 import redisacc
 
@@ -37,25 +36,21 @@ LAYOUTS = list(layouts(np.zeros((2, 2))))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", thorough(["float32", "int16", "int64", "complex64"], usual=["float32", "int64"]))
-def test_dense_gradients_of_every_layout(open_dense_stored, layout, dtype):
-    base = (np.arange(12) - 5).reshape(4, 3).astype(dtype)
-    acc = open_dense_stored(dtype, [4, 3], reduction_type="SUM")
-    grad = layouts(base)[layout]
-    before = grad.copy()
-    acc.apply_grad(grad)
-    acc.apply_grad(base)
-    assert np.array_equal(grad, before)
-    result = acc.take_grad(2)
-    assert_same(result, base + base)
-    assert result.dtype.isnative
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sparse_gradients_of_every_layout(open_sparse_stored, layout):
+def test_gradients_of_every_layout(open_dense, open_sparse, layout):
+    for dtype in ("float32", "int16", "int64", "complex64"):
+        base = (np.arange(12) - 5).reshape(4, 3).astype(dtype)
+        acc = open_dense(dtype, [4, 3], reduction_type="SUM")
+        grad = layouts(base)[layout]
+        before = grad.copy()
+        acc.apply_grad(grad)
+        acc.apply_grad(base)
+        assert np.array_equal(grad, before)
+        result = acc.take_grad(2)
+        assert_same(result, base + base)
+        assert result.dtype.isnative
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     indices = np.array([[7, 2], [3, 9]])
-    acc = open_sparse_stored("float32", [10, 3])
+    acc = open_sparse("float32", [10, 3])
     acc.apply_grad(layouts(indices)[layout].reshape(-1), layouts(values)[layout])
     # A view with a stride of its own, which reshape would have copied.
     acc.apply_grad(np.repeat([7, 2, 3, 9], 2)[::2], values)
@@ -64,31 +59,31 @@ def test_sparse_gradients_of_every_layout(open_sparse_stored, layout):
     assert_same(result, values[[1, 2, 0, 3]])
 
 
-def test_lists_tuples_and_buffers(open_dense_stored, open_sparse_stored):
-    dense = open_dense_stored("float32", [2])
+def test_lists_tuples_and_buffers(open_dense, open_sparse):
+    dense = open_dense("float32", [2])
     for grad in ([1, 2], (1.0, 2.0), array.array("f", [1, 2]), array.array("i", [1, 2]), memoryview(np.ones(2))):
         assert dense.apply_grad(grad)
     assert_same(dense.take_grad(5), np.float32([5, 9]) / np.float32(5))
-    sparse = open_sparse_stored("float32", [4, 1])
+    sparse = open_sparse("float32", [4, 1])
     assert sparse.apply_grad([1], [[1.0]])
     assert sparse.apply_grad((1, 2), ((1.0,), (2.0,)))
     assert sparse.apply_grad(array.array("q", [2]), [np.float32([4])])
     assert sparse.take_grad(3)[1].tolist() == [[1.0], [3.0]]
 
 
-@pytest.mark.parametrize(("dtype", "low", "high"), [("uint8", 0, 255), ("int8", -128, 127), ("uint64", 0, 2**63 - 1)])
-def test_lists_of_ints_for_integer_types(open_dense_stored, dtype, low, high):
-    acc = open_dense_stored(dtype, [2], reduction_type="SUM")
-    acc.apply_grad([low, high])
-    assert_same(acc.take_grad(1), np.array([low, high], dtype))
-    for wrong in ([low - 1, 0], [0, 2 * high + 2], [0.5, 1]):
-        with pytest.raises(redisacc.InvalidArgumentError):
-            acc.apply_grad(wrong, local_step=1)
-    assert acc.num_accumulated() == 0
+def test_lists_of_ints_for_integer_types(open_dense):
+    for dtype, low, high in (("uint8", 0, 255), ("int8", -128, 127), ("uint64", 0, 2**63 - 1)):
+        acc = open_dense(dtype, [2], reduction_type="SUM")
+        acc.apply_grad([low, high])
+        assert_same(acc.take_grad(1), np.array([low, high], dtype))
+        for wrong in ([low - 1, 0], [0, 2 * high + 2], [0.5, 1]):
+            with pytest.raises(redisacc.InvalidArgumentError):
+                acc.apply_grad(wrong, local_step=1)
+        assert acc.num_accumulated() == 0
 
 
-def test_wider_integers_are_converted_where_they_fit(open_dense_stored):
-    acc = open_dense_stored("int8", [2], reduction_type="SUM")
+def test_wider_integers_are_converted_where_they_fit(open_dense):
+    acc = open_dense("int8", [2], reduction_type="SUM")
     acc.apply_grad(np.array([-128, 127], np.int64))
     for wrong in ([128, 0], [-129, 0]):
         with pytest.raises(redisacc.InvalidArgumentError):
@@ -96,8 +91,8 @@ def test_wider_integers_are_converted_where_they_fit(open_dense_stored):
     assert_same(acc.take_grad(1), np.array([-128, 127], np.int8))
 
 
-def test_numpy_scalars_and_arrays_of_rank_zero(open_dense_stored):
-    acc = open_dense_stored("float32", [])
+def test_numpy_scalars_and_arrays_of_rank_zero(open_dense):
+    acc = open_dense("float32", [])
     for grad in (1, 2.0, np.float32(3), np.int16(4), np.array(5.0), True):
         assert acc.apply_grad(grad)
     assert acc.take_grad(6).tolist() == np.float32(16) / np.float32(6)
@@ -113,8 +108,8 @@ class Tensor:
         return np.array(self.values, dtype or np.float64)
 
 
-def test_foreign_arrays(open_dense_stored, open_sparse_stored):
-    dense, sparse = open_dense_stored("float32", [2]), open_sparse_stored("float32", [4, 1])
+def test_foreign_arrays(open_dense, open_sparse):
+    dense, sparse = open_dense("float32", [2]), open_sparse("float32", [4, 1])
     dense.apply_grad(Tensor([1.0, 2.0]))
     assert_same(dense.take_grad(1), np.array([1, 2], np.float32))
     sparse.apply_grad(np.array([2]), Tensor([[1.0]]))

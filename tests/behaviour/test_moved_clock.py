@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 from support.moved_clock import runs
 from support.warm_python import PIPE, WarmPython
@@ -15,7 +14,6 @@ from support.warm_python import PIPE, WarmPython
 import redisacc
 from redisacc._clock import Clock
 from redisacc._clock import clock as the_clock
-from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import load
 
 HOUR = 3600.0
@@ -24,18 +22,6 @@ HOUR = 3600.0
 def test_the_clock_of_users_is_that_of_the_system():
     assert (the_clock.now, the_clock.time, the_clock.sleep) == (time.monotonic, time.time, time.sleep)
     assert vars(Clock)["__slots__"] == ("now", "sleep", "time")
-
-
-@pytest.mark.every_server
-def test_a_move_ends_a_wait_that_has_a_timeout(clock, open_dense, background, until):
-    acc = open_dense("float32", [1], "shared")
-    take = background(acc.take_grad, 1, timeout=200.0)
-    until(lambda: acc.info().waiting)
-    clock.advance(50.0)
-    assert take.running
-    clock.advance(150.0)
-    with pytest.raises(redisacc.TakeTimeoutError):
-        take.result()
 
 
 @pytest.mark.every_server
@@ -61,16 +47,6 @@ def test_a_server_that_forgets_its_scripts_after_a_move_gets_those_that_are_ahea
     assert abs((acc.info().known_workers[0].seen_at - acc.info().read_at).total_seconds()) < 60
     # And so do calls that were prepared before a move, and are repeated after it.
     assert acc.take_grad(2).tolist() == [1.0]
-
-
-@pytest.mark.every_server
-def test_an_owner_that_lives_keeps_what_expires(clock, open_dense_stored, client):
-    acc = open_dense_stored("float32", [500])
-    acc.apply_grad(np.ones(500, np.float32))
-    keys = sorted(client.scan_iter())
-    assert all(0 < client.pttl(key) <= 60_000 for key in keys)
-    clock.advance(120.0)
-    assert sorted(client.scan_iter()) == keys
 
 
 @pytest.mark.every_server
@@ -131,18 +107,6 @@ def test_other_processes_follow(clock, real_server, real_client, until, way):
         process.communicate()
 
 
-def test_a_take_of_a_dead_process_leaves_the_queue(clock, open_dense, client, background, until):
-    """The lease of a taker is an entry that a script reads, and not an expiry."""
-    acc = open_dense("float32", [1], "shared")
-    dead = background(acc.take_grad, 1, timeout=HOUR)
-    (entry,) = until(lambda: client.hgetall("redisacc:{shared}:takers"))
-    client.hset("redisacc:{shared}:takers", "of-the-dead", client.hget("redisacc:{shared}:takers", entry))
-    client.zadd("redisacc:{shared}:queue", {"of-the-dead": 0})
-    clock.advance(10.0)
-    acc.apply_grad([1.0])
-    assert dead.result().tolist() == [1.0]
-
-
 def test_a_clock_that_runs_spares_a_call_its_pauses(clock, open_dense):
     acc = open_dense("float32", [1], "shared")
     began = time.monotonic()
@@ -157,10 +121,3 @@ def test_a_script_reads_the_clock_in_one_line():
     for name in ("apply", "hold_lease", "take", "sweep"):
         assert load(name).text.count(READS_CLOCK) == 1, name
         assert load(name).sharded.text.count(READS_CLOCK) == 1, name
-
-
-def test_a_transport_reads_a_clock_that_is_ahead(clock, client):
-    transport = connect(client)
-    before = int(transport.call("TIME")[0])
-    clock.advance(HOUR)
-    assert HOUR <= int(transport.call("TIME")[0]) - before < HOUR + 60

@@ -43,37 +43,6 @@ def test_a_single_gradient_may_ask_for_it(open_sparse_stored):
     assert acc.take_grad(2)[1].tolist() == [[3.0]]
 
 
-@pytest.mark.every_server
-def test_a_second_tree_of_a_worker_is_dropped_with_all_its_leaves(open_tree_stored):
-    spec = {"d": ("float32", (2,)), "s": redisacc.Sparse("float32", (9, 1))}
-    options = {"reduction_type": "SUM", "mean": redisacc.Mean(missing="skip")}
-    ann = open_tree_stored(spec, "crew", worker="ann", once_per_worker=True, **options)
-    bob = open_tree_stored(spec, "crew", worker="bob", **options)
-    assert ann.apply_grad({"d": [1.0, 2.0], "s": None})
-    # Its first gradient lacked this leaf, and the second one counts for none all the same.
-    again = ann.apply_grad({"d": [10.0, 20.0], "s": ([3], [[10.0]])})
-    assert (again.outcome, again.global_step, again.num_accumulated) == ("repeated", 0, 1)
-    assert bob.apply_grad({"d": None, "s": ([3], [[4.0]])})
-    info = ann.info()
-    assert (info.applied, info.repeated, info.workers) == (2, 1, {"ann": 1, "bob": 1})
-    gradient = ann.take_grad(2)
-    assert gradient["d"].tolist() == [1.0, 2.0]
-    assert (gradient["s"].indices.tolist(), gradient["s"].values.tolist()) == ([3], [[4.0]])
-    # The next round accepts both again.
-    assert ann.apply_grad({"d": [1.0, 1.0], "s": None}, local_step=1)
-    ann.delete()
-
-
-@pytest.mark.servers("fakeredis", "valkey")
-def test_stale_comes_first_and_a_repeated_gradient_may_have_any_shape(open_dense_stored):
-    acc = open_dense_stored("float32", [None], worker="ann", once_per_worker=True)
-    acc.set_global_step(3)
-    assert acc.apply_grad([1.0], local_step=3)
-    assert acc.apply_grad([1.0], local_step=2).outcome == "stale"
-    assert acc.apply_grad([1.0, 2.0], local_step=3).outcome == "repeated"
-    assert acc.take_grad(1).tolist() == [1.0]
-
-
 @pytest.mark.servers("fakeredis", "valkey")
 def test_workers_of_one_name_at_the_same_time(open_dense_stored, background):
     number, rounds = 4, 5
@@ -97,51 +66,14 @@ def test_workers_of_one_name_at_the_same_time(open_dense_stored, background):
     handles[0].delete()
 
 
-@pytest.mark.servers("fakeredis", "valkey")
-def test_a_compacted_gradient_still_counts_for_its_worker(open_dense):
-    # The limit holds two gradients, so the third worker compacts.
-    handles = [
-        open_dense(
-            "float32",
-            [4],
-            "tight",
-            worker=f"w{k}",
-            limits=redisacc.Limits(in_place=0, buffer=2 * 16),
-            reduction_type="SUM",
-            once_per_worker=True,
-        )
-        for k in range(4)
-    ]
-    for handle in handles:
-        assert handle.apply_grad([1.0] * 4)
-    for handle in handles:
-        assert handle.apply_grad([1.0] * 4).outcome == "repeated"
-    assert handles[0].take_grad(4).tolist() == [4.0] * 4
-    handles[0].delete()
-
-
-@pytest.mark.servers("fakeredis", "valkey")
-def test_the_setting_is_that_of_the_creator(open_dense):
-    open_dense("float32", [1], "set", once_per_worker=True)
-    assert open_dense("float32", [1], "set").info().once_per_worker
-    assert open_dense("float32", [1], "set", once_per_worker=True).info().once_per_worker
-    with pytest.raises(redisacc.InvalidArgumentError, match="its once_per_worker is True, not False"):
-        open_dense("float32", [1], "set", once_per_worker=False)
-    open_dense("float32", [1], "unset")
-    with pytest.raises(redisacc.InvalidArgumentError, match="its once_per_worker is False, not True"):
-        open_dense("float32", [1], "unset", once_per_worker=True)
-    for name in ("set", "unset"):
-        open_dense("float32", [1], name).delete()
-
-
 @pytest.mark.servers("fakeredis")
-@pytest.mark.parametrize("value", [1, 0, "yes", [], np.array([True])])
-def test_only_true_and_false_are_accepted(open_dense, value):
-    with pytest.raises(redisacc.InvalidArgumentError, match="once_per_worker must be True or False"):
-        open_dense("float32", [1], once_per_worker=value)
+def test_only_true_and_false_are_accepted(open_dense):
     acc = open_dense("float32", [1])
-    with pytest.raises(redisacc.InvalidArgumentError, match="once_per_worker must be True or False"):
-        acc.apply_grad([1.0], once_per_worker=value)
+    for value in (1, 0, "yes", [], np.array([True])):
+        with pytest.raises(redisacc.InvalidArgumentError, match="once_per_worker must be True or False"):
+            open_dense("float32", [1], once_per_worker=value)
+        with pytest.raises(redisacc.InvalidArgumentError, match="once_per_worker must be True or False"):
+            acc.apply_grad([1.0], once_per_worker=value)
     assert acc.num_accumulated() == 0
 
 

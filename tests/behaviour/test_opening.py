@@ -9,7 +9,6 @@ import pytest
 from support.daemons import free_port
 
 import redisacc
-from redisacc._protocol.waiting.wait_log import WaitLog
 
 pytestmark = pytest.mark.servers("fakeredis", "valkey")
 
@@ -60,12 +59,6 @@ def test_a_wait_for_a_step_is_logged(open_dense, background, until, durations, c
     until(lambda: "still waiting for step 3: it is 0" in caplog.text)
     acc.set_global_step(3)
     assert wait.result() == 3
-
-
-def test_messages_about_a_wait_become_rarer():
-    log = WaitLog(100.0)
-    times = [now for now in range(100, 400) if log.is_due(float(now))]
-    assert times == [105, 115, 135, 175, 235, 295, 355]
 
 
 def test_one_warning_if_the_step_is_never_given(open_dense, caplog):

@@ -87,7 +87,7 @@ def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, open_sparse
 
 
 @pytest.mark.every_server
-def test_a_server_without_struct_gets_everything_buffered(open_dense, open_sparse, client, server):
+def test_a_server_without_struct_gets_everything_buffered(open_dense, open_sparse, server):
     dense, sparse = (
         open_dense("float32", [2], "d", limits=redisacc.Limits(in_place=10**9)),
         open_sparse("float32", [2], "s"),

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import numpy as np
 import pytest
 from support.selection import ONE_NODE
-
-from redisacc._redis import node
-from redisacc._redis.sockets import lanes
 
 # The connections of a node of a cluster are the same, but are found elsewhere.
 # On an event loop, a large fetch uses one connection.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.fixed("client")]
 
 ELEMENTS = 400_000
+# How many connections a fetch uses besides its first one.
+MORE = 3
+
+
+@pytest.fixture(autouse=True)
+def _server_is_elsewhere(monkeypatch):
+    # A server of another machine has another address. 192.0.2.0/24 is for examples.
+    monkeypatch.setattr(socket.socket, "getpeername", lambda _: ("192.0.2.1", 6379))
 
 
 @pytest.fixture
-def fetched_over(monkeypatch):
-    """The server counts as one on another machine. Returns the number of connections of each fetch over several."""
-    numbers = []
-    fetch_over = lanes.fetch_over
+def connections(real_server):
+    """Returns the ids of the connections to the server, or of those that have sent a GET last."""
+    admin = real_server.client()
 
-    def noting(connections, *given):
-        numbers.append(len(connections))
-        fetch_over(connections, *given)
+    def listed(command=None):
+        entries = admin.client_list(_type="normal")
+        return {entry["id"] for entry in entries if command in (None, entry["cmd"])}
 
-    monkeypatch.setattr(lanes, "is_remote", lambda _: True)
-    monkeypatch.setattr(node, "fetch_over", noting)
-    return numbers
+    return listed
 
 
 @pytest.fixture
-def open_lanes(until):
-    """Takes a round, so that lanes are opened, and waits until they are."""
-
-    def open_them(acc):
-        acc.apply_grad(np.zeros(ELEMENTS, np.float32))
-        acc.take_grad(1)
-        idle = acc._transport._server._lanes.idle
-        until(lambda: len(idle) == lanes.LANES - 1)
-        return idle
-
-    return open_them
+def opened(open_dense, connections, until, proxy):
+    """An accumulator behind a proxy that has had a round, and so has opened its connections."""
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", redis=proxy.where)
+    acc.apply_grad(np.zeros(ELEMENTS, np.float32))
+    before = connections()
+    acc.take_grad(1)
+    until(lambda: len(connections() - before) == MORE)
+    return acc
 
 
 def gradients(number):
@@ -66,59 +66,47 @@ def added(rows):
     return total
 
 
-def test_a_round_is_the_same_over_several_connections(open_dense, real_server, open_lanes, fetched_over):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
-    open_lanes(acc)
+def test_a_round_is_the_same_over_several_connections(opened, connections):
     rows = gradients(3)
-    np.testing.assert_array_equal(take_all(acc, rows), added(rows))
-    assert fetched_over == [lanes.LANES]
+    assert connections("get") == set()
+    np.testing.assert_array_equal(take_all(opened, rows), added(rows))
+    # The first one has acknowledged the round since.
+    assert len(connections("get")) == MORE
 
 
-def test_a_round_survives_the_end_of_its_connections(
-    open_dense, real_server, real_client, open_lanes, fetched_over, monkeypatch
-):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
-    idle = open_lanes(acc)
+def test_a_round_survives_the_end_of_its_connections(opened, connections, proxy):
     rows = gradients(3)
-    request = lanes._Lane.request
-
-    def broken_request(lane, wanted, deadline):
-        request(lane, wanted, deadline)
-        if wanted:
-            # The first request of each fetch over several connections.
-            real_client.client_kill_filter(_type="normal", skipme=True)
-
-    monkeypatch.setattr(lanes._Lane, "request", broken_request)
-    np.testing.assert_array_equal(take_all(acc, rows), added(rows))
-    assert fetched_over == [lanes.LANES]
+    proxy.listen_anew()
+    proxy.before("GET", proxy.cut_all)
+    np.testing.assert_array_equal(take_all(opened, rows), added(rows))
+    assert proxy.sent.count("GET") > len(rows)
     # The rest came over one connection.
-    assert idle == []
+    assert connections("get") == set()
 
 
-def test_a_child_process_opens_connections_of_its_own(open_dense, real_server, open_lanes, fetched_over):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
-    idle = open_lanes(acc)
-    before = [connection.sock.getpeername() for connection in idle]
+def test_a_child_process_opens_connections_of_its_own(opened, connections):
     rows = gradients(2)
+    before = connections()
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            total = take_all(acc, rows)
-            status = 0 if np.array_equal(total, added(rows)) and fetched_over == [] else 2
+            total = take_all(opened, rows)
+            status = 0 if np.array_equal(total, added(rows)) and not before & connections("get") else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     # Those of the parent are as they were.
-    assert [connection.sock.getpeername() for connection in idle] == before
-    np.testing.assert_array_equal(take_all(acc, rows), added(rows))
-    assert fetched_over == [lanes.LANES]
+    np.testing.assert_array_equal(take_all(opened, rows), added(rows))
+    assert len(before & connections("get")) == MORE
 
 
-def test_connections_end_with_their_client(open_dense, real_server, open_lanes, fetched_over):
+def test_connections_end_with_their_client(open_dense, client, connections, until):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
-    idle = open_lanes(acc)
-    acc._transport.where.connection_pool.disconnect()
-    assert not any(connection.alive() for connection in idle)
     rows = gradients(2)
+    take_all(acc, rows)
+    before = connections()
+    until(lambda: len(connections()) > MORE)
+    client.connection_pool.disconnect()
+    until(lambda: not before & connections() or len(connections()) <= 2)
     np.testing.assert_array_equal(take_all(acc, rows), added(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import re
 import time
@@ -15,10 +16,6 @@ from support.selection import IN_PARTS
 
 import redisacc
 from redisacc import raw_ops
-from redisacc._format.keys import Keys
-from redisacc._protocol.rounds.round_owner import REMEMBERED
-from redisacc._protocol.rounds.round_reader import RoundReader
-from redisacc._protocol.scripts.accumulators import Scripts
 
 pytestmark = pytest.mark.usual(storage=("in_place", "buffered_parts"))
 
@@ -28,8 +25,8 @@ def f32(*values):
 
 
 @pytest.fixture
-def chief(open_dense_stored):
-    acc = open_dense_stored("float32", [3], "lost", worker="chief")
+def chief(proxy, open_dense_stored):
+    acc = open_dense_stored("float32", [3], "lost", worker="chief", redis=proxy.where)
     acc.apply_grad(f32(1, 2, 3))
     yield acc
     with contextlib.suppress(redisacc.NotFoundError):
@@ -42,37 +39,16 @@ def heir(open_dense_stored, chief):
 
 
 @pytest.fixture
-def before_acknowledging(monkeypatch):
+def before_acknowledging(proxy):
     """Does something when the next round has been read, and is about to be acknowledged."""
-
-    def arm(action):
-        acknowledge = Scripts.acknowledge
-
-        def first_the_action(self, **options):
-            monkeypatch.setattr(Scripts, "acknowledge", acknowledge)
-            action()
-            return acknowledge(self, **options)
-
-        monkeypatch.setattr(Scripts, "acknowledge", first_the_action)
-
-    return arm
+    return functools.partial(proxy.before, "acknowledge")
 
 
 @pytest.fixture
-def before_reading(monkeypatch):
-    """Does something when the next round has been granted, and is about to be read."""
-
-    def arm(action):
-        contents = RoundReader.contents
-
-        def first_the_action(self, *arguments):
-            monkeypatch.setattr(RoundReader, "contents", contents)
-            action()
-            return contents(self, *arguments)
-
-        monkeypatch.setattr(RoundReader, "contents", first_the_action)
-
-    return arm
+def before_reading(proxy):
+    """Does something when the next round has been granted, and its taker has not heard of it yet."""
+    # The last of the commands that follow the script.
+    return functools.partial(proxy.after, "EXISTS")
 
 
 def recovers(acc):
@@ -149,10 +125,10 @@ def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
     """Otherwise, a chief that fails in a loop would fill the server."""
     taking = contextlib.ExitStack()
     taking.enter_context(chief.take(1))
-    for _ in range(REMEMBERED + 1):
+    for _ in range(101):
         with contextlib.suppress(ZeroDivisionError), heir.recover():
             raise ZeroDivisionError
-    assert client.llen(Keys("lost").recovered) == REMEMBERED
+    assert client.llen("redisacc:{lost}:recovered") == 100
     # The recovery from the chief is the one that was forgotten.
     with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
         taking.close()
@@ -160,9 +136,9 @@ def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowledging, client, again):
+def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, heir, before_acknowledging, client, again):
     def delete():
-        chief.delete()
+        heir.delete()
         if again:
             with redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client) as other:
                 other.apply_grad(f32(7, 7, 7))
@@ -175,22 +151,20 @@ def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowle
 
 
 @pytest.mark.usual(storage="in_place")
-def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
-    acc = open_sparse("float32", [9, 1], "lost")
+def test_every_way_of_taking_says_it(proxy, open_sparse, before_acknowledging):
+    acc = open_sparse("float32", [9, 1], "lost", redis=proxy.where)
     other = open_sparse("float32", [9, 1], "lost", worker="heir")
 
     def recovers_sparse():
         with other.recover() as found:
             assert found.gradient.indices.tolist() == [4]
 
-    raw = raw_ops.SparseConditionalAccumulator(
-        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.where
-    )
+    raw = raw_ops.SparseConditionalAccumulator(dtype="float32", shape=[9, 1], shared_name="lost", redis=proxy.where)
     for take in (
         acc.take_grad,
         acc.take_indexed_slices_grad,
         lambda number: raw_ops.SparseAccumulatorTakeGradient(
-            handle=raw, num_required=number, dtype="float32", redis=other._transport.where
+            handle=raw, num_required=number, dtype="float32", redis=proxy.where
         ),
     ):
         acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
@@ -220,8 +194,8 @@ def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_readin
     heir.close()
 
 
-def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, before_reading):
-    before_reading(chief.delete)
+def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, heir, before_reading):
+    before_reading(heir.delete)
     with pytest.raises(redisacc.NotFoundError, match="was deleted after its round of step 0"):
         chief.take_grad(1)
 
@@ -253,51 +227,32 @@ def test_a_round_that_nobody_knows_any_more(chief, before_reading, client):
     def forget():
         for key in client.scan_iter("*:part:*"):
             client.delete(key)
-        client.delete(Keys("lost").taken)
+        client.delete("redisacc:{lost}:taken")
 
     before_reading(forget)
     with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
         chief.take_grad(1)
 
 
-def test_a_deletion_between_two_reads_is_no_corruption(chief, monkeypatch):
+def test_a_deletion_between_two_reads_is_no_corruption(proxy, chief, heir):
     """The number of takes is read after the round was granted, by a command of its own."""
-    until_granted = Scripts.take
-
-    def deleted_meanwhile(self, **options):
-        take = until_granted(self, **options)
-
-        def attempt(**more):
-            granted, pieces = take(**more)
-            chief.delete()
-            return granted, [*pieces[:-1], None]
-
-        return attempt
-
-    monkeypatch.setattr(Scripts, "take", deleted_meanwhile)
+    proxy.before("HGET", heir.delete)
     with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         chief.take_grad(1)
 
 
-def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypatch, caplog):
+def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(proxy, chief, caplog):
     """The second copy finds no round, because the first has removed it."""
-    acknowledge = Scripts.acknowledge
-
-    def twice(self, **options):
-        assert acknowledge(self, **options)
-        chief._transport.losses.count += 1
-        return acknowledge(self, **options)
-
-    monkeypatch.setattr(Scripts, "acknowledge", twice)
+    proxy.after("acknowledge", proxy.cut_all)
     with caplog.at_level(logging.WARNING, "redisacc"):
         assert_same(chief.take_grad(1), f32(1, 2, 3))
     assert caplog.text == ""
 
 
-def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir, before_acknowledging):
+def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(proxy, chief, heir, before_acknowledging):
     def recover():
-        chief._transport.losses.count += 1
         recovers(heir)
+        proxy.cut_all()
 
     before_acknowledging(recover)
     with pytest.raises(redisacc.ConflictError, match="Do not use its gradient") as caught:
@@ -305,10 +260,10 @@ def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir
     lost(caught.value, "heir")
 
 
-def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowledging, caplog):
+def test_a_deletion_after_a_lost_copy_is_said_in_the_log(proxy, chief, heir, before_acknowledging, caplog):
     def delete():
-        chief._transport.losses.count += 1
-        chief.delete()
+        heir.delete()
+        proxy.cut_all()
 
     before_acknowledging(delete)
     with caplog.at_level(logging.WARNING, "redisacc"):
@@ -319,18 +274,18 @@ def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowled
 
 
 @pytest.mark.forges
-@pytest.mark.parametrize("entry", [b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w"])
 @pytest.mark.usual(storage="in_place")
-def test_garbage_among_the_recoveries(chief, heir, client, entry):
-    taking = contextlib.ExitStack()
-    taking.enter_context(chief.take(1))
-    recovers(heir)
-    client.lpush(Keys("lost").recovered, entry)
-    with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a recovery"):
-        taking.close()
-    client.delete(Keys("lost").recovered)
-    client.set(Keys("lost").recovered, b"x")
-    chief.apply_grad(f32(1, 2, 3), 1)
+def test_garbage_among_the_recoveries(chief, heir, client):
+    for step, entry in enumerate((b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w")):
+        taking = contextlib.ExitStack()
+        taking.enter_context(chief.take(1))
+        recovers(heir)
+        client.lpush("redisacc:{lost}:recovered", entry)
+        with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a recovery"):
+            taking.close()
+        client.delete("redisacc:{lost}:recovered")
+        chief.apply_grad(f32(1, 2, 3), step + 1)
+    client.set("redisacc:{lost}:recovered", b"x")
     # It is refused before anything has changed.
     with pytest.raises(redisacc.CorruptDataError, match="another type"):
         recovers_in_the_block(chief, heir)

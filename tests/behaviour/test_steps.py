@@ -10,18 +10,10 @@ import pytest
 import redisacc
 
 LAST = 2**63 - 1
-FIRST = -(2**63)
 # Beyond 2**53 Lua's numbers have gaps; 10**k and its neighbours have texts of different lengths.
 EXTREMES = [2**53, -(2**53), 10**15, -(10**15), 10**18, -(10**18), 99, -10, 0, -1]
 
 
-def test_a_new_accumulator_is_at_step_zero(open_dense):
-    acc = open_dense("float32", [2])
-    assert acc.global_step() == 0
-    assert acc.num_accumulated() == 0
-
-
-@pytest.mark.usual(client="asyncio")
 def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
     acc = open_dense_stored("float32", [2])
     acc.set_global_step(5)
@@ -33,26 +25,6 @@ def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
     assert acc.info().applied == 0
 
 
-def test_gradients_of_the_current_and_of_future_steps_are_accepted(open_dense_stored):
-    acc = open_dense_stored("float32", [2])
-    acc.set_global_step(5)
-    for count, step in enumerate([5, 6, 1000, LAST], start=1):
-        result = acc.apply_grad([1.0, 2.0], local_step=step)
-        assert result
-        assert (result.outcome, result.global_step, result.num_accumulated) == ("applied", 5, count)
-    assert acc.take_grad(4).tolist() == [1.0, 2.0]
-
-
-def test_sparse_gradients_obey_the_step_too(open_sparse_stored):
-    acc = open_sparse_stored("float32", [4, 1])
-    acc.set_global_step(3)
-    assert not acc.apply_grad([1], [[1.0]], local_step=2)
-    assert acc.apply_grad([1], [[2.0]], local_step=3)
-    assert acc.apply_grad([1], [[4.0]], local_step=4)
-    assert acc.take_grad(2)[1].tolist() == [[3.0]]
-
-
-@pytest.mark.usual(client="asyncio")
 def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(open_dense_stored):
     acc = open_dense_stored("float32", [1])
     acc.set_global_step(41)
@@ -62,16 +34,6 @@ def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(open_dense_sto
     assert acc.num_accumulated() == 0
     assert not acc.apply_grad([1.0], local_step=41)
     assert acc.apply_grad([1.0], local_step=42)
-
-
-def test_setting_the_step_keeps_what_is_accumulated(open_dense_stored):
-    acc = open_dense_stored("float32", [1])
-    acc.apply_grad([3.0])
-    acc.set_global_step(10)
-    assert acc.num_accumulated() == 1
-    acc.apply_grad([5.0], local_step=10)
-    assert acc.take_grad(2).tolist() == [4.0]
-    assert acc.global_step() == 11
 
 
 def test_a_lower_step_is_set_with_a_warning(open_dense, caplog):
@@ -89,21 +51,9 @@ def test_a_lower_step_is_set_with_a_warning(open_dense, caplog):
     assert acc.apply_grad([1.0], local_step=3)
 
 
-def test_steps_may_be_negative(open_dense_stored):
-    acc = open_dense_stored("float32", [1])
-    acc.set_global_step(-5)
-    assert acc.global_step() == -5
-    assert not acc.apply_grad([1.0], local_step=-6)
-    assert acc.apply_grad([1.0], local_step=-5)
-    assert acc.apply_grad([1.0])
-    acc.take_grad(2)
-    assert acc.global_step() == -4
-
-
-@pytest.mark.parametrize("step", EXTREMES)
-def test_no_digit_of_a_step_is_lost(open_dense, step):
+def test_no_digit_of_a_step_is_lost(open_dense):
     acc = open_dense("float32", [1])
-    for at in (step - 1, step, step + 1):
+    for at in [step + more for step in EXTREMES for more in (-1, 0, 1)]:
         acc.set_global_step(at)
         assert acc.global_step() == acc.info().global_step == at
         assert not acc.apply_grad([1.0], local_step=at - 1)
@@ -113,16 +63,8 @@ def test_no_digit_of_a_step_is_lost(open_dense, step):
         assert acc.global_step() == at + 1
 
 
-def test_the_first_step_of_all(open_dense):
+def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense):
     acc = open_dense("float32", [1])
-    acc.set_global_step(FIRST)
-    assert acc.apply_grad([1.0], local_step=FIRST)
-    acc.take_grad(1)
-    assert acc.global_step() == FIRST + 1
-
-
-def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense_stored):
-    acc = open_dense_stored("float32", [1])
     acc.set_global_step(LAST)
     assert not acc.apply_grad([1.0], local_step=LAST - 1)
     assert acc.apply_grad([7.0], local_step=LAST)
@@ -144,12 +86,3 @@ def test_steps_of_every_integer_type_are_accepted(open_dense):
         assert acc.apply_grad([1.0], local_step=kind(9))
         assert acc.apply_grad([1.0], np.array(10, kind))
     assert acc.take_grad(np.int64(14)).tolist() == [1.0]
-
-
-def test_a_take_that_fails_leaves_the_step(open_sparse_stored):
-    acc = open_sparse_stored("float32", [4, 1])
-    acc.apply_grad([1], [[1.0]])
-    with pytest.raises(redisacc.TakeTimeoutError):
-        acc.take_grad(2, timeout=0)
-    assert acc.global_step() == 0
-    assert acc.num_accumulated() == 1

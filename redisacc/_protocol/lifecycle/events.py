@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Self
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._redis.pubsub import pubsub_of
@@ -23,8 +23,6 @@ logger = logging.getLogger("redisacc")
 
 # Shortest and longest timeout of a check whether the accumulator still exists, in seconds.
 EXISTS_TIMEOUT = 0.2, 1.0
-# How long the last events of a deleted accumulator may still be on their way to its readers, in seconds.
-LAST_EVENTS_GRACE = 1.0
 
 # Maximum number of events that wait for a slow reader. Beyond it they are dropped, and "missed" says so.
 KEPT = 10_000
@@ -213,7 +211,7 @@ class Events(Closing):
             return
         self._unsure = False
         if incarnation != self._incarnation:
-            self._over_at = clock.now() + LAST_EVENTS_GRACE
+            self._over_at = clock.now() + durations.last_events
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""

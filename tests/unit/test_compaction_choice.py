@@ -1,0 +1,45 @@
+"""Which buffered gradients are compacted first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from redisacc._protocol.applying.compaction import _cheapest, _oldest
+
+MIB = 2**20
+
+
+def gradients(*sizes: int) -> list[Any]:
+    return [SimpleNamespace(nbytes=size * MIB, lengths=(size * MIB,)) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first", "last"),
+    [
+        # All of them have room in one fold, which may have 128 MiB.
+        ((1, 2, 3), 0, 3),
+        # A large sum at the front is not moved for each new gradient.
+        ((127, 1, 1), 0, 2),
+        ((128, 1, 1), 1, 3),
+        ((200, 1), 0, 1),
+        # The longest run, and of equally long ones the oldest.
+        ((100, 100, 30, 30, 30), 2, 5),
+        ((100, 100, 20, 1, 90), 1, 4),
+        # At most 64, whatever their size.
+        ((1,) * 70, 0, 64),
+    ],
+)
+def test_the_cheapest_are_the_longest_run_that_fits(sizes: tuple[int, ...], first: int, last: int) -> None:
+    held = gradients(*sizes)
+    assert _cheapest(held) == held[first:last]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number"), [((1,), 1), ((200, 200, 1), 2), ((128, 1, 1), 2), ((100, 20, 8, 1), 3), ((1,) * 70, 64)]
+)
+def test_the_oldest_are_two_at_least_and_no_more_than_fit(sizes: tuple[int, ...], number: int) -> None:
+    held = gradients(*sizes)
+    assert _oldest(held) == held[:number]

@@ -1,0 +1,25 @@
+"""Passwords in URLs."""
+
+from __future__ import annotations
+
+import pytest
+
+from redisacc._redis.connect import holds_password
+
+
+@pytest.mark.parametrize(
+    ("url", "holds"),
+    [
+        ("redis://host:6379/0", False),
+        ("redis://user@host:6379/0", False),
+        ("redis://:secret@host", True),
+        ("rediss://user:secret@host/3?ssl_cert_reqs=none", True),
+        ("redis://user:se/c#r@t@host", True),
+        ("unix://user:secret@/path", True),
+        ("unix:///path?db=1", False),
+        ("redis://host?password=secret", True),
+        ("rediss://host?ssl_password=secret", True),
+    ],
+)
+def test_passwords_are_found_in_urls(url: str, holds: bool) -> None:
+    assert holds_password(url) is holds
