@@ -47,10 +47,13 @@ class Durations:
         standby_asks_every: the pause in which a process that stands by asks for the lease.
         standby_looks_every: the same for whether the holder lives, if that is a process on the same machine.
         least_patience, longest_patience: no part of an update may appear for this long, before a chief makes it itself.
+        abandoned: a chief does not wait for parts whose updater did not write them at all. The lease of a reducer that
+            died ends within a few seconds.
         gathering: reducers have to say which parts they hold after a loss. After a long outage, they may connect again
             after half a minute only.
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
+        closing: a chief that is closed waits for a checkpoint that is being written.
         idle: a reducer leaves an accumulator without messages if others call.
     """
 
@@ -76,10 +79,12 @@ class Durations:
     standby_looks_every: float = 0.1
     least_patience: float = 0.2
     longest_patience: float = 5.0
+    abandoned: float = 1.0
     gathering: float = 40.0
     sum_patience: float = 0.05
     kept: float = 60.0
     idle: float = 10.0
+    closing: float = 60.0
 
 
 class Clock:
