@@ -8,8 +8,6 @@ from support.leaks import remaining
 
 import redisacc
 from redisacc import Quorum
-from redisacc._format.keys import Keys
-from redisacc._handles.existing import open_existing
 
 HOUR = 3600
 
@@ -17,7 +15,7 @@ HOUR = 3600
 @pytest.fixture
 def quorum(training):
     """Returns what the accumulator of the training says that a step needs."""
-    return lambda: open_existing(Keys("train"), redis=training.client).quorum()
+    return lambda: training.gradients().quorum()
 
 
 @pytest.fixture
@@ -25,8 +23,7 @@ def gradients(training):
     """Applies a gradient under the name of a worker."""
 
     def apply(number, step):
-        acc = open_existing(Keys("train"), redis=training.client, worker=f"worker {number}")
-        return acc.apply_grad({"w": [1, 10**number]}, step).outcome
+        return training.gradients(worker=f"worker {number}").apply_grad({"w": [1, 10**number]}, step).outcome
 
     return apply
 
@@ -72,28 +69,31 @@ def test_a_step_waits_for_everybody(training, background, until, quorum, gradien
     chief.publish(chief.parameters)
 
 
-def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, quorum, gradients):
+def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, quorum, gradients, proxy):
     for number in range(3):
         lease(training, number)
-    chief = training.chief(workers="all")
+    chief = training.chief(workers="all", redis=proxy.where)
     assert quorum() == Quorum(3)
-    rounds = chief.rounds(until=1)
+    rounds = chief.rounds(until=2)
     leading = background(next, rounds)
     until(lambda: training.client.exists("redisacc:{train}:queue"))
     gradients(2, 0)
     lease(training, 2, -1)
     gradients(0, 0)
     # Two gradients are there, and two workers. But one of them has not contributed.
-    looked = chief._quorum._next_look
-    until(lambda: chief._quorum._next_look > looked)
+    proxy.listen_anew()
+    until(lambda: proxy.sent.count("HSCAN") >= 2)
     assert (chief.workers, leading.running) == (3, True)
     gradients(1, 0)
     assert leading.result().num_accumulated == 3
     # From the next step on, it is no longer waited for.
     chief.publish(chief.parameters)
-    chief._quorum._next_look = 0
-    chief._quorum.follow()
-    assert chief.workers == 2
+    leading = background(next, rounds)
+    until(lambda: chief.workers == 2)
+    gradients(0, 1)
+    gradients(1, 1)
+    assert leading.result().num_accumulated == 2
+    chief.publish(chief.parameters)
 
 
 def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until, quorum, gradients):
@@ -119,19 +119,9 @@ def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until,
 
 def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, quorum):
     lease(training, 0)
-    training.give_lease("worker 1", "somebody", HOUR * 1000, process=dead_process())
+    training.give_lease("worker 1", "somebody", HOUR * 1000, process=training.dead_process())
     training.chief(workers="all")
     assert quorum() == Quorum(1)
-
-
-def dead_process():
-    """Returns the identity of a process of this machine that is no more."""
-    from redisacc._protocol.leases.process_identity import fate_of, own_identity
-
-    machine, _, started = own_identity().split(".")
-    identity = f"{machine}.{2**22 + 1}.{started}"
-    assert fate_of(identity) == "dead"
-    return identity
 
 
 def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, until, quorum, gradients):
@@ -142,7 +132,7 @@ def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, unt
     gradients(0, 0)
     gradients(1, 0)
     assert leading.running
-    hand = open_existing(Keys("train"), redis=training.client)
+    hand = training.gradients()
     hand.set_quorum(least=2)
     assert leading.result().num_accumulated == 2
     # The workers' shares of the data stay as they are.
@@ -180,7 +170,7 @@ def test_other_changes_do_not_last_while_everybody_is_waited_for(training, backg
     chief = training.chief(workers="all")
     leading = background(next, chief.rounds(until=1))
     until(lambda: training.client.exists("redisacc:{train}:queue"))
-    open_existing(Keys("train"), redis=training.client).set_quorum(least=7)
+    training.gradients().set_quorum(least=7)
     until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
     gradients(1, 0)
