@@ -10,11 +10,6 @@ from support.leaks import remaining
 from support.servers import contents
 
 import redisacc
-import redisacc._training.worker as training_worker
-from redisacc._format.keys import DELETING, Keys, ParameterKeys
-from redisacc._protocol.parameters.announced_workers import announce_workers
-from redisacc._protocol.parameters.conclusion import is_concluded_by
-from redisacc._redis.connect import connect
 
 
 def test_a_training_from_its_beginning_to_its_end(training):
@@ -139,7 +134,7 @@ def test_a_finished_training_can_be_continued(training):
 
 
 def test_a_worker_of_a_run_waits_for_what_its_chief_says_about_a_finished_training(
-    training, monkeypatch, durations, until
+    training, monkeypatch, durations, until, proxy
 ):
     with training.chief() as first:
         one = training.work()
@@ -148,30 +143,27 @@ def test_a_worker_of_a_run_waits_for_what_its_chief_says_about_a_finished_traini
     # Neither time nor other chiefs decide.
     durations(continued_within=0.0)
     monkeypatch.setenv("REDISACC_CHIEF_RUN_ID", "the-chief")
-    asked = []
-    monkeypatch.setattr(training_worker, "is_concluded_by", lambda *of: asked.append(is_concluded_by(*of)) or asked[-1])
 
-    def work():
-        before = len(asked)
-        working = training.work()
-        until(lambda: len(asked) > before)
-        return working
+    def ask():
+        """Waits until the worker has looked whether the training is continued."""
+        proxy.listen_anew()
+        until(lambda: proxy.sent.count("HMGET") > 5)
 
-    early = work()
+    early = training.work(training.worker(redis=proxy.url))
+    ask()
     with training.chief() as other:
         training.lead(other, 2)
-    before = len(asked)
-    until(lambda: len(asked) > before + 1)
-    assert not any(asked)
+    ask()
+    assert early.running
     monkeypatch.setenv("REDISACC_RUN_ID", "the-chief")
     with training.chief() as own:
         training.lead(own, 2)
     # One that was there before the chief, and one that comes when the chief has gone.
-    assert early.result()[1] == work().result()[1] == []
-    assert asked[-1]
+    assert early.result()[1] == training.work().result()[1] == []
     monkeypatch.setenv("REDISACC_CHIEF_RUN_ID", "the-chief-of-the-next-run")
     monkeypatch.setenv("REDISACC_RUN_ID", "the-chief-of-the-next-run")
-    late = work()
+    late = training.work(training.worker(redis=proxy.url))
+    ask()
     with training.chief() as own:
         training.lead(own, 3)
         own.finish()
@@ -506,13 +498,6 @@ def test_a_backup_worker_has_a_share_of_its_own(training, background):
     assert every[0].apply({"w": [1, 1]}).outcome == "stale"
 
 
-def test_the_number_of_workers_is_said_of_published_parameters_only(training):
-    transport, keys = connect(training.client), ParameterKeys("train")
-    with pytest.raises(redisacc.NotFoundError, match="no parameters"):
-        announce_workers(transport, keys, 3, None)
-    assert remaining(training.client) == []
-
-
 def test_a_worker_waits_for_a_chief_that_starts_later(training, until):
     one = training.work()
     until(lambda: training.leases)
@@ -554,8 +539,8 @@ def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(t
     worker = training.worker(0)
     assert next(worker.steps())[0] == 0
     assert worker.apply({"w": [1, 1]})
-    training.client.hset(Keys("train").record, "incarnation", f"{DELETING}1")
-    assert training.client.hexists(Keys("train").record, "kind")
+    training.client.hset("redisacc:{train}", "incarnation", "deleted:1")
+    assert training.client.hexists("redisacc:{train}", "kind")
     with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         worker.apply({"w": [1, 1]})
 
