@@ -53,6 +53,7 @@ class Durations:
             after half a minute only.
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
+        ending: an embedded server has this long between SIGTERM and SIGKILL. It starts again while its snapshot grows.
         closing: a chief that is closed waits for a checkpoint that is being written.
         idle: a reducer leaves an accumulator without messages if others call.
     """
@@ -84,6 +85,7 @@ class Durations:
     sum_patience: float = 0.05
     kept: float = 60.0
     idle: float = 10.0
+    ending: float = 10.0
     closing: float = 60.0
 
 
