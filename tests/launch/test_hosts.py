@@ -187,6 +187,7 @@ def test_a_name_that_is_the_loopback_interface_here(monkeypatch):
     assert (code, told in said) == (1, True)
 
 
+@pytest.mark.thorough
 def test_the_directory_of_another_training(tmp_path, host):
     script = training(until=60)
     other = host("b", 1, "--server-dir", tmp_path / "data", script=script, meet=f"{host.address('b')}:{PORT}")
