@@ -517,8 +517,10 @@ def test_only_the_accumulator_was_deleted(training):
     one = training.work()
     training.lead(chief, 2)
     one.join()
-    chief.close()
     training.gradients().delete()
+    with pytest.raises(redisacc.NotFoundError):
+        training.lead(chief, 3)
+    chief.close()
     again = training.chief()
     more = training.work()
     training.lead(again, 3)

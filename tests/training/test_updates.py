@@ -250,7 +250,16 @@ def test_forged_parts_of_the_next_version_do_no_harm(updated, reducing, ahead, u
             place, sort, _, number = key.decode().rsplit(":", 3)
             length = client.strlen(key) - (number == "1")
             client.set(f"{place}:{sort}:f0-{step}-flat:{number}", bytes(length), px=20_000)
-            for text in ("", "x", f"f0-{step} -1", f"f0-{step} 999999", "* 0", "a-1:b 0", f"f0-{step} {number}"):
+            for text in (
+                "",
+                "x",
+                f"f0-{step} -1",
+                f"f0-{step} 999999",
+                "* 0",
+                "a-1:b 0",
+                f"f1-{step} {number}",
+                f"f0-{step} {number}",
+            ):
                 forged[text] += client.publish(f"{place}:updated", text)
 
     def compute(number, step, found):
@@ -373,7 +382,10 @@ def test_writes_that_arrive_late(updated, reducing, late, durations, until, part
     one.run(5, lambda step: late.before("SET", hold))
     assert held
     assert max(one.moved[1:]) > one.dense
-    assert leftovers(one.training.client) == []
+    client = one.training.client
+    version = client.hget("redisacc:{train}:parameters", "version").decode()
+    assert {client.pttl(key) for key in client.keys(f"redisacc:{{train*:{version}-*")} == {-1}
+    assert leftovers(client) == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Crews that grow and shrink: a chief that waits for everybody, and a quorum that is changed while a chief waits."""
+"""What a step waits for: everybody of a crew that grows and shrinks, or a quorum, a grace, a weight."""
 
 from __future__ import annotations
 
@@ -152,10 +152,17 @@ def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, unt
     assert quorum() == Quorum(2, 4, 0.5)
 
 
-def test_a_lost_quorum_comes_back_also_if_a_weight_is_required(training, background, until, quorum, gradients):
-    chief = training.chief(workers=2, quorum=Quorum(min_weight=0.5))
-    # As a failover may: a take that says a weight would do with a single gradient now.
-    training.client.hdel("redisacc:{train}", "quorum")
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_a_lost_quorum_comes_back_also_if_a_weight_is_required(
+    training, background, until, quorum, gradients, proxy, weight
+):
+    chief = training.chief(workers=2, quorum=Quorum(min_weight=weight), redis=proxy.where)
+
+    def lose():
+        """Loses it, as a failover may: a take that says a weight would do with a single gradient now."""
+        training.client.hdel("redisacc:{train}", "quorum")
+
+    lose() if weight else proxy.before("take", lose)
     leading = background(next, chief.rounds(until=1))
     until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
@@ -175,6 +182,66 @@ def test_other_changes_do_not_last_while_everybody_is_waited_for(training, backg
     gradients(0, 0)
     gradients(1, 0)
     assert leading.result().num_accumulated == 2
+
+
+def ones(number, step, parameters):
+    return {"w": [1, 10**number]}
+
+
+def test_a_step_gets_the_gradients_of_all_who_come_in_time(training, background):
+    chief = training.chief(workers=2, quorum=Quorum(1, 2, HOUR))
+    leading = background(training.lead, chief, 3)
+    crew = [training.work(training.worker(number), gradient=ones) for number in (0, 1)]
+    leading.result()
+    assert chief.parameters["w"].tolist() == [6, 33]
+    assert [one.result()[1] for one in crew] == [[0, 1, 2]] * 2
+
+
+def test_the_grace_ends_when_every_worker_has_contributed(training):
+    chief = training.chief(workers=1, quorum=Quorum(grace=HOUR))
+    one = training.work(training.worker(0), gradient=ones)
+    training.lead(chief, 2)
+    assert one.result()[1] == [0, 1]
+
+
+def test_a_step_goes_on_without_those_who_do_not_come(training, background):
+    chief = training.chief(workers=2, quorum=Quorum(1, 2, 0.1))
+    leading = background(training.lead, chief, 3)
+    one = training.work(training.worker(0), gradient=ones)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [3, 3]
+    assert one.result()[1] == [0, 1, 2]
+
+
+def test_a_chief_that_is_started_again_does_not_start_the_grace_again(training, background, until):
+    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
+    leading = background(training.lead, chief, 1)
+    one = training.work(training.worker(0), gradient=ones)
+    until(lambda: int(training.record.get(b"grace_began_ms", 0)))
+    chief.close()
+    with pytest.raises(redisacc.CancelledError):
+        leading.result()
+    began = int(training.record[b"grace_began_ms"])
+    training.client.hset("redisacc:{train}", "grace_began_ms", began - HOUR * 1000)
+    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
+    training.lead(chief, 1)
+    assert chief.parameters["w"].tolist() == [1, 1]
+    one.join()
+
+
+def test_a_step_needs_a_weight(training, background):
+    chief = training.chief({"w": np.zeros(2)}, workers=2, quorum=Quorum(1, min_weight=3), reduction_type="MEAN")
+    leading = background(training.lead, chief, 1)
+    first, second = training.worker(0), training.worker(1)
+    next(first.steps())
+    next(second.steps())
+    with pytest.raises(redisacc.InvalidArgumentError, match="weight must be"):
+        first.apply({"w": [1, 1]}, weight=0)
+    assert first.apply({"w": [1, 1]}, weight=1)
+    assert training.record[b"num_accumulated"] == b"1"
+    assert second.apply({"w": [5, 3]}, weight=2)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [11 / 3, 7 / 3]
 
 
 @pytest.mark.parametrize(
@@ -197,3 +264,18 @@ def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, **options)
     assert remaining(training.client) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"most": 3}, "needs a grace"),
+        ({"grace": float("nan")}, "grace must be a number of seconds"),
+        ({"grace": -1}, "grace must be a number of seconds"),
+        ({"grace": 10**9}, "grace must be a number of seconds"),
+        ({"min_weight": -1}, "min_weight must be"),
+    ],
+)
+def test_invalid_quorums(options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        Quorum(**options)
