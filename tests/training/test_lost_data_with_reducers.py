@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
+from support.proxy import proxy_before_server
 from support.selection import thorough
 
 import redisacc
@@ -27,10 +28,10 @@ class Disturbed:
         self.parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32), "b": np.ones(3)}
         self.options = {}
 
-    def begin(self, **options):
+    def begin(self, reducers_at=None, **options):
         self.options = options
         chief = self.chief()
-        self.reducers = self.reducing(wanted=CREW)
+        self.reducers = self.reducing(wanted=CREW, redis=reducers_at)
         self.crew = [self.background(self.work, number) for number in range(CREW)]
         return chief
 
@@ -127,14 +128,17 @@ def test_a_successor_finds_parts_of_the_version_lost(disturbed, client):
     disturbed.finish(successor)
 
 
-def test_a_part_of_a_gradient_is_lost(disturbed, client, caplog):
+def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
     """Its worker applies it again, and so do the others of the step."""
     chief = disturbed.begin(partitions=3)
     lost = []
 
     def lose():
+        updated = "redisacc:{train/*}:parameters:partition:*:1"
+        # The weights and two slots, which the reducer does not write again.
+        until(lambda: sum(client.pttl(key) > 0 for key in client.scan_iter(updated)) == 3)
         lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))
-        client.delete(*lost, *client.scan_iter("redisacc:{train/*}:parameters:partition:*:1"))
+        client.delete(*lost, *client.scan_iter(updated))
 
     # When the chief has got the round, and has read what is in it.
     assert disturbed.lead(chief, lambda: disturbed.proxy.before("register_update", lose)) == [1, 2, 3, 4, 5, 6]
@@ -143,21 +147,29 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, caplog):
     disturbed.finish(chief)
 
 
-def test_everything_is_lost_right_after_a_commit(disturbed, client):
-    chief = disturbed.begin()
+def test_everything_is_lost_right_after_a_commit(disturbed, client, real_server, until):
+    """Reducers know of the new version by then, and nobody has the one before."""
     losses = []
 
     def lose():
         if client.hget("redisacc:{train}:parameters", "step") == b"3":
+            until(lambda: reducers.sent.count("HMGET") > 1)
             disturbed.disturb(client.flushall)
             losses.append(3)
         else:
             # The script has said that a part is missing.
-            disturbed.proxy.after("commit_update", lose)
+            commits()
 
-    assert disturbed.lead(chief, lose, after=2) == [1, 2, 3, 4, 5, 6]
-    assert losses == [3]
-    disturbed.finish(chief)
+    def commits():
+        disturbed.proxy.before("commit_update", reducers.listen_anew)
+        disturbed.proxy.after("commit_update", lose)
+
+    with proxy_before_server(real_server.url) as reducers:
+        chief = disturbed.begin(reducers_at=reducers.url)
+        assert disturbed.lead(chief, commits, after=2) == [1, 2, 3, 4, 5, 6]
+        assert losses == [3]
+        disturbed.finish(chief)
+        disturbed.reducers[0].close()
 
 
 @pytest.mark.loses_data

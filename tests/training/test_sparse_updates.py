@@ -11,7 +11,7 @@ import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.selection import thorough
-from test_updates import OPTIMIZERS, WEIGHTS, updated
+from test_updates import OPTIMIZERS, SPARSE, updated, with_tables
 
 import redisacc
 from redisacc.optim import SGD, Adam, AdamW
@@ -20,71 +20,10 @@ __all__ = ["updated"]
 
 pytestmark = pytest.mark.servers("valkey")
 
-SPARSE = ("body/table", "head/b")
-
-
-def model_of(elements, *, rows=40):
-    """Returns weights of about so many dense elements, a table before them, and one after some of them."""
-    random = np.random.default_rng(elements)
-    return {
-        "body/table": random.standard_normal((rows, 3)).astype(np.float32),
-        "body/w": random.standard_normal((elements // 2, 2)).astype(np.float32),
-        "head/b": random.standard_normal((rows // 2, 2, 2)),
-        "scale": np.ones(3),
-        "tail": np.ones(elements // 4, np.float32),
-    }
-
-
-SIZES = {"inline": 400, "several parts": 240_000}
-
 
 def blobs(client, field="full"):
     """Returns the blobs of a field of the record: the id of each, its step, and what else there is."""
     return [text.split(":") for text in client.hget("redisacc:{train}:parameters", field).decode().split()]
-
-
-@pytest.mark.slow(keep="ema-several|sgd nesterov-inline")
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    "name", thorough(OPTIMIZERS, usual=["sgd", "sgd nesterov", "amsgrad", "adamw ema", "lion ema"])
-)
-def test_every_optimizer_without_a_reducer(updated, name, size):
-    updated(OPTIMIZERS[name], model_of(SIZES[size]), sparse=SPARSE).run(4)
-
-
-@pytest.mark.slow(keep="ema")
-@pytest.mark.parametrize(
-    ("name", "partitions"),
-    thorough(list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None)]),
-)
-def test_every_optimizer_with_a_reducer(updated, reducing, name, partitions):
-    """Reducers update what is dense. The chief fetches rows, and no dense parts."""
-    one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), sparse=SPARSE, partitions=partitions)
-    reducing()
-    one.run_with_reducers(4)
-
-
-@pytest.mark.slow(keep="weights")
-@pytest.mark.parametrize(
-    ("partitions", "reduced"), thorough(list(product([None, 3], [False, True])), usual=[(3, True)])
-)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"encoding": "bfloat16"},
-        {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
-        {"mean": redisacc.Mean(rows="index")},
-        {"mean": redisacc.Mean(rows="index"), "weights": WEIGHTS},
-        {"reduction_type": "SUM", "weights": WEIGHTS},
-    ],
-    ids=str,
-)
-def test_encodings_weights_and_means(updated, reducing, options, partitions, reduced):
-    model = model_of(SIZES["several parts"])
-    one = updated(OPTIMIZERS["adamw ema"], model, sparse=SPARSE, partitions=partitions, **options)
-    if reduced:
-        reducing()
-    (one.run_with_reducers if reduced else one.run)(4)
 
 
 @pytest.mark.slow(keep="bfloat16")
@@ -95,7 +34,7 @@ def test_encodings_weights_and_means(updated, reducing, options, partitions, red
 def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding):
     """Full blobs stay until the rows since then are half as large. Chiefs that change and late readers read both."""
     one = updated(
-        AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, encoding=encoding
+        AdamW(0.01, ema=0.9), with_tables(400, rows=1000), sparse=SPARSE, partitions=partitions, encoding=encoding
     )
     client = one.training.client
     late = redisacc.Parameters("train", redis=client)
@@ -197,7 +136,7 @@ def test_rows_of_nobody_change_nothing(training):
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
 def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
     """A program that publishes rows of a table and of a dense leaf; the optimiser continues with all of it."""
-    one = updated(optimizer, model_of(400, rows=100), sparse=SPARSE, partitions=partitions)
+    one = updated(optimizer, with_tables(400, rows=100), sparse=SPARSE, partitions=partitions)
     one.run(2)
     one.chief.close()
     one.open(None)
@@ -254,7 +193,7 @@ def test_rows_of_a_table_that_was_brought_whole_since(training):
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
     """After the gradients were deleted, a chief may begin with others. Weights and state stay."""
-    one = updated(AdamW(0.01, ema=0.9), model_of(400), sparse=SPARSE, partitions=partitions)
+    one = updated(AdamW(0.01, ema=0.9), with_tables(400), sparse=SPARSE, partitions=partitions)
     one.run(2)
     how = {"reduction_type": "MEAN", "partitions": partitions}
     before = SPARSE
@@ -272,7 +211,7 @@ def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
 
 def test_a_part_of_a_table_that_a_node_has_lost(updated):
     """A chief that has the tables brings them whole with the next version; one that has not says what is lost."""
-    one = updated(Adam(0.01), model_of(400, rows=1000), sparse=SPARSE, partitions=3)
+    one = updated(Adam(0.01), with_tables(400, rows=1000), sparse=SPARSE, partitions=3)
     client = one.training.client
 
     def full():
