@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import redis
 from support.moved_clock import MovedClock, server_ms
+from support.proxy import Proxy, proxy_before_server
+from support.servers import ServerUnderTest
 from support.training_options import grouped
 
 import redisacc
@@ -17,7 +19,7 @@ import redisacc
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
-    durations(look_every=0.05, look_after=0.2, claim_every=0.05)
+    durations(look_every=0.05, look_after=0.2, claim_every=0.05, poll_every=0.1)
     for name in ("ROLE", "WORKER_NUMBER", "WORKERS", "RUN_ID", "CHIEF_RUN_ID", "RESTARTED"):
         monkeypatch.delenv(f"REDISACC_{name}", raising=False)
 
@@ -27,6 +29,10 @@ def time_runs(clock: MovedClock, real_client: redis.Redis) -> Iterator[None]:
     """Renewals of leases find out what the server has lost, and claims of what is left take seconds to come."""
     with clock.running():
         yield
+
+
+# Fixtures of proxies.
+PROXIES = {"proxy", "late", "ahead"}
 
 
 class Training:
@@ -119,11 +125,30 @@ class Training:
 
 
 @pytest.fixture
-def training(real_client: redis.Redis, background: Callable[..., Any]) -> Iterator[Training]:
+def training(
+    request: pytest.FixtureRequest, real_client: redis.Redis, background: Callable[..., Any]
+) -> Iterator[Training]:
     """Opens chiefs and workers of one training; they are closed when the test ends."""
+    for name in PROXIES.intersection(request.fixturenames):
+        # First of all, because what is closed has to reach the server.
+        request.getfixturevalue(name)
     made = Training(real_client, background)
     yield made
     made.close()
+
+
+@pytest.fixture
+def late(real_server: ServerUnderTest) -> Iterator[Proxy]:
+    """A proxy for reducers that are late, or that a test listens to."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ahead(real_server: ServerUnderTest) -> Iterator[Proxy]:
+    """A proxy for workers."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -365,12 +365,8 @@ def test_a_chief_that_finds_nothing_asks_the_workers(training, background, until
 
 
 @pytest.mark.loses_data
-def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, background, until, monkeypatch, caplog):
-    """The node of the chief's host dies with it, and comes back empty.
-
-    Even the first process in its place begins at no step 0, because another one is known to have led.
-    """
-    monkeypatch.setenv("REDISACC_RESTARTED", "0")
+def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, background, until, caplog):
+    """The node of the chief's host dies with it, and comes back empty."""
     caplog.set_level("INFO")
     first = training.chief()
     successor = background(lambda: training.chief(standby=True))
@@ -387,6 +383,16 @@ def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, back
     assert (second.step, second.parameters["w"].tolist()) == (2, [2, 1])
     training.lead(second, 4)
     assert one.result(60)[1][-1] == 3
+
+
+@pytest.mark.loses_data
+def test_one_that_follows_asks_before_it_begins_at_step_0(training, monkeypatch, caplog):
+    """Even if it is the first process in its place, since another one is known to have led."""
+    monkeypatch.setenv("REDISACC_RESTARTED", "0")
+    caplog.set_level("INFO")
+    training.give_lease("chief", "host:1", 9_500)
+    training.chief(standby=True)
+    assert "asking for 3.5 s whether a worker still has a training of this name" in caplog.text
 
 
 @pytest.mark.loses_data

@@ -7,7 +7,6 @@ import logging
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
-from support.proxy import proxy_before_server
 from support.selection import thorough
 
 import redisacc
@@ -147,13 +146,13 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
     disturbed.finish(chief)
 
 
-def test_everything_is_lost_right_after_a_commit(disturbed, client, real_server, until):
+def test_everything_is_lost_right_after_a_commit(disturbed, client, late, until):
     """Reducers know of the new version by then, and nobody has the one before."""
     losses = []
 
     def lose():
         if client.hget("redisacc:{train}:parameters", "step") == b"3":
-            until(lambda: reducers.sent.count("HMGET") > 1)
+            until(lambda: late.sent.count("HMGET") > 1)
             disturbed.disturb(client.flushall)
             losses.append(3)
         else:
@@ -161,15 +160,13 @@ def test_everything_is_lost_right_after_a_commit(disturbed, client, real_server,
             commits()
 
     def commits():
-        disturbed.proxy.before("commit_update", reducers.listen_anew)
+        disturbed.proxy.before("commit_update", late.listen_anew)
         disturbed.proxy.after("commit_update", lose)
 
-    with proxy_before_server(real_server.url) as reducers:
-        chief = disturbed.begin(reducers_at=reducers.url)
-        assert disturbed.lead(chief, commits, after=2) == [1, 2, 3, 4, 5, 6]
-        assert losses == [3]
-        disturbed.finish(chief)
-        disturbed.reducers[0].close()
+    chief = disturbed.begin(reducers_at=late.url)
+    assert disturbed.lead(chief, commits, after=2) == [1, 2, 3, 4, 5, 6]
+    assert losses == [3]
+    disturbed.finish(chief)
 
 
 @pytest.mark.loses_data

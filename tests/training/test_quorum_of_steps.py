@@ -82,7 +82,7 @@ def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, backgro
     gradients(0, 0)
     # Two gradients are there, and two workers. But one of them has not contributed.
     proxy.listen_anew()
-    until(lambda: proxy.sent.count("HSCAN") >= 2)
+    until(lambda: proxy.sent.count("HSCAN") >= 5)
     assert (chief.workers, leading.running) == (3, True)
     gradients(1, 0)
     assert leading.result().num_accumulated == 3

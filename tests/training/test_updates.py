@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part, state_of
-from support.proxy import Weather, proxy_before_server
+from support.proxy import Weather
 from support.selection import thorough
 
 import redisacc
@@ -227,13 +227,6 @@ def test_every_optimizer(updated, reducing, kind, name, size, partitions, reduce
     run(updated, reducing, kind, name, size, reduced=reduced, partitions=partitions)
 
 
-@pytest.fixture
-def ahead(real_server):
-    """A proxy for workers."""
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
-
-
 @pytest.mark.slow(keep="3-bfloat16")
 @pytest.mark.parametrize("encoding", [None, "bfloat16"])
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -355,13 +348,6 @@ def test_weights_are_added_in_the_order_of_the_workers(updated, until, size):
     one.run(3, before=in_reverse, after=count)
 
 
-@pytest.fixture
-def late(real_server):
-    """A proxy for reducers that are late."""
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
-
-
 @pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("name", ["adam", "adamw ema"])
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -369,7 +355,7 @@ def test_updaters_that_are_late_and_in_time(updated, reducing, late, name, parti
     """They may read the record after the order, say. The chief waits for them."""
     one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
     reducing(redis=late.url)
-    one.run_with_reducers(5, lambda step: late.weather(Weather(delay=0.3)))
+    one.run_with_reducers(5, lambda step: late.weather(Weather(delay=0.2, longest_delay=0.03)))
 
 
 @pytest.mark.slow(keep="valkey-3")
