@@ -470,7 +470,7 @@ def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training
     ahead.close()
     assert training.client.hkeys(claims) == [b"worker 1"]
     # As if it had been killed instead, and had then been started again.
-    entry = f"{step} {incarnation} {int(claimed_ms) + 60_000} {training.dead_process()}"
+    entry = f"{step} {incarnation} {int(claimed_ms) + 10**9} {training.dead_process()}"
     training.client.hset(claims, "worker 0", entry)
     the_other_hands_over(training, background, second)
 
