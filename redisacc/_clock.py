@@ -47,11 +47,15 @@ class Durations:
         standby_asks_every: the pause in which a process that stands by asks for the lease.
         standby_looks_every: the same for whether the holder lives, if that is a process on the same machine.
         least_patience, longest_patience: no part of an update may appear for this long, before a chief makes it itself.
+        abandoned: a chief does not wait for parts whose updater did not write them at all. The lease of a reducer that
+            died ends within a few seconds.
         gathering: reducers have to say which parts they hold after a loss. After a long outage, they may connect again
             after half a minute only.
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
         last_events: the last events of a deleted accumulator may still be on their way to its readers.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
+        ending: an embedded server has this long between SIGTERM and SIGKILL. It starts again while its snapshot grows.
+        closing: a chief that is closed waits for a checkpoint that is being written.
         idle: a reducer leaves an accumulator without messages if others call.
     """
 
@@ -77,11 +81,14 @@ class Durations:
     standby_looks_every: float = 0.1
     least_patience: float = 0.2
     longest_patience: float = 5.0
+    abandoned: float = 1.0
     gathering: float = 40.0
     sum_patience: float = 0.05
     last_events: float = 1.0
     kept: float = 60.0
     idle: float = 10.0
+    ending: float = 10.0
+    closing: float = 60.0
 
 
 class Clock:

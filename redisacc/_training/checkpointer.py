@@ -22,7 +22,7 @@ from pathlib import Path
 
 from redisacc._checkpoints.file import Checkpoint, library
 from redisacc._checkpoints.folder import Folder
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parameters.reader import ParameterReader
@@ -33,9 +33,6 @@ from redisacc._training.options import Checkpoints
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
 logger = logging.getLogger("redisacc")
-
-# How long closing a chief waits for a checkpoint that is being written, in seconds.
-CLOSING = 60.0
 
 
 def read_published(transport: Transport, name: str) -> Checkpoint | None:
@@ -126,11 +123,11 @@ class Checkpointer:
             self._changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._transport.waits.call(lambda: thread.join(CLOSING))
+            self._transport.waits.call(lambda: thread.join(durations.closing))
             if thread.is_alive():
                 self._warn(
-                    f"a checkpoint is still being written to {self._folder.path} after {CLOSING:.0f} s; if this "
-                    "process ends now, it is lost"
+                    f"a checkpoint is still being written to {self._folder.path} after {durations.closing:.0f} s; if "
+                    "this process ends now, it is lost"
                 )
 
     def _run(self) -> None:

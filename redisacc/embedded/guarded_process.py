@@ -13,14 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from redisacc._clock import durations
 from redisacc.embedded.data_directory import DataDirectory
 
 __all__ = ["GuardedProcess", "status_text"]
 
 _log = logging.getLogger("redisacc")
-
-# Seconds that the server has between SIGTERM and SIGKILL. They start again while its snapshot grows.
-GRACE = 10.0
 
 _SCRIPT = Path(__file__).with_name("guard.sh")
 
@@ -64,7 +62,7 @@ class GuardedProcess:
         try:
             with inherited:
                 self._guard = subprocess.Popen(
-                    ["/bin/sh", str(_SCRIPT), str(math.ceil(GRACE)), removed],
+                    ["/bin/sh", str(_SCRIPT), str(math.ceil(durations.ending)), removed],
                     stdin=inherited.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -114,7 +112,7 @@ class GuardedProcess:
         if self.exit_status() is None:
             self._signal(signal.SIGTERM)
         saved = self._directory.unfinished_snapshot_bytes()
-        while not _ends_within(self._server, GRACE):
+        while not _ends_within(self._server, durations.ending):
             before, saved = saved, self._directory.unfinished_snapshot_bytes()
             if saved == before:
                 _log.warning("the server (process %d) does not end; killing it", self.pid)

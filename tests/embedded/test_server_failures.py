@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,9 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pyte
 
 
 def test_server_that_does_not_end_is_killed(
-    any_executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    any_executable: str, durations: Callable[..., object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("redisacc.embedded.guarded_process.GRACE", 0.5)
+    durations(ending=0.5)
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
@@ -199,7 +200,7 @@ def test_no_process_is_left_when_a_server_has_ended(any_executable: str) -> None
 
 
 def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable: str, tmp_path: Path) -> None:
-    hasty = "from redisacc.embedded import guarded_process; guarded_process.GRACE = 2\n"
+    hasty = "from redisacc._clock import durations; durations.ending = 2\n"
     with run("-c", hasty + OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid = int(owner.line())
         os.kill(pid, signal.SIGSTOP)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import re
 import signal
 import socket
@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 from several_hosts import PORT, all_trained, kill, number_of, says, training
 
-from redisacc._launch.hosts.agreement import new_agreement
-from redisacc._launch.hosts.documents import FINISHED, Terms
-from redisacc._launch.hosts.host import HostOptions, ThisHost
-from redisacc._launch.hosts.meeting_point import Meet, MeetingPoint
-from redisacc._launch.hosts.nodes import Nodes
-from redisacc._launch.restarts import Restarts
-from redisacc._launch.run import CannotStartError
-from redisacc.errors import ServerError
+from redisacc.cli.run import run as run_command
 
 pytestmark = [
     pytest.mark.slow,
@@ -171,66 +165,42 @@ def test_an_address_that_is_not_this_hosts(host):
 
 
 def test_a_training_that_has_just_ended(waiting, real_server):
-    terms = Terms(
-        hosts=2, workers=1, replicas=0, chief=False, nodes=False, program=f"{Path(sys.executable).name} script.py"
-    )
-    ended = dataclasses.replace(new_agreement("a", terms), phase=FINISHED)
-    point = MeetingPoint(Meet("127.0.0.1", real_server.port), None, None)
-    point.write(ended)
+    program = f"{Path(sys.executable).name} script.py"
+    terms = {"hosts": 2, "workers": 1, "replicas": 0, "chief": False, "nodes": False, "program": program}
+    ended = {"meeting": "0" * 32, "training": "0" * 32, "version": 1, "terms": terms, "phase": "finished"}
+    with redis.Redis(port=real_server.port) as client:
+        client.set("redisacc:meeting:agreement", json.dumps({**ended, "members": [], "guests": [], "events": []}))
     run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")
     assert run.code() == 1
     assert "has just ended: wait a few seconds" in run.err
-    point.close()
     with redis.Redis(port=real_server.port) as client:
         client.delete("redisacc:meeting:agreement")
 
 
 def test_a_name_that_is_the_loopback_interface_here(monkeypatch):
     """As Debian writes the name of a machine into /etc/hosts."""
-    monkeypatch.setattr(Meet, "resolve", lambda _: "127.0.1.1")
-    terms = Terms(hosts=1, workers=1, replicas=0, chief=False, nodes=False, program="true")
-    options = HostOptions(
-        meet=Meet("host1", 6400),
-        terms=terms,
-        name="a",
-        address=None,
-        node_port=6401,
-        joins=False,
-        password="secret",
-        tls=None,
-        directory=None,
-        durable=False,
-        restarts=lambda: Restarts(0, 60),
-        grace=0,
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 6400))])
     told = (
         "host1 is 127.0.1.1 on this machine, which other machines cannot reach: give --meet with the address that the"
     )
-    with ThisHost(options, print) as this, pytest.raises(CannotStartError, match=told):
-        this.come()
+    code, said = refused("--hosts", 1, "--meet", "host1:6400", REDISACC_PASSWORD="secret")
+    assert (code, told in said) == (1, True)
 
 
+@pytest.mark.thorough
 def test_the_directory_of_another_training(tmp_path, host):
-    nodes = Nodes(
-        host.address("a"),
-        [PORT],
-        None,
-        None,
-        directory=tmp_path,
-        durable=False,
-        restarts=lambda: Restarts(0, 60),
-        others=list,
-    )
-    (identity,) = nodes.start()
-    nodes.stop()
-    try:
-        told = (
-            f"holds a node of another training, {identity} instead of {'ab' * 20}: choose another directory, or remove"
-        )
-        with pytest.raises(ServerError, match=told):
-            nodes.come_back(["ab" * 20])
-    finally:
-        nodes.stop()
+    script = training(until=60)
+    other = host("b", 1, "--server-dir", tmp_path / "data", script=script, meet=f"{host.address('b')}:{PORT}")
+    assert other.code(100) == 0, other.err
+    runs = {name: host(name, 2, script=training(until=2000)) for name in "ab"}
+    for run in runs.values():
+        run.seen("step 20")
+    kill(runs["b"])
+    returned = host("b", 2, "--server-dir", tmp_path / "data", script=script)
+    assert returned.code() == 1
+    assert re.search("holds a node of another training, .*: choose another directory, or remove", returned.err)
+    runs["a"].signal(signal.SIGINT)
+    assert runs["a"].code() == 130
 
 
 WRONG = [
@@ -268,11 +238,13 @@ WRONG = [
 
 @pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: " ".join(map(str, value))[:40])
 def test_options_that_cannot_be_right(options, message, monkeypatch):
-    from click.testing import CliRunner
-
-    from redisacc.cli.run import run
-
     monkeypatch.delenv("REDISACC_PASSWORD", raising=False)
-    done = CliRunner().invoke(run, ["--workers", "1", *map(str, options), "--", "true"])
-    assert done.exit_code in (1, 2)
-    assert message in " ".join(done.output.split())
+    code, said = refused(*options)
+    assert code in (1, 2)
+    assert message in said
+
+
+def refused(*options, **env):
+    """Returns the exit code of a command, and what it says."""
+    done = CliRunner().invoke(run_command, ["--workers", "1", *map(str, options), "--", "true"], env=env)
+    return done.exit_code, " ".join(done.output.split())

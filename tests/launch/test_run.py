@@ -13,7 +13,7 @@ import pytest
 from support.selection import thorough
 from support.until import until
 
-from redisacc._handles.environment import place
+from redisacc import place
 
 pytestmark = [
     pytest.mark.servers("valkey"),

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from redisacc._protocol.updates import patience
-from redisacc._protocol.updates.patience import ABANDONED, PATIENCE_FACTOR, Patience
+from redisacc._protocol.updates.patience import PATIENCE_FACTOR, Patience
 
-LEAST_PATIENCE, LONGEST_PATIENCE = 0.2, 5.0
+LEAST_PATIENCE, LONGEST_PATIENCE, ABANDONED = 0.2, 5.0, 1.0
 
 
 @pytest.fixture

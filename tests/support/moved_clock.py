@@ -323,6 +323,13 @@ class MovedClock:
 _followed: MovedClock | None = None
 
 
+def server_ms(client: redis.Redis) -> int:
+    """Returns what time it is on a server by the clock that this process follows, in milliseconds since 1970."""
+    seconds, micros = client.time()
+    ahead = _followed._state[0] if _followed is not None else 0.0
+    return int(seconds * 1000 + micros // 1000 + ahead * 1000)
+
+
 def follow(folder: str) -> None:
     """Lets this process follow a clock until it ends."""
     MovedClock(Path(folder), moves=False)

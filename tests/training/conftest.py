@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
-from support.moved_clock import MovedClock
+from support.moved_clock import MovedClock, server_ms
+from support.proxy import Proxy, proxy_before_server
+from support.servers import ServerUnderTest
 from support.training_options import grouped
 
 import redisacc
-from redisacc._format.entries import clock_ms
-from redisacc._format.keys import Keys
-from redisacc._handles.environment import VARIABLES
-from redisacc._redis.connect import connect
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
-    durations(look_every=0.05, look_after=0.2)
-    monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
-    durations(claim_every=0.05)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    durations(look_every=0.05, look_after=0.2, claim_every=0.05, poll_every=0.1)
+    for name in ("ROLE", "WORKER_NUMBER", "WORKERS", "RUN_ID", "CHIEF_RUN_ID", "RESTARTED"):
+        monkeypatch.delenv(f"REDISACC_{name}", raising=False)
 
 
 @pytest.fixture
@@ -32,6 +29,10 @@ def time_runs(clock: MovedClock, real_client: redis.Redis) -> Iterator[None]:
     """Renewals of leases find out what the server has lost, and claims of what is left take seconds to come."""
     with clock.running():
         yield
+
+
+# Fixtures of proxies.
+PROXIES = {"proxy", "late", "ahead"}
 
 
 class Training:
@@ -53,6 +54,14 @@ class Training:
     def worker(self, number: int | None = None, **options: Any) -> redisacc.Worker:
         """Opens a worker."""
         self._opened.append(redisacc.Worker("train", number=number, **{"redis": self.client, **options}))
+        return self._opened[-1]
+
+    def gradients(self, parameters: Any = None, **options: Any) -> Any:
+        """Opens a handle on the accumulator; of the two integers unless parameters are given."""
+        if parameters is None:
+            parameters = {"w": np.zeros(2, np.int64)}
+        given = {"reduction_type": "SUM", "redis": self.client, "once_per_worker": True, **options}
+        self._opened.append(redisacc.TreeAccumulator.like(parameters, "train", **given))
         return self._opened[-1]
 
     def work(self, worker: redisacc.Worker | None = None, gradient: Any = None) -> Any:
@@ -82,10 +91,7 @@ class Training:
 
     def chief_deletes(self) -> None:
         """Deletes the training, as `redisacc rm` does."""
-        with redisacc.TreeAccumulator.like(
-            {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=self.client, once_per_worker=True
-        ) as gradients:
-            gradients.delete()
+        self.gradients().delete()
         with redisacc.Parameters("train", redis=self.client) as parameters:
             parameters.delete()
 
@@ -107,16 +113,42 @@ class Training:
         self, place: str, who: str, ms: int, *, holder: str = "other", process: str = "elsewhere.1.1"
     ) -> None:
         """Gives a lease to somebody else, as if its holder had stood still, for so many milliseconds."""
-        end = clock_ms(connect(self.client).call("TIME")) + ms
-        self.client.hset("redisacc:{train}:crew", place, f"{holder} {end} {process} {who}")
+        entry = f"{holder} {server_ms(self.client) + ms} {process} {who}"
+        self.client.hset("redisacc:{train}:crew", place, entry)
+
+    def dead_process(self) -> str:
+        """Returns the identity of a process of this machine that has ended."""
+        with redisacc.Worker("train", number=99, redis=self.client):
+            machine, _, started = self.leases["worker 99"].split()[2].split(".")
+        with subprocess.Popen(["true"]) as dead:
+            return f"{machine}.{dead.pid}.{started}"
 
 
 @pytest.fixture
-def training(real_client: redis.Redis, background: Callable[..., Any]) -> Iterator[Training]:
+def training(
+    request: pytest.FixtureRequest, real_client: redis.Redis, background: Callable[..., Any]
+) -> Iterator[Training]:
     """Opens chiefs and workers of one training; they are closed when the test ends."""
+    for name in PROXIES.intersection(request.fixturenames):
+        # First of all, because what is closed has to reach the server.
+        request.getfixturevalue(name)
     made = Training(real_client, background)
     yield made
     made.close()
+
+
+@pytest.fixture
+def late(real_server: ServerUnderTest) -> Iterator[Proxy]:
+    """A proxy for reducers that are late, or that a test listens to."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ahead(real_server: ServerUnderTest) -> Iterator[Proxy]:
+    """A proxy for workers."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -125,18 +157,18 @@ def reducing(training: Training, background: Callable[..., Any], until: Callable
 
     opened: list[redisacc.Reducer] = []
 
-    def start(number: int = 1, *, wait: bool = True, wanted: int = 3) -> list[redisacc.Reducer]:
+    def start(number: int = 1, *, wait: bool = True, wanted: int = 3, redis: Any = None) -> list[redisacc.Reducer]:
         # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
-        training.client.hset(Keys("train").record, "wanted", wanted)
+        training.client.hset("redisacc:{train}", "wanted", wanted)
         for _ in range(number):
-            opened.append(redisacc.Reducer(redis=training.client))
+            opened.append(redisacc.Reducer(redis=redis or training.client))
             background(opened[-1].run)
-        text = training.client.hget(Keys("train").record, "partitions") or b""
-        keys = Keys("train", tuple(map(int, text.split(b","))) if text else ())
+        partitions = training.client.hget("redisacc:{train}", "partitions") or b""
+        leases = [f"redisacc:{{train}}:reducer:{one}".rstrip(":") for one in partitions.decode().split(",")]
 
         def there() -> bool:
             training.client.publish("redisacc:{train}:calls", "required=1")
-            return all(training.client.hget(key, "who") for key in keys.reducers)
+            return all(training.client.hget(key, "who") for key in leases)
 
         if wait:
             until(there)

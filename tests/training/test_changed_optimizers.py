@@ -121,7 +121,7 @@ def test_a_training_that_is_deleted_under_its_chief(updated, until):
         if step == 1 and not deleted:
             deleted.append(number)
             redisacc.Parameters("train", redis=one.training.client).delete()
-            one.chief._accumulator.delete()
+            one.training.gradients(one.parameters, reduction_type="MEAN").delete()
 
     one.work(delete)
     with pytest.raises(redisacc.NotFoundError):

@@ -14,12 +14,9 @@ from support.servers import contents
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
-from redisacc._protocol.leases.crew import LEASE, Crew
-from redisacc._protocol.leases.renewals import interval_of
-from redisacc._redis.connect import connect
 
-# What each process has noticed by then.
-RENEWAL = interval_of(LEASE)
+# How long a lease lasts, and how often its holder extends it, in seconds.
+LEASE, RENEWAL = 10.0, 2.5
 REMEDY = r".*\. Stop that process first, or leave this one out"
 
 
@@ -95,20 +92,9 @@ def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch,
     second.close()
 
 
-@pytest.fixture
-def dead() -> str:
-    """The identity of a process that ran on this machine and was killed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "import signal; from redisacc._protocol.leases.process_identity import own_identity; "
-         "print(own_identity(), flush=True); signal.pause()"], stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        identity = process.stdout.readline().strip()
-        process.kill()
-    return identity
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_leases_of_killed_processes_of_this_machine_are_taken_at_once(training, caplog, dead):
+def test_leases_of_killed_processes_of_this_machine_are_taken_at_once(training, caplog):
+    dead = training.dead_process()
     for place in ("chief", "worker 0", "worker 1", "worker 3"):
         training.give_lease(place, "host:1", 10**9, process=dead)
     training.give_lease("worker 2", "host:2", 10**9)
@@ -178,18 +164,29 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
         chief.finish()
 
 
-def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch, clock):
-    """As if the process had stood still, and ran again before the thread that extends the lease did."""
-    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
-    chief, worker = training.chief(), training.worker(0)
+@pytest.fixture
+def cut_off(proxy, clock):
+    """Cuts processes off from the server for longer than their leases last."""
+
+    def cut():
+        proxy.refuses = True
+        proxy.cut_all()
+        clock.advance(LEASE)
+        proxy.refuses = False
+
+    return cut
+
+
+def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, proxy, cut_off):
+    chief, worker = training.chief(redis=proxy.where), training.worker(0, redis=proxy.where)
     next(worker.steps())
     worker.apply({"w": [1, 1]})
     for taken in chief.rounds():
-        clock.advance(LEASE)
+        cut_off()
         # Nobody has taken them meanwhile.
         chief.publish({"w": taken.gradient["w"]})
         break
-    clock.advance(LEASE)
+    cut_off()
     training.give_lease("chief", "host:8", 60_000)
     training.give_lease("worker 0", "host:9", 60_000)
     before = without_leases(training.client)
@@ -202,11 +199,10 @@ def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monk
     assert without_leases(training.client) == before
 
 
-def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch, clock):
+def test_a_chief_that_was_cut_off_while_another_one_led_the_training_to_its_end(training, proxy, cut_off):
     """The other one has given the lease back, so it is free again."""
-    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
-    old, one = training.chief(), training.work()
-    clock.advance(LEASE)
+    old, one = training.chief(redis=proxy.where), training.work()
+    cut_off()
     with training.chief() as new:
         training.lead(new, 2)
     one.join()
@@ -222,21 +218,18 @@ def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(
 def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training, background):
     """A chief that stood still may be granted a round before it notices, while its successor waits for that round."""
     chief, worker = training.chief(), training.worker()
-    with redisacc.TreeAccumulator.like(
-        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
-    ) as predecessor:
-        steps = worker.steps()
-        next(steps)
-        worker.apply({"w": [1, 1]})
-        rounds = chief.rounds(until=2)
-        chief.publish({"w": next(rounds).gradient["w"]})
-        assert next(steps)[0] == 1
-        worker.apply({"w": [2, 2]})
-        block = predecessor.take(1, timeout=20)
-        assert block.__enter__().global_step == 1
-        again = background(next, rounds).result()
-        with pytest.raises(redisacc.ConflictError, match="Do not use its gradient"):
-            block.__exit__(None, None, None)
+    steps = worker.steps()
+    next(steps)
+    worker.apply({"w": [1, 1]})
+    rounds = chief.rounds(until=2)
+    chief.publish({"w": next(rounds).gradient["w"]})
+    assert next(steps)[0] == 1
+    worker.apply({"w": [2, 2]})
+    block = training.gradients().take(1, timeout=20)
+    assert block.__enter__().global_step == 1
+    again = background(next, rounds).result()
+    with pytest.raises(redisacc.ConflictError, match="Do not use its gradient"):
+        block.__exit__(None, None, None)
     assert (again.global_step, again.gradient["w"].tolist()) == (1, [2, 2])
     chief.publish({"w": chief.parameters["w"] + again.gradient["w"]})
     assert list(rounds) == []
@@ -298,64 +291,57 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_ser
     assert chief.parameters["w"].tolist() == [2, 1]
 
 
-def test_leases_are_not_extended_after_the_training_was_deleted(training):
-    chief, worker = training.chief(), training.worker()
-    worker._lease.renew()
+def test_leases_are_not_extended_after_the_training_was_deleted(training, clock):
+    chief, _ = training.chief(), training.worker()
+    clock.advance(RENEWAL)
     assert sorted(training.leases) == ["chief", "worker 0"]
     chief.delete()
-    # As their threads do every 2.5 seconds until the processes close them.
-    for one in (chief, worker):
-        one._lease.renew()
+    clock.advance(RENEWAL)
     assert remaining(training.client) == []
 
 
-def test_a_worker_of_a_deleted_training_has_no_number_in_the_next_one(training):
+def test_a_worker_of_a_deleted_training_has_no_number_in_the_next_one(training, clock):
     chief, worker = training.chief(), training.worker()
     next(worker.steps())
     chief.delete()
     chief.close()
     again = training.chief()
-    # As its thread does every 2.5 seconds until the process closes it.
-    worker._lease.renew()
+    clock.advance(RENEWAL)
     assert list(training.leases) == ["chief"]
     assert training.worker().number == 0
-    worker._lease.renew()
-    assert not worker._lease.lost
+    clock.advance(RENEWAL)
     assert again.step == 0
 
 
-def test_a_lease_that_the_server_has_lost_is_taken_again_in_the_training_that_is_restored(training):
-    chief, worker = training.chief(), training.worker()
+def test_a_lease_that_the_server_has_lost_is_taken_again_in_the_training_that_is_restored(training, clock):
+    _, worker = training.chief(), training.worker()
     next(worker.steps())
     training.client.hdel("redisacc:{train}:crew", "chief", "worker 0")
-    for one in (chief, worker):
-        one._lease.renew()
+    clock.advance(RENEWAL)
     assert sorted(training.leases) == ["chief", "worker 0"]
 
 
-def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server_has_lost_it(training, monkeypatch):
+def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server_has_lost_it(training, clock, until):
     worker = training.worker()
     training.client.flushall()
-    worker._lease.renew()
+    clock.advance(LEASE)
     assert remaining(training.client) == []
-    monkeypatch.setattr(worker._lease, "_sure_until", 0.0)
-    worker._lease.check()
-    assert list(training.leases) == ["worker 0"]
+    one = training.work(worker)
+    until(lambda: list(training.leases) == ["worker 0"])
+    training.lead(training.chief(), 1)
+    one.join()
 
 
 @pytest.mark.forges
 def test_a_crew_that_somebody_else_has_written(training):
-    crew = Crew(connect(training.client), "train", holder="h", who="w")
     for entry in (b"", b"one", b"one 12 w", b"one two p w", b"one -1 p w", b"one " + b"9" * 16 + b" p w", b"one 12 p "):
         training.client.hset("redisacc:{train}:crew", "worker 0", entry)
         with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew: b'worker 0' holds"):
-            crew.members()
-        with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew"):
             training.worker()
     training.client.delete("redisacc:{train}:crew")
     training.client.hset("redisacc:{train}:crew", b"cook\x1b", "one 1 p w")
     with pytest.raises(redisacc.CorruptDataError, match=r"crew: b'cook\\x1b' holds b'one 1 p w'"):
-        crew.members()
+        training.worker()
     # Whoever knows his number does not look at others.
     training.worker(4)
     training.client.delete("redisacc:{train}:crew")

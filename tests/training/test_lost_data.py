@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 
 import numpy as np
@@ -13,7 +12,6 @@ from support.selection import ONE_NODE
 
 import redisacc
 from redisacc import embedded
-from redisacc._protocol.leases.process_identity import own_identity
 
 # Older data are restored by a transaction that begins with FLUSHALL.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
@@ -114,9 +112,9 @@ def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
 
 
 @pytest.fixture
-def chief_waits(training, background, until):
+def chief_waits(training, background, until, proxy):
     """Returns a chief that waits at step 4, its worker, the worker's steps, and a snapshot of step 2."""
-    chief = training.chief()
+    chief = training.chief(redis=proxy.where)
     worker = training.worker()
     steps = worker.steps()
     rounds = chief.rounds()
@@ -149,19 +147,19 @@ def test_it_is_restarted_from_older_data_while_the_chief_waits(training, backgro
 
 
 def test_a_gradient_that_the_chief_throws_away_with_older_ones_is_applied_again(
-    training, background, until, chief_waits, monkeypatch, caplog
+    training, background, chief_waits, proxy, caplog
 ):
     """It comes after the chief has set the step, and before it looks whether gradients of earlier steps are there."""
-    chief, waiting, worker, steps, kept = chief_waits
-    look, has_come = chief._accumulator.num_accumulated, threading.Event()
+    _, waiting, worker, steps, kept = chief_waits
+    has_come = threading.Event()
 
-    def apply_and_look():
-        if not has_come.is_set():
-            worker.apply({"w": [7, 7]})
-            has_come.set()
-        return look()
+    def apply():
+        worker.apply({"w": [7, 7]})
+        has_come.set()
 
-    monkeypatch.setattr(chief._accumulator, "num_accumulated", apply_and_look)
+    # It sets the step before, ends that with an empty round, and sets this one.
+    proxy.after("set_global_step", lambda: None)
+    proxy.after("set_global_step", apply)
     kept.restore()
     assert has_come.wait(20)
     background(next, steps)
@@ -388,6 +386,16 @@ def test_a_chief_that_stood_by_continues_what_the_server_has_lost(training, back
 
 
 @pytest.mark.loses_data
+def test_one_that_follows_asks_before_it_begins_at_step_0(training, monkeypatch, caplog):
+    """Even if it is the first process in its place, since another one is known to have led."""
+    monkeypatch.setenv("REDISACC_RESTARTED", "0")
+    caplog.set_level("INFO")
+    training.give_lease("chief", "host:1", 9_500)
+    training.chief(standby=True)
+    assert "asking for 3.5 s whether a worker still has a training of this name" in caplog.text
+
+
+@pytest.mark.loses_data
 def test_workers_that_compute_claim_what_they_have(training, background, until):
     """The thread that extends the lease claims. The worker publishes when it applies its gradient."""
     ahead, _first, _, _ = emptied_without_a_chief(training, background)
@@ -457,15 +465,12 @@ def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training
     ahead, _first, _behind, second = emptied_without_a_chief(training, background)
     claims = "redisacc:{train}:parameters:claims"
     until(lambda: training.client.hlen(claims) == 2)
-    step, incarnation, claimed_ms, process = training.client.hget(claims, "worker 0").split()
-    assert (step, process.decode()) == (b"3", own_identity())
+    step, incarnation, claimed_ms, _ = training.client.hget(claims, "worker 0").decode().split()
+    assert step == "3"
     ahead.close()
     assert training.client.hkeys(claims) == [b"worker 1"]
     # As if it had been killed instead, and had then been started again.
-    with subprocess.Popen(["true"]) as dead:
-        identity = process.decode().split(".")
-        identity[1] = str(dead.pid)
-    entry = b" ".join((step, incarnation, claimed_ms, ".".join(identity).encode()))
+    entry = f"{step} {incarnation} {int(claimed_ms) + 10**9} {training.dead_process()}"
     training.client.hset(claims, "worker 0", entry)
     the_other_hands_over(training, background, second)
 
@@ -493,16 +498,18 @@ def test_workers_of_a_deleted_training_claim_nothing(training, background, until
         worker.apply({"w": [1, 1]})
 
 
-def test_a_worker_joins_a_training_that_was_begun_again(training, background, until, caplog, monkeypatch):
-    """A chief that did not hear of the worker: it was suspended, say."""
-    worker = training.worker()
+def test_a_worker_joins_a_training_that_was_begun_again(training, proxy, caplog):
+    """By a chief that did not hear of the worker, which was cut off."""
+    worker = training.worker(redis=proxy.where)
     chief = training.chief()
     steps = worker.steps()
     next(steps)
     chief.close()
-    monkeypatch.setattr("redisacc._training.loss.claims_after", lambda: 0.0)
+    proxy.refuses = True
+    proxy.cut_all()
     training.client.flushall()
     again = training.chief({"w": np.full(2, 5)})
+    proxy.refuses = False
     assert not worker.apply({"w": [100, 100]})
     step, tree = next(steps)
     assert (step, tree["w"].tolist()) == (0, [5, 5])
@@ -516,11 +523,10 @@ def test_only_the_accumulator_was_deleted(training):
     one = training.work()
     training.lead(chief, 2)
     one.join()
+    training.gradients().delete()
+    with pytest.raises(redisacc.NotFoundError):
+        training.lead(chief, 3)
     chief.close()
-    with redisacc.TreeAccumulator.like(
-        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
-    ) as gradients:
-        gradients.delete()
     again = training.chief()
     more = training.work()
     training.lead(again, 3)
@@ -530,10 +536,7 @@ def test_only_the_accumulator_was_deleted(training):
 
 def test_somebody_else_has_moved_the_step(training):
     chief = training.chief()
-    with redisacc.TreeAccumulator.like(
-        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
-    ) as gradients:
-        gradients.set_global_step(7)
+    training.gradients().set_global_step(7)
     with pytest.raises(
         redisacc.DataLossError,
         match=r"step 7 has begun, but the parameters are at step 0: .*\. Publish the parameters of step 7 "
@@ -555,12 +558,7 @@ def test_a_round_that_was_recovered_by_somebody_else(training, caplog):
     one = training.work()
     for _ in chief.rounds(until=2):
         if chief.step == 0:
-            with (
-                redisacc.TreeAccumulator.like(
-                    {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client
-                ) as gradients,
-                gradients.recover(),
-            ):
+            with training.gradients().recover():
                 pass
         chief.publish({"w": chief.parameters["w"] + 1})
     one.join()

@@ -10,10 +10,6 @@ from support.local_updates import LocalTraining, differences, gradient_of, state
 from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.updates import committer
-from redisacc._protocol.updates.record import read_update_record
-from redisacc._protocol.updates.values import VersionValues
-from redisacc._training import updating
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
@@ -23,22 +19,24 @@ LAST = 6
 
 
 class Disturbed:
-    """A training with reducers, and what happens to it after a step."""
+    """A training with reducers, and what happens to it after a step, of which the chief has computed nothing."""
 
-    def __init__(self, training, background, reducing, until):
-        self.training, self.background, self.reducing, self.until = training, background, reducing, until
-        self.parameters = {"w": np.linspace(-1, 1, 30_000).astype(np.float32), "b": np.ones(3)}
+    def __init__(self, training, background, reducing, proxy, durations):
+        self.training, self.background, self.reducing, self.durations = training, background, reducing, durations
+        self.proxy = proxy
+        self.parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32), "b": np.ones(3)}
         self.options = {}
 
-    def begin(self, **options):
+    def begin(self, reducers_at=None, **options):
         self.options = options
         chief = self.chief()
-        self.reducers = self.reducing(wanted=CREW)
+        self.reducers = self.reducing(wanted=CREW, redis=reducers_at)
         self.crew = [self.background(self.work, number) for number in range(CREW)]
         return chief
 
     def chief(self):
-        options = {"workers": CREW, "optimizer": OPTIMIZER, "reduction_type": "MEAN", **self.options}
+        options = {"workers": CREW, "optimizer": OPTIMIZER, "reduction_type": "MEAN", "redis": self.proxy.url}
+        options |= self.options
         return self.training.chief(self.parameters, **options)
 
     def work(self, number):
@@ -51,23 +49,19 @@ class Disturbed:
         steps = []
         for step in chief.updates(until=until):
             steps.append(step)
+            # Workers do not announce their first gradients, so a reducer may come too late for the first update.
+            if step == 1:
+                self.durations(least_patience=600.0, longest_patience=600.0)
+                self.proxy.listen_anew()
             if step == after:
-                self.leave_it_to_reducers(chief)
-                disturb()
+                self.disturb(disturb)
         return steps
 
-    def leave_it_to_reducers(self, chief):
-        """Lets reducers have the version, and the chief not: as if they had computed it, which depends on time."""
-        known = chief._updating._known
-        chief._updating._committer._values = VersionValues(chief._transport)
-        running = [one.reduction for reducer in self.reducers for one in reducer._reductions.values()]
-        for one in running:
-            one._updates._numbers.update(range(len(known.model.parts)))
-            one._updates.hear(None)
-        for reducer in self.reducers:
-            reducer._alarm.set()
-        values = [one._updates._values for one in running]
-        self.until(lambda: all(of.version == known.id and not of.missing(known.model) for of in values))
+    def disturb(self, disturb):
+        """Disturbs the training. Afterwards, the chief computes what reducers have missed."""
+        assert sum(self.proxy.lengths["request"]) < self.parameters["w"].nbytes
+        self.durations(least_patience=0.2, longest_patience=0.2)
+        disturb()
 
     def finish(self, chief, step=LAST):
         """Compares with a training without Redis."""
@@ -79,10 +73,9 @@ class Disturbed:
 
 
 @pytest.fixture
-def disturbed(training, background, reducing, until, durations):
-    # Otherwise, it may grow with a small round that ends before a reducer has looked at it.
-    durations(longest_patience=0.2)
-    return Disturbed(training, background, reducing, until)
+def disturbed(training, background, reducing, proxy, durations):
+    durations(longest_patience=0.2, abandoned=0.0)
+    return Disturbed(training, background, reducing, proxy, durations)
 
 
 def parts(client, pattern="partition"):
@@ -134,60 +127,65 @@ def test_a_successor_finds_parts_of_the_version_lost(disturbed, client):
     disturbed.finish(successor)
 
 
-def test_a_part_of_a_gradient_is_lost(disturbed, client, monkeypatch, caplog):
+def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
     """Its worker applies it again, and so do the others of the step."""
     chief = disturbed.begin(partitions=3)
-    commit, lost = committer.Committer._known, []
+    lost = []
 
-    def lose(of, found, before):
-        if found.granted.global_step == 3 and not lost:
-            lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))
-            client.delete(*lost, *client.scan_iter("redisacc:{train/*}:parameters:partition:*:1"))
-        return commit(of, found, before)
+    def lose():
+        updated = "redisacc:{train/*}:parameters:partition:*:1"
+        # The weights and two slots, which the reducer does not write again.
+        until(lambda: sum(client.pttl(key) > 0 for key in client.scan_iter(updated)) == 3)
+        lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))
+        client.delete(*lost, *client.scan_iter(updated))
 
-    monkeypatch.setattr(committer.Committer, "_known", lose)
-    assert disturbed.lead(chief, lambda: None) == [1, 2, 3, 4, 5, 6]
+    # When the chief has got the round, and has read what is in it.
+    assert disturbed.lead(chief, lambda: disturbed.proxy.before("register_update", lose)) == [1, 2, 3, 4, 5, 6]
     assert lost
     assert said(caplog, "Beginning step 3 again: its workers apply their gradients again")
     disturbed.finish(chief)
 
 
-def test_everything_is_lost_right_after_a_commit(disturbed, client, monkeypatch):
-    chief = disturbed.begin()
+def test_everything_is_lost_right_after_a_commit(disturbed, client, late, until):
+    """Reducers know of the new version by then, and nobody has the one before."""
     losses = []
 
-    def read(transport, keys, known=None, **options):
-        if known is not None and chief._updating._known.step == 3 and not losses:
-            losses.append(known.record.step)
-            disturbed.leave_it_to_reducers(chief)
-            client.flushall()
-        return read_update_record(transport, keys, known, **options)
+    def lose():
+        if client.hget("redisacc:{train}:parameters", "step") == b"3":
+            until(lambda: "HMGET" in late.sent)
+            disturbed.disturb(client.flushall)
+            losses.append(3)
+        else:
+            # The script has said that a part is missing.
+            commits()
 
-    monkeypatch.setattr(updating, "read_update_record", read)
-    assert disturbed.lead(chief, lambda: None, after=0) == [1, 2, 3, 4, 5, 6]
-    assert losses == [2]
+    def commits():
+        disturbed.proxy.before("commit_update", late.listen_anew)
+        disturbed.proxy.after("commit_update", lose)
+
+    chief = disturbed.begin(reducers_at=late.url)
+    assert disturbed.lead(chief, commits, after=2) == [1, 2, 3, 4, 5, 6]
+    assert losses == [3]
     disturbed.finish(chief)
 
 
 @pytest.mark.loses_data
 @pytest.mark.parametrize("kept", thorough([0.0, 60.0], usual=[0.0]))
-def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durations, kept):
+def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durations, clock, kept):
     durations(kept=kept, gathering=2.0 if kept else 0.2)
     chief = disturbed.begin()
-    (reducer,) = disturbed.reducers
-    (running,) = reducer._reductions.values()
-    where = running.reduction
 
     def lose():
         client.flushall()
-        until(lambda: where._gone_at is not None)
-        until(lambda: bool(reducer._reductions) == bool(kept))
+        # The reducer finds that out, and forgets what it has, or not.
+        began = clock.now()
+        until(lambda: clock.now() - began > 5)
 
     if kept:
         assert disturbed.lead(chief, lose)[-1] == LAST
         disturbed.finish(chief)
         return
-    with pytest.raises(redisacc.DataLossError, match="has lost step 3, and no living process has part 0 of 1"):
+    with pytest.raises(redisacc.DataLossError, match="has lost step 3, and no living process has part 0"):
         disturbed.lead(chief, lose)
     chief.close()
     # It continues with what a worker has, and says that the state is lost.
@@ -200,13 +198,15 @@ def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durat
 
 
 @pytest.mark.loses_data
-def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(disturbed, client, tmp_path, durations, caplog):
+def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(
+    disturbed, client, tmp_path, durations, until, caplog
+):
     pytest.importorskip("safetensors")
     durations(kept=0.0, gathering=0.2)
     chief = disturbed.begin(checkpoint=tmp_path, checkpoint_every=1)
 
     def lose():
-        chief._checkpointer.close()
+        until((tmp_path / "step-00000003.safetensors").exists)
         disturbed.reducers[0].close()
         client.flushall()
 

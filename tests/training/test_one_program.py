@@ -18,7 +18,6 @@ from support.training_options import grouped
 from support.warm_python import WarmPython
 
 import redisacc
-from redisacc._handles.environment import RESTARTED
 from redisacc.optim import SGD, AdamW
 
 PROGRAM = Path(__file__).with_name("one_program.py")
@@ -390,17 +389,6 @@ def test_one_that_stood_still_stands_by_again(join, training, until, parameters,
     assert local(parameters, 5, crew=1).parameters["w"].tobytes() == one.latest()[1]["w"].tobytes()
 
 
-def test_one_that_follows_never_begins_at_step_0(training, monkeypatch, clock):
-    """Not even if it is the first process in its place, since another one is known to have led."""
-    monkeypatch.setenv(RESTARTED, "0")
-    asked = []
-    monkeypatch.setattr("redisacc._training.chief.newest_claim", lambda *_, follows: asked.append(follows))
-    training.give_lease("chief", "host:1", 9_500)
-    with clock.running():
-        training.chief(standby=True)
-    assert asked == [True]
-
-
 def test_a_chief_that_stands_by_takes_over(training, background, until, caplog):
     caplog.set_level("INFO")
     first = training.chief()
@@ -419,39 +407,25 @@ def test_a_chief_that_stands_by_takes_over(training, background, until, caplog):
     assert second.parameters["w"].tolist() == [4, 6]
 
 
-def test_a_publication_that_comes_later_than_those_of_a_successor(training, background, monkeypatch):
+def test_a_publication_that_comes_later_than_those_of_a_successor(training, proxy):
     """It left before the network was away for longer than the lease, so nothing had said that the lease is lost."""
-    first = training.chief()
-    successor = background(lambda: training.chief(standby=True))
+    first = training.chief(redis=proxy.url)
     one = training.work()
     rounds = first.rounds()
     taken = next(rounds)
-    first._lease.give_back()
-    monkeypatch.setattr(first, "_check_lease", lambda: None)
-    second = successor.result(60)
-    training.lead(second, 3)
+    successors = []
+
+    def succeed():
+        training.give_lease("chief", "gone:1", -1)
+        successors.append(training.chief())
+        training.lead(successors[0], 3)
+
+    proxy.before("publish", succeed)
     with pytest.raises(redisacc.ConflictError, match="have step 3 already, so step 1 cannot be published"):
         first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
     rounds.close()
     assert one.result(60) == (0, [0, 1, 2])
-    assert second.parameters["w"].tolist() == [3, 3]
-
-
-def test_a_chief_that_stands_by_waits_through_an_outage_of_the_server(training, monkeypatch, clock):
-    attempts = []
-    take = redisacc._protocol.leases.crew.Crew._take
-
-    def unreachable(crew, place, **options):
-        attempts.append(place)
-        if len(attempts) == 2:
-            raise redisacc.ServerUnavailableError("silent")
-        return take(crew, place, **options)
-
-    monkeypatch.setattr("redisacc._protocol.leases.crew.Crew._take", unreachable)
-    training.give_lease("chief", "host:1", 9_500)
-    with clock.running():
-        training.chief(standby=True)
-    assert len(attempts) >= 3
+    assert successors[0].parameters["w"].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5), None], ids=["optimizer", "update"])

@@ -12,7 +12,6 @@ from support.selection import thorough
 
 import redisacc
 import redisacc.asyncio
-from redisacc._training import chief
 from redisacc.optim import SGD
 
 pytestmark = pytest.mark.servers("valkey")
@@ -25,12 +24,17 @@ class Outages:
     """Cuts a process off from its server, which it reaches through a proxy, until it says that it waits.
 
     If it has a thread that leads, that thread has to say so.
+
+    Attributes:
+        number: how many outages there were.
+        meanwhile: what happens until the outage ends.
     """
 
     def __init__(self, proxy, caplog):
         self._proxy = proxy
         self._caplog = caplog
         self._is_over = threading.Event()
+        self.meanwhile = lambda: None
         self.number = 0
 
     def begin_after(self, requests, direction="request"):
@@ -48,6 +52,7 @@ class Outages:
     def _end_when_it_is_noticed(self):
         while not (self._is_noticed() or self._is_over.wait(0.01)):
             pass
+        self.meanwhile()
         self._proxy.refuses = False
 
     def _is_noticed(self):
@@ -171,27 +176,31 @@ def test_while_a_chief_restores_what_is_lost(proxy, outages, training, real_clie
     assert outages.number == 1
 
 
-def test_another_process_leads_after_an_outage_while_a_chief_begins(training, monkeypatch, caplog):
+@pytest.mark.usefixtures("time_runs")
+def test_another_process_leads_after_an_outage_while_a_chief_begins(proxy, outages, training, clock, until, caplog):
     """The outage lasts for longer than the lease. The process stands by again, and follows that one."""
-    look, leases = chief.has_no_gradients, []
-    keep = chief.Chief._keep
 
-    def kept(found, place):
-        keep(found, place)
-        leases.append(found._lease)
-
-    def unreachable(*args):
-        monkeypatch.setattr(chief, "has_no_gradients", look)
+    def elsewhere():
+        began = clock.now()
+        until(lambda: clock.now() - began > 12)
         training.give_lease("chief", "host:1", 1_500)
-        leases[0]._sure_until = 0.0
-        raise redisacc.ServerUnavailableError("silent")
 
-    monkeypatch.setattr(chief, "has_no_gradients", unreachable)
-    monkeypatch.setattr(chief.Chief, "_keep", kept)
-    found = training.chief(standby=True)
-    assert len(leases) == 2
-    assert leases[0].lost
+    outages.meanwhile = elsewhere
+    outages.begin_after(22)
+    found = training.chief(standby=True, redis=proxy.url)
+    assert outages.number == 1
     assert "host:1 is the chief now. This process can no longer be the chief; standing by" in caplog.text
     training.work()
     training.lead(found, 2)
     assert found.parameters["w"].tolist() == [2, 1]
+
+
+def test_while_a_chief_stands_by(proxy, outages, training, background, until, caplog):
+    caplog.set_level("INFO")
+    first = training.chief()
+    successor = background(lambda: training.chief(standby=True, redis=proxy.url))
+    until(lambda: "is the chief; standing by to follow it" in caplog.text)
+    outages.begin_after(0)
+    until(lambda: outages.number == 1 and not proxy.refuses)
+    first.close()
+    assert successor.result(60).step == 0

@@ -55,7 +55,8 @@ def test_each_loop_needs_its_chief(training):
         next(chief.updates())
 
 
-def test_a_loss_that_nobody_can_make_good(training, durations):
+@pytest.mark.parametrize("when", ["before it begins", "while it updates"])
+def test_a_loss_that_nobody_can_make_good(training, durations, proxy, when):
     """A chief that was started again has computed none of the parts, and there is no reducer."""
     durations(gathering=0.2)
     weights = {"w": np.ones(3, np.float32)}
@@ -66,9 +67,13 @@ def test_a_loss_that_nobody_can_make_good(training, durations):
             pass
         working.result(20)
         worker.close()
-    with training.chief(weights, optimizer=SGD) as chief:
-        (lost,) = training.client.scan_iter("redisacc:{train/*}:parameters:partition:*-3-flat:0")
-        training.client.delete(lost)
+    with training.chief(weights, optimizer=SGD, redis=proxy.url) as chief:
+        (part,) = training.client.scan_iter("redisacc:{train/*}:parameters:partition:*-3-flat:0")
+        if when == "before it begins":
+            training.client.delete(part)
+        else:
+            training.gradients(weights, partitions=3, worker="worker 0").apply_grad(weights, 2)
+            proxy.before("register_update", lambda: training.client.delete(part))
         with pytest.raises(
             redisacc.DataLossError,
             match=r"the server has lost step 2, and no living process has part 0 of 1 of its weights and state, "

@@ -10,12 +10,12 @@ import pytest
 from support.selection import thorough
 
 import redisacc
-from redisacc._format.keys import Keys
 
 CREW, STEPS = 4, 5
 WEIGHTS = [0.1, 3.7, 1.0, 0.3]
 PERMUTATIONS = list(itertools.permutations(range(CREW)))
 SHAPES = {"inline": 40, "a part": 30_000, "several parts": 200_000}
+RECORD = "redisacc:{train}"
 
 
 def gradient_of(number, step, parameters):
@@ -147,7 +147,7 @@ def test_with_an_optimizer(run, training, background, size, reducer):
 
 
 def order_of(training):
-    return (training.client.hget(Keys("train").record, "order") or b"arrival").decode()
+    return (training.client.hget(RECORD, "order") or b"arrival").decode()
 
 
 def test_a_new_training_follows_the_numbers(training):
@@ -173,7 +173,7 @@ def test_an_existing_training_keeps_its_order(training, order):
 def test_a_training_of_an_earlier_version_continues(training):
     """Its record lacks the field."""
     first = training.chief(order="arrival")
-    assert training.client.hget(Keys("train").record, "order") is None
+    assert training.client.hget(RECORD, "order") is None
     first.close()
     second = training.chief()
     training.work()
@@ -183,10 +183,9 @@ def test_a_training_of_an_earlier_version_continues(training):
 
 def test_a_training_that_is_being_deleted_is_no_existing_one(training):
     training.chief(order="arrival").close()
-    record = Keys("train").record
-    incarnation = training.client.hget(record, "incarnation")
+    incarnation = training.client.hget(RECORD, "incarnation")
     # As if somebody had died while deleting it.
-    training.client.hset(record, "incarnation", b"deleted:" + incarnation)
+    training.client.hset(RECORD, "incarnation", b"deleted:" + incarnation)
     training.chief()
     assert order_of(training) == "worker"
 
@@ -194,4 +193,4 @@ def test_a_training_that_is_being_deleted_is_no_existing_one(training):
 def test_another_order_is_refused(training):
     with pytest.raises(redisacc.InvalidArgumentError, match="order must be 'arrival' or 'worker', not 'number'"):
         training.chief(order="number")
-    assert not training.client.exists(Keys("train").record)
+    assert not training.client.exists(RECORD)

@@ -11,110 +11,19 @@ import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.selection import thorough
-from test_updates import OPTIMIZERS, WEIGHTS, after_first, computed, patient, updated
+from test_updates import OPTIMIZERS, SPARSE, updated, with_tables
 
 import redisacc
-from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.parameters.ahead import PartsAhead
-from redisacc._protocol.sums.dense_parts import DenseParts
 from redisacc.optim import SGD, Adam, AdamW
 
-__all__ = ["after_first", "computed", "patient", "updated"]
+__all__ = ["updated"]
 
 pytestmark = pytest.mark.servers("valkey")
 
-SPARSE = ("body/table", "head/b")
 
-
-def model_of(elements, *, rows=40):
-    """Returns weights of about so many dense elements, a table before them, and one after some of them."""
-    random = np.random.default_rng(elements)
-    return {
-        "body/table": random.standard_normal((rows, 3)).astype(np.float32),
-        "body/w": random.standard_normal((elements // 2, 2)).astype(np.float32),
-        "head/b": random.standard_normal((rows // 2, 2, 2)),
-        "scale": np.ones(3),
-        "tail": np.ones(elements // 4, np.float32),
-    }
-
-
-SIZES = {"inline": 400, "several parts": 240_000}
-
-
-@pytest.mark.slow(keep="ema-several|sgd nesterov-inline")
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    "name", thorough(OPTIMIZERS, usual=["sgd", "sgd nesterov", "amsgrad", "adamw ema", "lion ema"])
-)
-def test_every_optimizer_without_a_reducer(updated, name, size):
-    updated(OPTIMIZERS[name], model_of(SIZES[size]), sparse=SPARSE).run(4)
-
-
-@pytest.mark.slow(keep="ema")
-@pytest.mark.parametrize(
-    ("name", "partitions"),
-    thorough(list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None)]),
-)
-def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, monkeypatch, name, partitions):
-    """Reducers update what is dense, and workers fetch that ahead."""
-    ahead, take = Counter(), PartsAhead.take
-
-    def counted(found, blob):
-        result = take(found, blob)
-        ahead[result is not None and len(result[1]) > 0] += 1
-        return result
-
-    monkeypatch.setattr(PartsAhead, "take", counted)
-    model = model_of(SIZES["several parts"])
-    one = updated(OPTIMIZERS[name], model, sparse=SPARSE, partitions=partitions)
-    reducing()
-    one.run(4)
-    assert computed.by["chief"] == 0
-    assert computed.by["updaters"] >= 4
-    assert ahead[True] > 0
-
-
-@pytest.mark.slow(keep="3]")
-@pytest.mark.parametrize("partitions", [None, 3])
-def test_the_chief_fetches_rows_and_no_dense_parts(updated, reducing, patient, monkeypatch, partitions):
-    fetched = []
-    part_of = DenseParts._part_of
-
-    def noted(found, cell, place):
-        if found._store is None:
-            fetched.append(cell.number)
-        return part_of(found, cell, place)
-
-    monkeypatch.setattr(DenseParts, "_part_of", noted)
-    one = updated(Adam(0.01), model_of(SIZES["several parts"]), sparse=SPARSE, partitions=partitions)
-    reducing()
-    one.run(3)
-    assert fetched == []
-
-
-@pytest.mark.slow(keep="weights")
-@pytest.mark.parametrize(
-    ("partitions", "reduced"), thorough(list(product([None, 3], [False, True])), usual=[(3, True)])
-)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"encoding": "bfloat16"},
-        {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
-        {"mean": redisacc.Mean(rows="index")},
-        {"mean": redisacc.Mean(rows="index"), "weights": WEIGHTS},
-        {"reduction_type": "SUM", "weights": WEIGHTS},
-    ],
-    ids=str,
-)
-def test_encodings_weights_and_means(updated, reducing, computed, patient, options, partitions, reduced):
-    model = model_of(SIZES["several parts"])
-    one = updated(OPTIMIZERS["adamw ema"], model, sparse=SPARSE, partitions=partitions, **options)
-    if reduced:
-        reducing()
-    one.run(4)
-    if reduced:
-        assert computed.by["chief"] == 0
+def blobs(client, field="full"):
+    """Returns the blobs of a field of the record: the id of each, its step, and what else there is."""
+    return [text.split(":") for text in client.hget("redisacc:{train}:parameters", field).decode().split()]
 
 
 @pytest.mark.slow(keep="bfloat16")
@@ -125,7 +34,7 @@ def test_encodings_weights_and_means(updated, reducing, computed, patient, optio
 def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding):
     """Full blobs stay until the rows since then are half as large. Chiefs that change and late readers read both."""
     one = updated(
-        AdamW(0.01, ema=0.9), model_of(400, rows=1000), sparse=SPARSE, partitions=partitions, encoding=encoding
+        AdamW(0.01, ema=0.9), with_tables(400, rows=1000), sparse=SPARSE, partitions=partitions, encoding=encoding
     )
     client = one.training.client
     late = redisacc.Parameters("train", redis=client)
@@ -133,13 +42,12 @@ def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding
     for last in (3, 4, 9, 14):
         one.work()
         for step in one.chief.updates(until=last):
-            record = one.chief._updating._record
-            (of_tables,) = record.manifest.full[1:]
-            full[of_tables.id] += 1
-            longest = max(longest, len(record.manifest.rows))
-            if of_tables.step == record.record.step:
+            ((blob, begun, *_),) = blobs(client)[1:]
+            full[blob] += 1
+            longest = max(longest, len(blobs(client, "rows")))
+            if int(begun) == step:
                 # State of rows is only kept since then.
-                assert not any("kept_rows" in blob.id for blob in record.manifest.slots)
+                assert not any("kept_rows" in blob for blob, *_ in blobs(client, "slots"))
             if step % 6 == 1:
                 readers.append(late.latest())
         one.join()
@@ -208,7 +116,7 @@ def test_rows_of_nobody_change_nothing(training):
 
     worker = training.work(gradient=compute)
     every = [
-        (chief.latest()[1]["t"], chief.latest_state()[1], len(chief._updating._record.manifest.rows))
+        (chief.latest()[1]["t"], chief.latest_state()[1], len(blobs(training.client, "rows")))
         for _ in chief.updates(until=3)
     ]
     worker.result(20)
@@ -228,7 +136,7 @@ def test_rows_of_nobody_change_nothing(training):
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
 def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
     """A program that publishes rows of a table and of a dense leaf; the optimiser continues with all of it."""
-    one = updated(optimizer, model_of(400, rows=100), sparse=SPARSE, partitions=partitions)
+    one = updated(optimizer, with_tables(400, rows=100), sparse=SPARSE, partitions=partitions)
     one.run(2)
     one.chief.close()
     one.open(None)
@@ -275,7 +183,7 @@ def test_rows_of_a_table_that_was_brought_whole_since(training):
                     break
             local = LocalTraining(optimizer, begin, gradient=compute).train(until)
             assert differences(local, chief.latest()[1], state_of(chief)) == []
-            assert [blob.leaves for blob in chief._updating._record.manifest.full] == ["2", "0-1", "0"]
+            assert [leaves for _, _, _, leaves, *_ in blobs(training.client)] == ["2", "0-1", "0"]
             if until == 3:
                 chief.finish()
     worker.result(20)
@@ -285,39 +193,43 @@ def test_rows_of_a_table_that_was_brought_whole_since(training):
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_leaves_that_become_sparse_and_dense_again(updated, partitions):
     """After the gradients were deleted, a chief may begin with others. Weights and state stay."""
-    one = updated(AdamW(0.01, ema=0.9), model_of(400), sparse=SPARSE, partitions=partitions)
+    one = updated(AdamW(0.01, ema=0.9), with_tables(400), sparse=SPARSE, partitions=partitions)
     one.run(2)
+    how = {"reduction_type": "MEAN", "partitions": partitions}
+    before = SPARSE
     for last, sparse in ((4, ()), (6, SPARSE[:1]), (8, SPARSE)):
-        one.chief._accumulator.delete()
+        one.training.gradients(one.parameters, sparse=before, **how).delete()
         one.chief.close()
         one.gradient = one.local._gradient = functools.partial(gradient_of, sparse=sparse)
         one.open(one.local.optimizer, sparse=sparse)
-        one.chief._set_step(one.chief.step)
+        one.training.gradients(one.parameters, sparse=sparse, **how).set_global_step(one.chief.step)
         one.run(last)
-        assert one.chief._updating._record.model.tables == tuple(sorted([0, 2][: len(sparse)]))
+        assert len(blobs(one.training.client)) == 1 + bool(sparse)
+        before = sparse
     assert leftovers(one.training.client) == []
 
 
 def test_a_part_of_a_table_that_a_node_has_lost(updated):
     """A chief that has the tables brings them whole with the next version; one that has not says what is lost."""
-    one = updated(Adam(0.01), model_of(400, rows=1000), sparse=SPARSE, partitions=3)
+    one = updated(Adam(0.01), with_tables(400, rows=1000), sparse=SPARSE, partitions=3)
     client = one.training.client
 
     def full():
-        return one.chief._updating._record.manifest.full[1]
+        blob, step, *_ = blobs(client)[1]
+        return blob, int(step)
 
     def lose(blob):
-        assert client.delete(ParameterKeys("train", one.chief._updating._keys.partitions).part(blob, 0))
+        assert client.delete(*client.keys(f"redisacc:{{train/*:{blob}:0"))
 
-    one.work()
-    for step in one.chief.updates(until=6):
+    def seen(step):
+        blob, begun = full()
         # Workers have read the full blobs of step 3 by step 4.
         if step in (2, 4):
-            lose(full().id.replace("-full", "-kept_full") if step == 2 else full().id)
-        assert full().step == (0 if step < 3 else 3 if step < 5 else 5)
-    one.join()
-    one.check(6)
-    lose(full().id)
+            lose(blob.replace("-full", "-kept_full") if step == 2 else blob)
+        assert begun == (0 if step < 3 else 3 if step < 5 else 5)
+
+    one.run(6, seen)
+    lose(full()[0])
     one.chief.close()
     one.open(one.local.optimizer)
     with pytest.raises(redisacc.DataLossError, match="the server has lost step 6, and this process lacks the tables"):

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import re
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from prometheus_client import CollectorRegistry, generate_latest
+from support.warm_python import WarmPython
 
 import redisacc
-from redisacc._admin.training import delete_training
-from redisacc._dashboard.page_data import id_of, parse_query, sections
-from redisacc._monitoring.monitor import Monitor
-from redisacc._redis.connect import connect
 from redisacc.cli import main
-from redisacc.cli.export import Metrics
 
 WANTED = {"in the round": ["worker 0"], "expected": ["worker 1"], "late": ["worker 2"], "gone": ["worker 3"]}
 
 
-def scrape(metrics):
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    return generate_latest(registry).decode().splitlines()
+@pytest.fixture
+def served(real_server):
+    """Starts a command that serves pages, and returns where; all end with the test."""
+    started = []
+
+    def start(command, *options):
+        words = ["-m", "redisacc", command, "--port", "0", "--redis", real_server.url, *options]
+        started.append(WarmPython(words, text=True))
+        return re.search(r"at (http://[\w.:]+/\w*)", started[-1].stdout.readline())[1]
+
+    yield start
+    for one in started:
+        one.send_signal(2)
+        one.communicate(timeout=20)
+
+
+@pytest.fixture
+def scrape(served):
+    """Returns the lines of what `redisacc export` says."""
+    where = []
+
+    def lines():
+        if not where:
+            where.append(served("export"))
+        with urllib.request.urlopen(where[0], timeout=20) as reply:
+            return reply.read().decode().splitlines()
+
+    return lines
 
 
 @pytest.mark.slow
-def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, real_server, background):
+def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, scrape, background):
     chief = training.chief(workers=3)
     workers = [training.work(training.worker(number), gradient=_slowly) for number in range(3)]
     scraped = threading.Event()
@@ -46,9 +66,8 @@ def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, 
     leading = background(lead)
     found = []
     try:
-        with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
-            while chief.step < 20:
-                found += scrape(metrics)
+        while chief.step < 20:
+            found += scrape()
     finally:
         scraped.set()
     leading.result()
@@ -73,7 +92,9 @@ HOWS = {
 @pytest.mark.slow(keep="updates")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.servers("valkey")
-def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(real_server, real_client, background, how):
+def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(
+    real_server, real_client, background, scrape, how
+):
     ends = threading.Barrier(4)
 
     def work(number):
@@ -86,28 +107,28 @@ def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(real
                 training.apply(weights)
             ends.wait(60)
 
+    scrape()
     working = [background(work, number) for number in range(3)]
-    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
-        found, last = [], []
-        while 'redisacc_finished{accumulator="train"} 1.0' not in last:
-            last = scrape(metrics)
-            found += last
-        ends.wait(60)
-        for each in working:
-            each.result()
-        # They left ten minutes ago.
-        for session, entry in real_client.hgetall("redisacc:{train}:sessions").items():
-            fields = entry.split(b" ", 7)
-            fields[4] = b"%d" % (int(fields[4]) - 600_000)
-            real_client.hset("redisacc:{train}:sessions", session, b" ".join(fields))
-        real_client.hincrby("redisacc:{train}", "applied", 1)
-        last = scrape(metrics)
+    found, last = [], []
+    while 'redisacc_finished{accumulator="train"} 1.0' not in last:
+        last = scrape()
+        found += last
+    ends.wait(60)
+    for each in working:
+        each.result()
+    # They left ten minutes ago.
+    for session, entry in real_client.hgetall("redisacc:{train}:sessions").items():
+        fields = entry.split(b" ", 7)
+        fields[4] = b"%d" % (int(fields[4]) - 600_000)
+        real_client.hset("redisacc:{train}:sessions", session, b" ".join(fields))
+    real_client.hincrby("redisacc:{train}", "applied", 1)
+    last = scrape()
     missing = ("redisacc_missing_workers{", "redisacc_worker_missing{")
     numbers = [line.split()[-1] for line in [*found, *last] if line.startswith(missing)]
     assert len(numbers) > 6
     assert set(numbers) == {"0.0"}
     assert 'redisacc_gone_workers{accumulator="train"} 3.0' in last
-    delete_training("train", redis=real_server.url)
+    assert cli("rm", "train", "--yes", "--redis", real_server.url).exit_code == 0
 
 
 def cli(*words):
@@ -120,9 +141,9 @@ def _slowly(number, step, _):
 
 
 @pytest.mark.forges
-def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client):
+def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client, served, scrape):
     """Each place says what the table says: log, error, info(), show, watch, export and dashboard."""
-    chief = training.chief(workers=4)
+    training.chief(workers=4)
     seconds, micros = real_client.time()
     now = seconds * 1000 + micros // 1000
     # At step 1, worker 0 contributed 30 s ago, and worker 2 was seen 20 s before that.
@@ -135,8 +156,9 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     real_client.hset("redisacc:{train}", mapping={"num_accumulated": "1", "applied": "4", "global_step": "1"})
     absent = {state: names for state, names in WANTED.items() if state != "in the round"}
 
+    accumulator = training.gradients()
     with pytest.raises(redisacc.TakeTimeoutError) as caught:
-        chief._accumulator.take_grad(4, timeout=0)
+        accumulator.take_grad(4, timeout=0)
     error = caught.value
     assert list(error.workers) == WANTED["in the round"]
     assert {"expected": error.expected, "late": error.late, "gone": error.gone} == absent
@@ -144,7 +166,7 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     clauses = dict(clause.split(": ", 1) for clause in str(error).split("; ")[1:])
     assert {state: re.findall(r"worker \d", text) for state, text in clauses.items()} == WANTED
 
-    info = chief._accumulator.info()
+    info = accumulator.info()
     assert {state: [one.name for one in workers] for state, workers in info.states.items()} == WANTED
     assert [[one.name for one in of] for of in (info.expected, info.late, info.gone)] == list(absent.values())
 
@@ -159,20 +181,18 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     line = cli("watch", "train", "-n", 1, *url).stdout
     assert {state: re.findall(rf"  {state}: (worker \d) \(", line) for state in absent} == absent
 
-    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
-        lines = scrape(metrics)
+    lines = scrape()
     for name, number in (("", 1), ("expected_", 1), ("late_", 1), ("gone_", 1), ("missing_", 2)):
         assert f'redisacc_{name}workers{{accumulator="train"}} {number}.0' in lines
     for worker, missing in enumerate((0, 0, 1, 1)):
         assert f'redisacc_worker_missing{{accumulator="train",worker="worker {worker}"}} {missing}.0' in lines
 
-    with contextlib.closing(Monitor(connect(real_server.url), ["*"])) as monitor:
-        monitor.refresh()
-        page = sections(monitor, parse_query({"detail": id_of("train")}), "", "")
-    workers = json.loads(page["detail:workers"])
-    assert {state: [row[0] for row in workers["rows"] if row[1] == state] for state in WANTED} == WANTED
-    row, server = json.loads(page[f"row:{id_of('train')}"]), json.loads(page["server"])
-    assert [(facts["late"], facts["gone"]) for facts in (row, server)] == [(1, 1)] * 2
+    name = hashlib.sha256(b"train").hexdigest()[:16]
+    with urllib.request.urlopen(f"{served('dashboard')}updates?detail={name}", timeout=20) as events:
+        page = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])["changed"]
+    rows = page["detail:workers"]["rows"]
+    assert {state: [row[0] for row in rows if row[1] == state] for state in WANTED} == WANTED
+    assert [(facts["late"], facts["gone"]) for facts in (page[f"row:{name}"], page["server"])] == [(1, 1)] * 2
 
 
 def test_a_worker_that_gives_its_lease_back_is_gone_at_once(training, background):
@@ -182,7 +202,8 @@ def test_a_worker_that_gives_its_lease_back_is_gone_at_once(training, background
     next(ann.steps())
     ann.apply({"w": [1, 1]})
     leading.result()
-    assert [one.name for one in chief._accumulator.info().expected] == ["worker 1", "worker 0"]
+    accumulator = training.gradients()
+    assert [one.name for one in accumulator.info().expected] == ["worker 1", "worker 0"]
     ann.close()
-    assert [one.name for one in chief._accumulator.info().gone] == ["worker 0"]
+    assert [one.name for one in accumulator.info().gone] == ["worker 0"]
     bob.close()

@@ -9,17 +9,9 @@ import pytest
 from support.leaks import remaining
 
 import redisacc
-from redisacc._format import buffered, parameter_record
-from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.scripts.parameters import ParameterScripts
-from redisacc._redis.connect import connect
-from redisacc._training.loss import give_up
 
-
-@pytest.fixture(autouse=True)
-def _cut_what_is_small(monkeypatch):
-    monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
-    monkeypatch.setattr(buffered, "INLINE_BYTES", 0)
+# So many elements are in a part in each partition.
+SIZE = 20_000
 
 
 def partitions_of(training):
@@ -29,23 +21,23 @@ def partitions_of(training):
 @pytest.mark.servers("valkey")
 def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
     options = {"limits": redisacc.Limits(in_place=0), "state": [np.arange(3)]}
-    first = training.chief({"w": np.zeros(40, np.int64)}, partitions=3, **options)
+    first = training.chief({"w": np.zeros(SIZE, np.int64)}, partitions=3, **options)
     assert partitions_of(training) == [b"0,1,2", b"0,1,2"]
-    worker = training.work(gradient=lambda number, step, parameters: {"w": np.full(40, step + 1)})
+    worker = training.work(gradient=lambda number, step, parameters: {"w": np.full(SIZE, step + 1)})
     training.lead(first, 3)
     first.close()
     assert worker.result(30)[1] == [0, 1, 2]
     for other in (1, 2):
         with pytest.raises(redisacc.InvalidArgumentError, match="number of partitions is 3, not"):
-            training.chief({"w": np.zeros(40, np.int64)}, partitions=other, **options)
+            training.chief({"w": np.zeros(SIZE, np.int64)}, partitions=other, **options)
     for partitions, until in ((None, 5), ("auto", 6), (3, 7)):
-        chief = training.chief({"w": np.zeros(40, np.int64)}, partitions=partitions, **options)
-        worker = training.work(gradient=lambda number, step, parameters: {"w": np.full(40, step + 1)})
+        chief = training.chief({"w": np.zeros(SIZE, np.int64)}, partitions=partitions, **options)
+        worker = training.work(gradient=lambda number, step, parameters: {"w": np.full(SIZE, step + 1)})
         training.lead(chief, until)
         chief.close()
         worker.result(30)
-    assert chief.parameters["w"].tolist() == [sum(range(8))] * 40
-    chief = training.chief({"w": np.zeros(40, np.int64)}, **options)
+    assert chief.parameters["w"].tolist() == [sum(range(8))] * SIZE
+    chief = training.chief({"w": np.zeros(SIZE, np.int64)}, **options)
     chief.delete()
     assert remaining(training.client) == []
 
@@ -53,8 +45,8 @@ def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
 @pytest.mark.servers("valkey")
 def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     """Its workers wait for that meanwhile, also one that joins only then."""
-    chief = training.chief({"w": np.zeros(40, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
-    ones = {"w": np.ones(40, np.int64)}
+    chief = training.chief({"w": np.zeros(SIZE, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
+    ones = {"w": np.ones(SIZE, np.int64)}
     first = training.work(gradient=lambda *_: ones)
     until(lambda: int(training.record[b"num_accumulated"]) == 1)
     lost = sorted(training.client.scan_iter("redisacc:{train/*}:parameters:partition:*"))[1]
@@ -66,7 +58,7 @@ def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
         training.lead(chief, 3)
     assert "a node has lost a part of the parameters of step 0; publishing them again" in caplog.text
     assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
-    assert chief.parameters["w"].tolist() == [6] * 40
+    assert chief.parameters["w"].tolist() == [6] * SIZE
     chief.delete()
 
 
@@ -81,7 +73,8 @@ class Interrupted:
         self._training, self._until = training, until
         self._options = {"optimizer": optimizer, "workers": 1, "partitions": 3, **options}
         self.begun = []
-        self.worker = training.work(gradient=self._gradient)
+        self.worker = training.worker()
+        training.work(self.worker, self._gradient)
         chief = self.chief()
         self.lead(chief, 2)
         until(lambda: 2 in self.begun)
@@ -95,8 +88,8 @@ class Interrupted:
         self.begun.append(step)
         return {"w": parameters["w"] + np.float32(step)}
 
-    def chief(self):
-        return self._training.chief({"w": np.ones(40, np.float32)}, **self._options)
+    def chief(self, **more):
+        return self._training.chief({"w": np.ones(SIZE, np.float32)}, **self._options, **more)
 
     def lead(self, chief, last):
         """Leads until a step, and does not finish the training."""
@@ -113,7 +106,7 @@ class Interrupted:
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(durations, training, until, caplog, loop):
+def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(training, until, durations, caplog, loop):
     one = Interrupted(training, until, durations, OPTIMIZERS[loop])
     chief = one.chief()
     one.lead(chief, 4)
@@ -135,10 +128,9 @@ def test_what_a_node_has_lost_and_no_process_has_comes_back_from_a_worker(durati
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_nobody_has_is_not_given_up(durations, training, until, monkeypatch, loop):
+def test_what_nobody_has_is_not_given_up(training, until, durations, loop):
     one = Interrupted(training, until, durations, OPTIMIZERS[loop])
-    training.client.delete("redisacc:{train}:crew")
-    monkeypatch.setattr(redisacc._protocol.leases.crew.Crew, "workers", lambda _: [])
+    one.worker.close()
     with pytest.raises(redisacc.DataLossError):
         one.lead(one.chief(), 3)
     # Whoever finds the part may still continue.
@@ -148,7 +140,7 @@ def test_what_nobody_has_is_not_given_up(durations, training, until, monkeypatch
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("loop", OPTIMIZERS)
-def test_what_a_node_has_lost_comes_back_from_a_checkpoint(durations, training, until, tmp_path, caplog, loop):
+def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, durations, tmp_path, caplog, loop):
     one = Interrupted(training, until, durations, OPTIMIZERS[loop], checkpoint=tmp_path, checkpoint_every=1)
     chief = one.chief()
     one.lead(chief, 3)
@@ -158,23 +150,36 @@ def test_what_a_node_has_lost_comes_back_from_a_checkpoint(durations, training, 
 
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
-def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(durations, training, until, monkeypatch, caplog):
+def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until, durations, proxy, caplog):
     """The next one does not begin a new training."""
     one = Interrupted(training, until, durations, OPTIMIZERS["updates"])
-    assert give_up(connect(training.client), ParameterKeys("train"))
-    one.lead(one.chief(), 3)
+
+    def die():
+        proxy.refuses = True
+        proxy.cut_all()
+
+    # When it has removed what is left, too, it asks the workers.
+    proxy.after("give_up", lambda: proxy.before("claim", die))
+    with pytest.raises(redisacc.ServerUnavailableError), one.chief(redis=proxy.url, patience=0) as chief:
+        one.lead(chief, 3)
+    assert training.client.hget("redisacc:{train}:parameters", "step") is None
+    chief = one.chief()
+    one.lead(chief, 3)
     assert "continuing at step 2 with the parameters of a living worker" in caplog.text
+    chief.delete()
 
 
 @pytest.mark.usefixtures("time_runs")
 @pytest.mark.servers("valkey")
-def test_what_is_whole_or_replaced_is_not_given_up(durations, training, until, monkeypatch):
+def test_what_was_replaced_is_not_given_up(training, until, durations, proxy):
     one = Interrupted(training, until, durations, OPTIMIZERS["updates"])
-    transport, keys = connect(training.client), ParameterKeys("train")
-    scripts = ParameterScripts(transport, keys)
-    incarnation, version = training.client.hmget(keys.record, "incarnation", "version")
-    assert not scripts.give_up(incarnation=incarnation.decode(), version="another")
-    assert not scripts.give_up(incarnation="another", version=version.decode())
+
+    def publish():
+        with redisacc.Parameters("train", redis=training.client) as parameters:
+            parameters.publish({"w": one.weights}, 2)
+
+    proxy.before("give_up", publish)
+    with pytest.raises(redisacc.DataLossError), one.chief(redis=proxy.url) as chief:
+        one.lead(chief, 3)
     one.lead(one.chief(), 3)
-    assert not give_up(transport, keys)
-    assert training.client.hget(keys.record, "step") == b"3"
+    assert training.client.hget("redisacc:{train}:parameters", "step") == b"3"

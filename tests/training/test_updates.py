@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections import Counter
 from itertools import product
 
@@ -12,12 +11,10 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, squares_by_part, state_of
+from support.proxy import Weather
 from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.parameters.ahead import PartsAhead
-from redisacc._protocol.scripts.reducers import ReducerScripts
-from redisacc._protocol.updates import committer, patience, updater
 from redisacc.optim import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 pytestmark = pytest.mark.servers("valkey")
@@ -57,73 +54,47 @@ def model_of(elements, *, kind="mixed"):
     return {"head/w": body, "head/b": np.ones(5), "tail": wide, "scale": np.float32([1.5]), "empty": np.zeros((0, 2))}
 
 
+SPARSE = ("body/table", "head/b")
+
+
+def with_tables(elements, *, rows=40):
+    """Returns weights of about so many dense elements, a table before them, and one after some of them."""
+    random = np.random.default_rng(elements)
+    return {
+        "body/table": random.standard_normal((rows, 3)).astype(np.float32),
+        "body/w": random.standard_normal((elements // 2, 2)).astype(np.float32),
+        "head/b": random.standard_normal((rows // 2, 2, 2)),
+        "scale": np.ones(3),
+        "tail": np.ones(elements // 4, np.float32),
+    }
+
+
+MODELS = {"dense": (model_of, ()), "tables": (with_tables, SPARSE)}
 SIZES = {"inline": 400, "a part": 30_000, "several parts": 300_000}
 
 
-@pytest.fixture
-def after_first(monkeypatch):
-    """Calls what it is given when the first update is committed.
-
-    Workers do not announce their first gradients, so a reducer may come too late for the first update.
-    """
-    commit, waiting = committer.Committer.commit, []
-
-    def committed(*args, **options):
-        found = commit(*args, **options)
-        while waiting:
-            waiting.pop()()
-        return found
-
-    monkeypatch.setattr(committer.Committer, "commit", committed)
-    return waiting.append
-
-
-class Computed:
-    """Who has computed parts.
+class Updated:
+    """A training with an optimiser, and the same one in memory.
 
     Attributes:
-        by: the number of parts that the chief and the updaters have computed, for the second update and later ones.
+        proxy: what the chief reaches the server through.
+        moved: how many bytes of arrays it has sent and received in each update.
     """
 
-    def __init__(self, monkeypatch, after_first):
-        self.by = Counter()
-        after_first(self.by.clear)
-        elements, write = committer.Committer._elements, updater.PartUpdater._write
-
-        def by_chief(found, of, model, number):
-            self.by["chief"] += 1
-            return elements(found, of, model, number)
-
-        def by_updater(found, record, part, order, number, sums):
-            self.by["updaters"] += 1
-            return write(found, record, part, order, number, sums)
-
-        monkeypatch.setattr(committer.Committer, "_elements", by_chief)
-        monkeypatch.setattr(updater.PartUpdater, "_write", by_updater)
-
-    def since(self, by):
-        self.by, found = Counter(), self.by
-        return found[by]
-
-
-@pytest.fixture
-def computed(monkeypatch, after_first):
-    return Computed(monkeypatch, after_first)
-
-
-@pytest.fixture
-def patient(monkeypatch, after_first):
-    """Lets the chief wait for updaters from the second update on, however slow this machine is."""
-    after_first(lambda: monkeypatch.setattr(patience.Patience, "is_over", lambda self, missing: self.pause >= 20))
-
-
-class Updated:
-    """A training with an optimiser, and the same one in memory."""
-
     def __init__(
-        self, training, background, optimizer, parameters, *, weights=(1.0,) * CREW, encodings=None, **options
+        self,
+        training,
+        background,
+        proxy,
+        durations,
+        optimizer,
+        parameters,
+        *,
+        weights=(1.0,) * CREW,
+        encodings=None,
+        **options,
     ):
-        self.training, self.background = training, background
+        self.training, self.background, self.proxy, self.durations = training, background, proxy, durations
         self.encodings = encodings or (None,) * len(weights)
         self.weights = weights
         self.options = {"workers": len(weights), "reduction_type": "MEAN", **options}
@@ -141,16 +112,25 @@ class Updated:
         )
         self.chief = self.open(optimizer)
         self.crew = []
+        self.moved = []
 
     def open(self, optimizer, **options):
-        self.chief = self.training.chief(self.parameters, optimizer=optimizer, **{**self.options, **options})
+        given = {"redis": self.proxy.url, **self.options, **options}
+        self.chief = self.training.chief(self.parameters, optimizer=optimizer, **given)
         return self.chief
 
-    def work(self, before=lambda number, step: None, after=lambda number, step: None):
+    @property
+    def dense(self):
+        """The bytes of the leaves whose gradients are dense."""
+        sparse = self.options.get("sparse", ())
+        return sum(values.nbytes for path, values in self.parameters.items() if path not in sparse)
+
+    def work(self, before=lambda number, step: None, after=lambda number, step: None, where=None):
         """Begins to work. ``before`` and ``after`` are called around each apply, with the worker's number and step."""
+        where = where or self.training.client
 
         def one(number):
-            with self.training.worker(number, encoding=self.encodings[number]) as worker:
+            with self.training.worker(number, encoding=self.encodings[number], redis=where) as worker:
                 for step, found in worker.steps():
                     before(number, step)
                     worker.apply(self.gradient(number, step, found), weight=self.weights[number])
@@ -158,16 +138,38 @@ class Updated:
 
         self.crew = [self.background(one, number) for number in range(len(self.weights))]
 
-    def lead(self, until):
-        for _ in self.chief.updates(until=until):
-            pass
+    def lead(self, until, seen=lambda step: None):
+        """Leads up to a step. ``seen`` is called after each update."""
+        self.proxy.listen_anew()
+        for step in self.chief.updates(until=until):
+            self.moved.append(sum(size for sizes in self.proxy.lengths.values() for size in sizes if size > 10_000))
+            seen(step)
+            self.proxy.listen_anew()
 
-    def run(self, until):
+    def run(self, until, seen=lambda step: None, **how):
         """Trains up to a step, and compares."""
-        self.work()
-        self.lead(until)
+        self.work(**how)
+        self.lead(until, seen)
         self.join()
         self.check(until)
+
+    def patient(self, seen=lambda step: None):
+        """Lets the chief wait for reducers from the second update on, however slow this machine is.
+
+        Workers do not announce their first gradients, so a reducer may come too late for the first update.
+        """
+        self.durations(abandoned=0.0)
+
+        def waiting(step):
+            self.durations(least_patience=20.0, longest_patience=20.0)
+            seen(step)
+
+        return waiting
+
+    def run_with_reducers(self, until, seen=lambda step: None, **how):
+        """Trains up to a step, and compares. From the second update on, the chief moves no arrays."""
+        self.run(until, self.patient(seen), **how)
+        assert not any(self.moved[1:])
 
     def join(self):
         for one in self.crew:
@@ -181,17 +183,18 @@ class Updated:
         if self.options.get("encoding") == "bfloat16":
             sent = self.local.sent
             assert {path: v.tobytes() for path, v in parameters.items()} == {p: v.tobytes() for p, v in sent.items()}
-            kept = iter(self.chief._parameters.latest_state()[1]["redisacc:float32"])
+            with redisacc.Parameters("train", redis=self.training.client) as published:
+                kept = iter(published.latest_state()[1]["redisacc:float32"])
             exact = {path: next(kept) if v.dtype == np.float32 else v for path, v in parameters.items()}
         assert differences(self.local, exact, state_of(self.chief)) == []
 
 
 @pytest.fixture
-def updated(training, background):
+def updated(training, background, proxy, durations):
     made = []
 
     def make(*args, **options):
-        made.append(Updated(training, background, *args, **options))
+        made.append(Updated(training, background, proxy, durations, *args, **options))
         return made[-1]
 
     yield make
@@ -200,69 +203,96 @@ def updated(training, background):
             one.chief.delete()
 
 
-@pytest.mark.slow(keep="several|sgd nesterov|amsgrad")
-@pytest.mark.parametrize(
-    ("name", "size"),
-    thorough(
-        list(product(OPTIMIZERS, SIZES)),
-        # In one part, except for some.
-        usual=[(name, "several parts" if "ema" in name else "inline") for name in OPTIMIZERS],
-    ),
-)
-def test_every_optimizer_without_a_reducer(updated, name, size):
-    updated(OPTIMIZERS[name], model_of(SIZES[size])).run(4)
+def run(updated, reducing, kind, name, size, *, reduced, **options):
+    """Trains four steps, with a reducer or without. The chief fetches rows of tables, and no dense parts."""
+    make, sparse = MODELS[kind]
+    one = updated(OPTIMIZERS[name], make(SIZES[size]), sparse=sparse, **options)
+    if reduced:
+        reducing(wanted=len(one.weights))
+    (one.run_with_reducers if reduced else one.run)(4)
 
 
-@pytest.mark.slow(keep="ema")
+@pytest.mark.slow(keep="ema-several|nesterov-inline|amsgrad-inline")
 @pytest.mark.parametrize(
-    ("name", "partitions"),
+    ("name", "size", "partitions", "reduced"),
     thorough(
-        list(product(OPTIMIZERS, [None, 3])), usual=[("sgd nesterov", 3), ("adamw ema", None), ("rmsprop centered", 3)]
+        [*product(OPTIMIZERS, SIZES, [None], [False]), *product(OPTIMIZERS, ["several parts"], [None, 3], [True])],
+        usual=[
+            *product(OPTIMIZERS, ["inline"], [None], [False]),
+            ("adamw ema", "several parts", None, False),
+            ("adamw ema", "several parts", None, True),
+            ("sgd nesterov", "several parts", 3, True),
+            ("rmsprop centered", "several parts", 3, True),
+        ],
     ),
 )
-def test_every_optimizer_with_a_reducer(updated, reducing, computed, patient, name, partitions):
-    one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
-    reducing()
-    one.run(4)
-    assert computed.by["chief"] == 0
-    assert computed.by["updaters"] >= 4
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_optimizer(updated, reducing, kind, name, size, partitions, reduced):
+    run(updated, reducing, kind, name, size, reduced=reduced, partitions=partitions)
 
 
 @pytest.mark.slow(keep="3-bfloat16")
 @pytest.mark.parametrize("encoding", [None, "bfloat16"])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_workers_fetch_parts_before_they_are_published(
-    updated, reducing, computed, patient, until, monkeypatch, partitions, encoding
-):
-    expect, take, commit = PartsAhead.expect, PartsAhead.take, committer.Committer._commit
-    every, taken = set(), []
-
-    def noted(found, *args):
-        every.add(found)
-        return expect(found, *args)
-
-    def counted(found, blob):
-        result = take(found, blob)
-        taken.append(0 if result is None else len(result[1]))
-        return result
-
-    def late(found, update, *args):
-        # From the second step on, all workers listen.
-        if update.follows.step > 2:
-            number = len(update.model.parts)
-            until(lambda: all(len(one._there) == number for one in every))
-        return commit(found, update, *args)
-
-    monkeypatch.setattr(PartsAhead, "expect", noted)
-    monkeypatch.setattr(PartsAhead, "take", counted)
-    monkeypatch.setattr(committer.Committer, "_commit", late)
+def test_workers_fetch_parts_before_they_are_published(updated, reducing, ahead, until, partitions, encoding):
     one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, encoding=encoding)
+    halves = {np.dtype(np.float32): 2} if encoding else {}
+    version = sum(values.nbytes // halves.get(values.dtype, 1) for values in one.parameters.values())
+
+    def fetched():
+        until(lambda: sum(ahead.lengths["reply"]) >= CREW * version)
+
+    def wait_for_workers(step):
+        ahead.listen_anew()
+        # From the second step on, all workers listen. The last version is not read.
+        if 2 <= step < 5:
+            one.proxy.before("commit_update", fetched)
+
     reducing()
-    one.run(5)
-    assert len(every) == CREW
-    # The last version is not read.
-    assert taken.count(max(taken)) >= 2 * CREW
-    assert max(taken) == len(one.chief._updating._record.model.parts)
+    one.run_with_reducers(5, wait_for_workers, where=ahead.url)
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_forged_parts_of_the_next_version_do_no_harm(updated, reducing, ahead, until, partitions):
+    """Workers fetch them, and use them for no version, neither this one nor the next."""
+    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions)
+    client, gradient, forged = one.training.client, one.gradient, Counter()
+
+    def forge(step):
+        ahead.listen_anew()
+        for key in client.keys("redisacc:{train*:parameters:*-flat:*"):
+            place, sort, _, number = key.decode().rsplit(":", 3)
+            length = client.strlen(key) - (number == "1")
+            client.set(f"{place}:{sort}:f0-{step}-flat:{number}", bytes(length), px=20_000)
+            for text in (
+                "",
+                "x",
+                f"f0-{step} -1",
+                f"f0-{step} 999999",
+                "* 0",
+                "a-1:b 0",
+                f"f1-{step} {number}",
+                f"f0-{step} {number}",
+            ):
+                forged[text] += client.publish(f"{place}:updated", text)
+
+    def compute(number, step, found):
+        if number == 0 and step in (2, 3):
+            before = {path: values.copy() for path, values in found.items()}
+            forge(step)
+            until(lambda: sum(ahead.lengths["reply"]) > one.dense / 4)
+            assert differences_of(before, found) == []
+        return gradient(number, step, found)
+
+    one.gradient = compute
+    reducing()
+    one.run(5, where=ahead.url)
+    assert min(forged.values()) >= CREW
+
+
+def differences_of(before, after):
+    return [path for path, values in before.items() if values.tobytes() != after[path].tobytes()]
 
 
 @pytest.mark.slow(keep="weights")
@@ -271,24 +301,27 @@ def test_workers_fetch_parts_before_they_are_published(
     thorough(list(product([False, True], [None, 3])), usual=[(False, None), (True, 3)]),
 )
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"encoding": "bfloat16"},
-        {"encodings": ("bfloat16", None, "bfloat16")},
-        {"weights": WEIGHTS},
-        {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
-        {"reduction_type": "SUM"},
-        {"reduction_type": "SUM", "weights": WEIGHTS},
+        *product(
+            MODELS,
+            [
+                {"encoding": "bfloat16"},
+                {"weights": WEIGHTS, "encoding": "bfloat16", "encodings": ("bfloat16",) * 3},
+                {"reduction_type": "SUM", "weights": WEIGHTS},
+            ],
+        ),
+        ("dense", {"encodings": ("bfloat16", None, "bfloat16")}),
+        ("dense", {"weights": WEIGHTS}),
+        ("dense", {"reduction_type": "SUM"}),
+        ("tables", {"mean": redisacc.Mean(rows="index")}),
+        ("tables", {"mean": redisacc.Mean(rows="index"), "weights": WEIGHTS}),
     ],
     ids=str,
 )
-def test_encodings_weights_and_sums(updated, reducing, computed, patient, options, partitions, reduced):
-    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions, **options)
-    if reduced:
-        reducing()
-    one.run(4)
-    if reduced:
-        assert computed.by["chief"] == 0
+def test_encodings_weights_and_sums(updated, reducing, kind, options, partitions, reduced):
+    name = {"dense": "adamw", "tables": "adamw ema"}[kind]
+    run(updated, reducing, kind, name, "several parts", reduced=reduced, partitions=partitions, **options)
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -296,15 +329,10 @@ def test_encodings_weights_and_sums(updated, reducing, computed, patient, option
     ("crew", "encoding"), thorough([(1, None), (1, "bfloat16"), (2, "bfloat16")], usual=[(1, None)])
 )
 def test_a_reducer_updates_although_the_gradients_have_no_more_bytes_than_their_sum(
-    updated, reducing, computed, patient, partitions, crew, encoding
+    updated, reducing, partitions, crew, encoding
 ):
-    weights, encodings = (1.0,) * crew, (encoding,) * crew
-    options = {"weights": weights, "encodings": encodings, "encoding": encoding, "partitions": partitions}
-    one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), **options)
-    reducing(wanted=crew)
-    one.run(4)
-    assert computed.by["chief"] == 0
-    assert computed.by["updaters"] >= 4
+    options = {"weights": (1.0,) * crew, "encodings": (encoding,) * crew, "encoding": encoding}
+    run(updated, reducing, "dense", "adamw", "several parts", reduced=True, partitions=partitions, **options)
 
 
 @pytest.mark.parametrize("size", ["inline", "several parts"])
@@ -321,102 +349,65 @@ def test_weights_are_added_in_the_order_of_the_workers(updated, until, size):
     def count(number, step):
         applied[step] += 1
 
-    one.work(in_reverse, count)
-    one.lead(3)
-    one.join()
-    one.check(3)
+    one.run(3, before=in_reverse, after=count)
 
 
 @pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("name", ["adam", "adamw ema"])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_an_updater_that_reads_the_record_after_the_order(
-    updated, reducing, computed, patient, after_first, monkeypatch, name, partitions
-):
-    """It is late, and still in time, because the chief waits for it."""
-    ordered = threading.Event()
-    make, update = committer.Committer._make, updater.PartUpdater.update
-
-    def note(*args):
-        ordered.set()
-        return make(*args)
-
-    def wait(found, *args):
-        if OPTIMIZERS[name].clip_norm is None:
-            ordered.wait(20)
-        found.hear(None)
-        return update(found, *args)
-
-    monkeypatch.setattr(committer.Committer, "_make", note)
-    monkeypatch.setattr(updater.PartUpdater, "update", wait)
-    after_first(ordered.clear)
+def test_updaters_that_are_late_and_in_time(updated, reducing, late, name, partitions):
+    """They may read the record after the order, say. The chief waits for them."""
     one = updated(OPTIMIZERS[name], model_of(SIZES["several parts"]), partitions=partitions)
-    reducing()
-    one.run(2)
-    assert computed.by["chief"] == 0
+    reducing(redis=late.url)
+    one.run(5, one.patient(lambda step: late.weather(Weather(delay=0.2))))
+    assert 0 in one.moved[1:]
 
 
 @pytest.mark.slow(keep="valkey-3")
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_two_reducers(updated, reducing, computed, patient, partitions):
+def test_two_reducers_that_believe_to_hold_the_lease(updated, reducing, partitions):
     one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]), partitions=partitions)
     reducing(2)
-    one.run(4)
-    # If the lease changes hands in the middle of a round, the chief does without.
-    assert computed.by["updaters"] > computed.by["chief"]
+
+    def lose_leases(_):
+        for lease in one.training.client.keys("redisacc:{train}:reducer*"):
+            one.training.client.delete(lease)
+
+    one.run(6, lose_leases)
 
 
-@pytest.mark.slow(keep="valkey-3")
+@pytest.mark.slow(keep="3-4")
+@pytest.mark.parametrize("written_at", [3, 4])
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_two_updaters_at_the_same_time(updated, reducing, computed, patient, monkeypatch, partitions):
-    """As if each of two reducers believed that it holds the lease."""
-    monkeypatch.setattr(ReducerScripts, "hold_reducer", lambda *_, **__: None)
-    one = updated(OPTIMIZERS["adam"], model_of(SIZES["several parts"]), partitions=partitions)
-    for _ in range(2):
-        reducing(wait=False)
-    one.run(4)
-    assert computed.by["updaters"] > 0
-
-
-@pytest.mark.slow(keep="3-after the commit")
-@pytest.mark.parametrize("late", ["after the commit", "two steps later"])
-@pytest.mark.parametrize("partitions", [None, 3])
-def test_writes_that_arrive_late(updated, reducing, computed, monkeypatch, durations, until, partitions, late):
-    """They change nothing, and expire."""
+def test_writes_that_arrive_late(updated, reducing, late, durations, until, partitions, written_at):
+    """They are of the last version, or the one before, and arrive when both are there. They change nothing."""
     durations(least_patience=0.05, longest_patience=0.05)
-    store = updater.PartUpdater._store
-    held = []
-    monkeypatch.setattr(updater.PartUpdater, "_store", lambda *args: held.append(args))
     one = updated(OPTIMIZERS["adamw"], model_of(SIZES["several parts"]), partitions=partitions)
-    reducing()
-    one.work()
-    for step in one.chief.updates(until=5):
-        arriving = held[:] if late == "after the commit" or step == 3 else []
-        for args in arriving:
-            held.remove(args)
-            store(*args)
-    one.join()
-    until(lambda: held or late == "after the commit")
-    for args in held:
-        store(*args)
-    one.check(5)
-    assert computed.by["chief"] > 0
-    assert leftovers(one.training.client) == []
+    reducing(redis=late.url)
+    arrived = []
+
+    def hold(step):
+        if step == written_at:
+            late.before("SET", lambda: until(lambda: len(one.moved) == 5))
+            late.after("SET", lambda: arrived.append(step))
+
+    one.run(5, hold)
+    # The chief has made the parts itself.
+    assert one.moved[written_at] > one.dense
+    until(lambda: arrived)
+    client = one.training.client
+    version = client.hget("redisacc:{train}:parameters", "version").decode()
+    assert {client.pttl(key) for key in client.keys(f"redisacc:{{train*:{version}-*")} == {-1}
+    assert leftovers(client) == []
 
 
 @pytest.mark.slow
-def test_a_reducer_that_starts_late(updated, reducing, computed, patient):
+def test_a_reducer_that_starts_late(updated, reducing):
     one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]))
-    one.work()
-    steps = one.chief.updates(until=20)
-    assert [next(steps) for _ in range(3)] == [1, 2, 3]
-    assert computed.since("updaters") == 0
-    reducing()
+    one.run(20, lambda step: step == 3 and reducing())
+    assert min(one.moved[:3]) > one.dense
     # It does not add up a round in the middle of which it joins. From some step on, it does everything.
-    assert any(computed.since("chief") == 0 for _ in steps)
-    assert list(steps)[-1:] in ([20], [])
-    one.join()
-    one.check(20)
+    assert 0 in one.moved
 
 
 def test_a_training_may_begin_with_the_state_of_another(training):

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences
-from support.suspension import Suspension
 
 import redisacc
 import redisacc.asyncio
-from redisacc._format.keys import Keys
-from redisacc._protocol.applying import upload as upload_module
-from redisacc._protocol.parts.sweep import sweep
-from redisacc._protocol.scripts.attempts import listed_attempts
-from redisacc._protocol.sums.expected_gradients import STALLED
-from redisacc._redis.connect import connect
 from redisacc.optim import AdamW
 
 pytestmark = pytest.mark.servers("valkey")
@@ -41,27 +33,23 @@ def stream(worker, gradient, order="dcba", **how):
     return upload.commit(**how)
 
 
-def put_whole(acc, gradient):
-    """Returns an upload whose parts are all staged."""
-    upload = acc._begin(0)
-    for leaf, elements in enumerate(gradient.values()):
-        upload.put(leaf, elements.ravel())
-    upload.complete()
-    return upload
-
-
 def staged(client):
     return [key for key in client.scan_iter("redisacc:{train*") if b":staged:" in key or b"}:partition:" in key]
 
 
 def attempts(client):
-    return client.zcard("redisacc:{train}:attempts")
+    return dict(client.zrange("redisacc:{train}:attempts", 0, -1, withscores=True))
 
 
-@pytest.fixture
-def calm(monkeypatch):
-    """Makes the background of uploads quick to look."""
-    monkeypatch.setattr(upload_module, "RENEWAL", 0.02)
+def lose(client):
+    """Removes the parts of uploads that go on, as if nobody had renewed them for long."""
+    names = [attempt.split()[0] for attempt in attempts(client)]
+    lost = [key for key in staged(client) if b":staged:" in key or any(name in key for name in names)]
+    return client.delete(*lost, "redisacc:{train}:attempts")
+
+
+# After this many seconds, an upload has been renewed.
+RENEWED = 1.0
 
 
 @pytest.mark.slow(keep="int8")
@@ -138,8 +126,7 @@ def test_what_is_wrong_is_named_and_may_be_mended(training):
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.usefixtures("calm")
-def test_it_ends_early_if_the_step_is_over(training, until, partitions):
+def test_it_ends_early_if_the_step_is_over(training, clock, partitions):
     chief = training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)
     rounds = chief.rounds()
     slow, fast = training.worker(), training.worker()
@@ -149,14 +136,14 @@ def test_it_ends_early_if_the_step_is_over(training, until, partitions):
     upload.put("d", gradient_of(0)["d"])
     fast.apply(gradient_of(1))
     next(rounds)
-    until(lambda: upload.is_over)
+    clock.advance(RENEWED)
+    assert upload.is_over
     upload.put("a", gradient_of(0)["a"])
     assert upload.commit().outcome == "stale"
     assert training.record[b"stale"] == b"1"
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.usefixtures("calm")
 def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partitions):
     training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)
     worker = training.worker()
@@ -166,13 +153,7 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
     for path in "dba":
         upload.put(path, gradient[path])
     until(lambda: len(staged(training.client)) > 2)
-    if partitions:
-        # As if the lease were over.
-        keys = Keys("train", (0, 1, 2))
-        transport = connect(training.client)
-        sweep(transport, keys, listed_attempts(transport, keys))
-    else:
-        training.client.delete(*staged(training.client))
+    assert lose(training.client) > 2
     upload.put("c", gradient["c"])
     assert upload.commit().outcome == "applied"
     with redisacc.TreeAccumulator.like(
@@ -189,13 +170,12 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
 
 
 @pytest.mark.slow(keep="3-True")
-@pytest.mark.parametrize("is_suspended", [False, True])
+@pytest.mark.parametrize("loses", [False, True])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_reducers_update_with_the_bits_of_an_undisturbed_training(
-    training, background, reducing, monkeypatch, partitions, is_suspended, clock
+    training, background, reducing, partitions, loses, clock
 ):
-    """Each worker streams, pauses for longer than other uploads may, or than parts last, and uses another order."""
-    pause = Suspension(monkeypatch, training.client).suspend if is_suspended else lambda: clock.advance(STALLED)
+    """Each worker streams in another order, and pauses for longer than others wait for it, or loses its parts."""
     optimizer, crew, until = AdamW(0.01), 3, 3
     chief = training.chief(zeros(), workers=crew, optimizer=optimizer, reduction_type="MEAN", partitions=partitions)
     reducing(wanted=crew)
@@ -213,8 +193,9 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(
                 upload.put(str(path), gradient[str(path)])
                 if place == 1 and number == step % crew:
                     # What was put is written.
-                    clock.advance(0.0)
-                    pause()
+                    clock.advance(0.0 if loses else 0.5)
+                    if loses:
+                        assert lose(training.client)
             assert upload.commit()
 
     working = [background(work, number) for number in range(crew)]
@@ -229,32 +210,35 @@ def test_reducers_update_with_the_bits_of_an_undisturbed_training(
     assert differences(local, found, {slot: state[slot] for slot in optimizer.slots}) == []
 
 
-def test_a_commit_that_fails_removes_the_parts_at_once(training):
+def test_a_commit_that_fails_removes_the_parts_at_once(training, until):
     """A key has another type, so the script fails before it does anything."""
-    gradient = gradient_of(0)
-    acc = redisacc.TreeAccumulator.like(gradient, "train", limits=redisacc.Limits(in_place=0), redis=training.client)
-    upload = put_whole(acc, gradient)
-    assert staged(training.client)
+    training.chief(zeros(), limits=redisacc.Limits(in_place=0))
+    worker = training.worker()
+    next(worker.steps())
+    upload = worker.begin()
+    for path, elements in gradient_of(0).items():
+        upload.put(path, elements)
+    until(lambda: len(staged(training.client)) > 3)
     training.client.set("redisacc:{train}:buffered", "another type")
     with pytest.raises(redisacc.CorruptDataError):
-        acc._commit(upload, gradient, 1.0, None, "")
+        upload.commit()
     training.client.delete("redisacc:{train}:buffered")
     assert staged(training.client) == []
-    acc.delete()
 
 
-@pytest.mark.usefixtures("calm")
-def test_the_lease_is_renewed(training):
+def test_the_lease_is_renewed(training, clock, until):
     training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=3)
     worker = training.worker()
     next(worker.steps())
     upload = worker.begin()
     upload.put("d", gradient_of(0)["d"])
-    seen = set()
-    deadline = time.monotonic() + 10
-    while len(seen) < 3 and time.monotonic() < deadline:
-        seen |= {score for _, score in training.client.zrange("redisacc:{train}:attempts", 0, -1, withscores=True)}
-    assert len(seen) >= 3
+    until(lambda: attempts(training.client))
+    ends = []
+    for _ in range(3):
+        clock.advance(RENEWED)
+        ends += attempts(training.client).values()
+    assert ends == sorted(set(ends))
+    assert len(ends) == 3
     worker.close()
     assert not attempts(training.client)
     assert staged(training.client) == []

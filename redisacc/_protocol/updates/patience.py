@@ -10,9 +10,6 @@ __all__ = ["Patience"]
 
 # How long no part may appear, in terms of the longest pause that ended with one.
 PATIENCE_FACTOR = 3.0
-# How long parts whose updater did not write them at all are not waited for, in seconds. The lease of a reducer that
-# died ends within a few seconds.
-ABANDONED = 1.0
 
 
 class Patience:
@@ -49,7 +46,7 @@ class Patience:
         Args:
             missing: their numbers, at least one.
         """
-        return self.pause >= self._seconds or (
+        return self.pause >= min(max(self._seconds, durations.least_patience), durations.longest_patience) or (
             self._abandoned.issuperset(missing) and clock.now() < self._abandoned_until
         )
 
@@ -68,5 +65,5 @@ class Patience:
             self._seconds = min(2 * self._seconds, durations.longest_patience)
         dead = frozenset(numbers).difference(late)
         if not dead <= self._abandoned or clock.now() >= self._abandoned_until:
-            self._abandoned_until = clock.now() + ABANDONED
+            self._abandoned_until = clock.now() + durations.abandoned
         self._abandoned = dead

@@ -11,7 +11,12 @@ from redisacc._launch.restarts import Restarts
 from redisacc._launch.server_keeper import ServerKeeper
 from redisacc.errors import ServerError
 
-pytestmark = pytest.mark.servers("fakeredis")
+
+class Prompt(Restarts):
+    """Restarts without pauses."""
+
+    def pause_after(self, lived: float, now: float) -> float | None:
+        return None if super().pause_after(lived, now) is None else 0.0
 
 
 class FailingServer:
@@ -38,12 +43,11 @@ class FailingServer:
 
 
 @pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]) -> Callable[..., list[str]]:
+def texts(until: Callable[..., Any]) -> Callable[..., list[str]]:
     """Looks after a server until it runs or the run is over, and returns what there is to say."""
-    monkeypatch.setattr("redisacc._launch.restarts._FIRST_PAUSE", 0.0)
 
     def look(server: FailingServer, limit: int) -> list[str]:
-        keeper = ServerKeeper(server, Restarts(limit), keeps_data=True, name="it")  # type: ignore[arg-type]
+        keeper = ServerKeeper(server, Prompt(limit), keeps_data=True, name="it")  # type: ignore[arg-type]
         found = [keeper.look()]
         while not keeper.starts and not found[-1].is_over:
             found.append(until(keeper.look))

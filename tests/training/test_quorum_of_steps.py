@@ -1,4 +1,4 @@
-"""Crews that grow and shrink: a chief that waits for everybody, and a quorum that is changed while a chief waits."""
+"""What a step waits for: everybody of a crew that grows and shrinks, or a quorum, a grace, a weight."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from support.leaks import remaining
 
 import redisacc
 from redisacc import Quorum
-from redisacc._format.keys import Keys
-from redisacc._handles.existing import open_existing
 
 HOUR = 3600
 
@@ -17,7 +15,7 @@ HOUR = 3600
 @pytest.fixture
 def quorum(training):
     """Returns what the accumulator of the training says that a step needs."""
-    return lambda: open_existing(Keys("train"), redis=training.client).quorum()
+    return lambda: training.gradients().quorum()
 
 
 @pytest.fixture
@@ -25,8 +23,7 @@ def gradients(training):
     """Applies a gradient under the name of a worker."""
 
     def apply(number, step):
-        acc = open_existing(Keys("train"), redis=training.client, worker=f"worker {number}")
-        return acc.apply_grad({"w": [1, 10**number]}, step).outcome
+        return training.gradients(worker=f"worker {number}").apply_grad({"w": [1, 10**number]}, step).outcome
 
     return apply
 
@@ -72,28 +69,31 @@ def test_a_step_waits_for_everybody(training, background, until, quorum, gradien
     chief.publish(chief.parameters)
 
 
-def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, quorum, gradients):
+def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, quorum, gradients, proxy):
     for number in range(3):
         lease(training, number)
-    chief = training.chief(workers="all")
+    chief = training.chief(workers="all", redis=proxy.where)
     assert quorum() == Quorum(3)
-    rounds = chief.rounds(until=1)
+    rounds = chief.rounds(until=2)
     leading = background(next, rounds)
     until(lambda: training.client.exists("redisacc:{train}:queue"))
     gradients(2, 0)
     lease(training, 2, -1)
     gradients(0, 0)
     # Two gradients are there, and two workers. But one of them has not contributed.
-    looked = chief._quorum._next_look
-    until(lambda: chief._quorum._next_look > looked)
+    proxy.listen_anew()
+    until(lambda: proxy.sent.count("HSCAN") >= 5)
     assert (chief.workers, leading.running) == (3, True)
     gradients(1, 0)
     assert leading.result().num_accumulated == 3
     # From the next step on, it is no longer waited for.
     chief.publish(chief.parameters)
-    chief._quorum._next_look = 0
-    chief._quorum.follow()
-    assert chief.workers == 2
+    leading = background(next, rounds)
+    until(lambda: chief.workers == 2)
+    gradients(0, 1)
+    gradients(1, 1)
+    assert leading.result().num_accumulated == 2
+    chief.publish(chief.parameters)
 
 
 def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until, quorum, gradients):
@@ -119,19 +119,9 @@ def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until,
 
 def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, quorum):
     lease(training, 0)
-    training.give_lease("worker 1", "somebody", HOUR * 1000, process=dead_process())
+    training.give_lease("worker 1", "somebody", HOUR * 1000, process=training.dead_process())
     training.chief(workers="all")
     assert quorum() == Quorum(1)
-
-
-def dead_process():
-    """Returns the identity of a process of this machine that is no more."""
-    from redisacc._protocol.leases.process_identity import fate_of, own_identity
-
-    machine, _, started = own_identity().split(".")
-    identity = f"{machine}.{2**22 + 1}.{started}"
-    assert fate_of(identity) == "dead"
-    return identity
 
 
 def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, until, quorum, gradients):
@@ -142,7 +132,7 @@ def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, unt
     gradients(0, 0)
     gradients(1, 0)
     assert leading.running
-    hand = open_existing(Keys("train"), redis=training.client)
+    hand = training.gradients()
     hand.set_quorum(least=2)
     assert leading.result().num_accumulated == 2
     # The workers' shares of the data stay as they are.
@@ -162,10 +152,17 @@ def test_the_quorum_can_be_changed_while_a_chief_waits(training, background, unt
     assert quorum() == Quorum(2, 4, 0.5)
 
 
-def test_a_lost_quorum_comes_back_also_if_a_weight_is_required(training, background, until, quorum, gradients):
-    chief = training.chief(workers=2, quorum=Quorum(min_weight=0.5))
-    # As a failover may: a take that says a weight would do with a single gradient now.
-    training.client.hdel("redisacc:{train}", "quorum")
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_a_lost_quorum_comes_back_also_if_a_weight_is_required(
+    training, background, until, quorum, gradients, proxy, weight
+):
+    chief = training.chief(workers=2, quorum=Quorum(min_weight=weight), redis=proxy.where)
+
+    def lose():
+        """Loses it, as a failover may: a take that says a weight would do with a single gradient now."""
+        training.client.hdel("redisacc:{train}", "quorum")
+
+    lose() if weight else proxy.before("take", lose)
     leading = background(next, chief.rounds(until=1))
     until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
@@ -180,11 +177,71 @@ def test_other_changes_do_not_last_while_everybody_is_waited_for(training, backg
     chief = training.chief(workers="all")
     leading = background(next, chief.rounds(until=1))
     until(lambda: training.client.exists("redisacc:{train}:queue"))
-    open_existing(Keys("train"), redis=training.client).set_quorum(least=7)
+    training.gradients().set_quorum(least=7)
     until(lambda: quorum() == Quorum(2))
     gradients(0, 0)
     gradients(1, 0)
     assert leading.result().num_accumulated == 2
+
+
+def ones(number, step, parameters):
+    return {"w": [1, 10**number]}
+
+
+def test_a_step_gets_the_gradients_of_all_who_come_in_time(training, background):
+    chief = training.chief(workers=2, quorum=Quorum(1, 2, HOUR))
+    leading = background(training.lead, chief, 3)
+    crew = [training.work(training.worker(number), gradient=ones) for number in (0, 1)]
+    leading.result()
+    assert chief.parameters["w"].tolist() == [6, 33]
+    assert [one.result()[1] for one in crew] == [[0, 1, 2]] * 2
+
+
+def test_the_grace_ends_when_every_worker_has_contributed(training):
+    chief = training.chief(workers=1, quorum=Quorum(grace=HOUR))
+    one = training.work(training.worker(0), gradient=ones)
+    training.lead(chief, 2)
+    assert one.result()[1] == [0, 1]
+
+
+def test_a_step_goes_on_without_those_who_do_not_come(training, background):
+    chief = training.chief(workers=2, quorum=Quorum(1, 2, 0.1))
+    leading = background(training.lead, chief, 3)
+    one = training.work(training.worker(0), gradient=ones)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [3, 3]
+    assert one.result()[1] == [0, 1, 2]
+
+
+def test_a_chief_that_is_started_again_does_not_start_the_grace_again(training, background, until):
+    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
+    leading = background(training.lead, chief, 1)
+    one = training.work(training.worker(0), gradient=ones)
+    until(lambda: int(training.record.get(b"grace_began_ms", 0)))
+    chief.close()
+    with pytest.raises(redisacc.CancelledError):
+        leading.result()
+    began = int(training.record[b"grace_began_ms"])
+    training.client.hset("redisacc:{train}", "grace_began_ms", began - HOUR * 1000)
+    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
+    training.lead(chief, 1)
+    assert chief.parameters["w"].tolist() == [1, 1]
+    one.join()
+
+
+def test_a_step_needs_a_weight(training, background):
+    chief = training.chief({"w": np.zeros(2)}, workers=2, quorum=Quorum(1, min_weight=3), reduction_type="MEAN")
+    leading = background(training.lead, chief, 1)
+    first, second = training.worker(0), training.worker(1)
+    next(first.steps())
+    next(second.steps())
+    with pytest.raises(redisacc.InvalidArgumentError, match="weight must be"):
+        first.apply({"w": [1, 1]}, weight=0)
+    assert first.apply({"w": [1, 1]}, weight=1)
+    assert training.record[b"num_accumulated"] == b"1"
+    assert second.apply({"w": [5, 3]}, weight=2)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [11 / 3, 7 / 3]
 
 
 @pytest.mark.parametrize(
@@ -207,3 +264,18 @@ def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, **options)
     assert remaining(training.client) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"most": 3}, "needs a grace"),
+        ({"grace": float("nan")}, "grace must be a number of seconds"),
+        ({"grace": -1}, "grace must be a number of seconds"),
+        ({"grace": 10**9}, "grace must be a number of seconds"),
+        ({"min_weight": -1}, "min_weight must be"),
+    ],
+)
+def test_invalid_quorums(options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        Quorum(**options)

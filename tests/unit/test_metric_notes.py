@@ -1,0 +1,41 @@
+"""The notes of metrics in the entry of a worker, and the means that are made of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from redisacc._data.metrics import mean_metrics, metric_notes
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"",
+        b"=",
+        b"loss",
+        b"loss=1",
+        b"loss=1*0",
+        b"loss=1*-1",
+        b"loss=1*inf",
+        b"loss=--*1",
+        b"lo\x1bss=1*1",
+        b"a=1*1e999",
+    ],
+)
+def test_whatever_is_not_a_note_is_left_out(note):
+    assert mean_metrics([note, b"seen=2.0*1.0"]) == {"seen": 2.0}
+
+
+def test_numbers_arrive_with_all_bits():
+    for value in (0.1, 1e-300, -1.7976931348623157e308, 5e-324, float("inf"), -0.0):
+        (mean,) = mean_metrics(metric_notes({"x": value}, 1.0).encode().split()).values()
+        assert (mean, math.copysign(1, mean)) == (value, math.copysign(1, value)) or mean == value
+
+
+@pytest.mark.parametrize("rate", [0.1, 1e-3 / 3, 0.7])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.3, 0.7, 0.1)])
+def test_the_mean_of_equal_metrics_is_that_number(rate, weights):
+    notes = [metric_notes({"lr": rate}, weight).encode() for weight in weights]
+    assert mean_metrics(notes) == {"lr": rate}
