@@ -52,6 +52,11 @@ class Durations:
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
         idle: a reducer leaves an accumulator without messages if others call.
+        lease: a chief, or a worker, keeps its place without a sign of life.
+        taker_lease: the same for a taker in the queue, which is passed over then.
+        reducer_lease: the same for a reducer.
+        without_reducer, longest_without_reducer: a taker does without a reducer whose sum came too late. Each such
+            pause is twice as long as the one before.
     """
 
     opening: float = 3.0
@@ -80,6 +85,11 @@ class Durations:
     sum_patience: float = 0.05
     kept: float = 60.0
     idle: float = 10.0
+    lease: float = 10.0
+    taker_lease: float = 3.0
+    reducer_lease: float = 3.0
+    without_reducer: float = 1.0
+    longest_without_reducer: float = 64.0
 
 
 class Clock:

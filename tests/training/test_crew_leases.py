@@ -14,11 +14,13 @@ from support.servers import contents
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
-from redisacc._protocol.leases.crew import LEASE, Crew
+from redisacc._clock import durations
+from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.leases.renewals import interval_of
 from redisacc._redis.connect import connect
 
 # What each process has noticed by then.
+LEASE = durations.lease
 RENEWAL = interval_of(LEASE)
 REMEDY = r".*\. Stop that process first, or leave this one out"
 

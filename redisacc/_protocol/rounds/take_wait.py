@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from redisacc._clock import durations
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived, SumStored, parse_message
@@ -31,8 +32,6 @@ from redisacc.errors import RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
 
-# A taker that has not polled for this long is passed over, in milliseconds.
-TAKER_LEASE_MS = 3000
 # How long a call for a reducer tries to reach the server, in seconds.
 CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
@@ -151,7 +150,7 @@ class TakeWait(Wait[Taken]):
             sequence=self._sequence,
             required=self._required,
             min_weight=self._min_weight,
-            lease_ms=TAKER_LEASE_MS,
+            lease_ms=round(1000 * durations.taker_lease),
             taker=self._taker,
             takes=self._takes,
             losses=self._history.losses,
