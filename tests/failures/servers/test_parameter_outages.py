@@ -9,7 +9,6 @@ import pytest
 from support.leaks import remaining
 
 import redisacc
-from redisacc._format.keys import ParameterKeys
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -125,7 +124,7 @@ def test_an_evicted_part_is_an_error(daemon, opened):
     writer = opened(server)
     writer.publish(np.zeros(700_000), 0)
     (blob,) = server.client().hget("redisacc:{w}:parameters", "full").decode().split(":")[:1]
-    server.client().delete(ParameterKeys("w").part(blob, 1))
+    server.client().delete(f"redisacc:{{w}}:parameters:object:{blob}:1")
     with pytest.raises(redisacc.CorruptDataError, match=r"object:.*:1 is missing: it was evicted"):
         opened(server).latest()
     # Whoever publishes the next version repairs it.
