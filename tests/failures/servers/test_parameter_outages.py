@@ -26,6 +26,12 @@ def opened():
         handle.close()
 
 
+def until_heard(server, until):
+    """Waits until somebody waits for parameters."""
+    client, channel = server.client(), "redisacc:{w}:parameters:events"
+    until(lambda: client.pubsub_numsub(channel)[0][1])
+
+
 @pytest.mark.thorough
 def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
     caplog.set_level(logging.WARNING, "redisacc")
@@ -34,7 +40,7 @@ def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background,
     writer.publish([np.zeros((100, 4)), np.zeros(3)], 0)
     assert reader.wait(timeout=20)[0] == 0
     waiting = background(reader.wait, 0)
-    until(lambda: reader._lifetime._alarms)
+    until_heard(server, until)
     server.kill()
     until(lambda: "lost the server while waiting for parameters" in caplog.text, 60)
     server.start()
@@ -82,7 +88,7 @@ def test_a_server_that_comes_back_empty(daemon, opened, background, until):
     writer.publish(np.zeros(3), 0)
     reader.latest()
     waiting = background(reader.wait, 0)
-    until(lambda: reader._lifetime._alarms)
+    until_heard(server, until)
     server.kill()
     server.start()
     for call in (waiting.result, reader.latest, lambda: writer.publish(np.ones(3), 1)):
