@@ -20,7 +20,6 @@ import numpy.typing as npt
 from redisacc._clock import durations
 from redisacc._format.quorum import Quorum
 from redisacc._handles.environment import place
-from redisacc._protocol.leases.crew import LEASE
 from redisacc._training.quorum import CrewQuorum
 
 Array = npt.NDArray[np.float64]
@@ -187,7 +186,7 @@ class Training:
                 self._look()
                 self._at(self._now + durations.look_every, "look")
             case "died":
-                worker.is_alive, worker.lease_ends = False, self._now + LEASE
+                worker.is_alive, worker.lease_ends = False, self._now + durations.lease
                 worker.life += 1
             case "returned":
                 worker.is_alive, worker.lease_ends = True, math.inf

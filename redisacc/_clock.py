@@ -57,6 +57,11 @@ class Durations:
         ending: an embedded server has this long between SIGTERM and SIGKILL. It starts again while its snapshot grows.
         closing: a chief that is closed waits for a checkpoint that is being written.
         idle: a reducer leaves an accumulator without messages if others call.
+        lease: a chief, or a worker, keeps its place without a sign of life.
+        taker_lease: the same for a taker in the queue, which is passed over then.
+        reducer_lease: the same for a reducer.
+        without_reducer, longest_without_reducer: a taker does without a reducer whose sum came too late. Each such
+            pause is twice as long as the one before.
     """
 
     opening: float = 3.0
@@ -89,6 +94,11 @@ class Durations:
     idle: float = 10.0
     ending: float = 10.0
     closing: float = 60.0
+    lease: float = 10.0
+    taker_lease: float = 3.0
+    reducer_lease: float = 3.0
+    without_reducer: float = 1.0
+    longest_without_reducer: float = 64.0
 
 
 class Clock:

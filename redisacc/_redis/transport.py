@@ -405,11 +405,11 @@ class Transport:
             talk: gets the function that sends a command and returns the reply.
             timeout: seconds to try to reach the server, for each command.
         """
-        return self._persist(partial(self._server.converse, key, talk, timeout), timeout)
+        return self._persist(partial(self._server.converse, key, talk, min(timeout, durations.call)), timeout)
 
     def converse_with_all(self, talk: Callable[[Send], Answer], *, timeout: float = TIMEOUT) -> list[Answer]:
         """Does the same with every master of a cluster, for commands without keys; or with the single server."""
-        return self._persist(partial(self._server.converse_with_all, talk, timeout), timeout)
+        return self._persist(partial(self._server.converse_with_all, talk, min(timeout, durations.call)), timeout)
 
     def has_sharded_channels(self) -> bool:
         """Returns whether channels belong to slots, and messages to the nodes that own these (SPUBLISH, SSUBSCRIBE).

@@ -26,7 +26,6 @@ from redisacc._protocol.leases.crew import Lease
 from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts.runner import OF_PARAMETERS, StaleSequenceError, refused
 from redisacc._training.checkpointer import Checkpointer
@@ -939,7 +938,7 @@ class Chief(Participant):
             # They arrived between the two commands, so they may be of an earlier step. Or a take of this process that
             # ended long ago is back with the older data, and is the first in the queue until its lease ends.
             self._set_step(self.step - 1)
-            step, timeout = self.step - 1, TAKER_LEASE_MS / 1000
+            step, timeout = self.step - 1, durations.taker_lease
 
     def _set_step(self, step: int) -> None:
         while True:

@@ -21,7 +21,6 @@ from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import is_first_start
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.leases import crew as leases
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of
@@ -49,7 +48,7 @@ def claims_after() -> float:
 
     A worker that waits looks once a second. For one that computes, the thread that extends its lease claims.
     """
-    return interval_of(leases.LEASE) + 1.0
+    return interval_of(durations.lease) + 1.0
 
 
 def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool = False) -> Claim | None:

@@ -14,9 +14,9 @@ PREAMBLE = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import redisacc
-from redisacc._protocol.rounds import take_wait
+from redisacc._clock import durations
 # A busy machine may pause a process for longer than a lease, and another taker would get its round.
-take_wait.TAKER_LEASE_MS = 60_000
+durations.taker_lease = 60.0
 url = sys.argv[1]
 
 def child(function):

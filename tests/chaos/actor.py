@@ -1,7 +1,7 @@
 """Forks a process for each line it reads: one actor of the chaos, which may be killed or stopped at any moment.
 
 python actor.py DIRECTORY, then lines of JSON: {"role", "server", "min_replicas", "name", "kind", "first", "seed",
-"part_size", "journal"}. Answers each with the actor's process id, which is also the id of a process group: the actor
+"are_large", "journal"}. Answers each with the actor's process id, which is also the id of a process group: the actor
 and everything that it forks.
 
 | role | what it does |
@@ -38,18 +38,15 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._clock import durations
-from redisacc._format import buffered as buffered_format
-from redisacc._protocol.sums import part_sums
-from redisacc._protocol.sums import reducer_reliance as reliance
-from redisacc._redis.sockets import lanes
 
 NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
 ROW = 4
+# Elements of a leaf that travels encoded: a block of int8; or so many blocks that gradients have several parts, are
+# announced, and are left to reducers.
+CODED, MANY_CODED = 256, 600 * 256
 # Enough for some buffered gradients; beyond that, they are compacted.
-BUFFER_LIMIT = 16_000
-# Elements of a leaf that travels encoded: a block of int8.
-CODED = 256
+BUFFER_LIMIT, LARGE_BUFFER_LIMIT = 16_000, 16_000_000
 ENCODINGS: list[Any] = ["float32", "bfloat16", "int8"]
 # The indices of an actor: from its first one. Each process that it forks has some of its own.
 STRIDE = 10_000_000
@@ -65,15 +62,20 @@ NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 # powers of two, so that all sums are exact, and show every gradient that is lost, or counted twice.
 STALENESS_WEIGHT = (1.0, 0.5, 0.25)
 
-# A sparse leaf like the sparse accumulator, and dense ones. Only gradients with an even index have one of them, and one
-# travels encoded.
-TREE = {
-    "rows": redisacc.Sparse("float64", (None, ROW)),
-    "dense": [("float64", (2,)), ("float32", ())],
-    "even": ("float64", ()),
-    "coded": ("float32", (CODED,)),
-}
 KINDS = ("sparse", "tree")
+
+
+def tree(*, are_large: bool) -> dict[str, Any]:
+    """Returns a sparse leaf like the sparse accumulator, and dense ones.
+
+    Only gradients with an even index have one of them, and one travels encoded.
+    """
+    return {
+        "rows": redisacc.Sparse("float64", (None, ROW)),
+        "dense": [("float64", (2,)), ("float32", ())],
+        "even": ("float64", ()),
+        "coded": ("float32", (MANY_CODED if are_large else CODED,)),
+    }
 
 
 def connected(server: dict[str, Any]) -> Any:
@@ -102,7 +104,10 @@ def opened(
     where: Any,
     worker: str,
     kind: str,
-    in_place_limit: int = 10**9,
+    *,
+    are_large: bool,
+    in_place: int | None = None,
+    inline: int | None = None,
     encoding: Any = None,
     min_replicas: int = 0,
     partitions: int | None = None,
@@ -113,23 +118,24 @@ def opened(
         "redis": where,
         "min_replicas": min_replicas,
         "worker": worker,
-        "limits": redisacc.Limits(in_place=in_place_limit, buffer=BUFFER_LIMIT),
+        "limits": redisacc.Limits(in_place, LARGE_BUFFER_LIMIT if are_large else BUFFER_LIMIT, inline),
         "partitions": partitions,
         # A worker learns the step from the reply to its last gradient, so it is often late.
         "staleness": redisacc.Staleness(2, weight=STALENESS_WEIGHT),
     }
     if kind == "tree":
-        return redisacc.TreeAccumulator(TREE, NAME, mean=redisacc.Mean(missing="skip"), encoding=encoding, **options)
+        shapes = tree(are_large=are_large)
+        return redisacc.TreeAccumulator(shapes, NAME, mean=redisacc.Mean(missing="skip"), encoding=encoding, **options)
     return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
-def gradient(kind: str, index: int) -> tuple[Any, ...]:
+def gradient(kind: str, index: int, *, are_large: bool) -> tuple[Any, ...]:
     """Returns the arguments that apply the gradient of an index, which differs from all others."""
     indices, values = [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
     if kind == "sparse":
         return indices, values
     even = None if index % 2 else float(index)
-    coded = np.full(CODED, coded_element(index), np.float32)
+    coded = np.full(MANY_CODED if are_large else CODED, coded_element(index), np.float32)
     return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even, "coded": coded},)
 
 
@@ -200,7 +206,7 @@ class Actor:
         journal: what it writes.
         stop: a file that exists when the run is over.
         seed: of its random choices.
-        part_size: of the parts in which every gradient is uploaded; None: each actor chooses.
+        are_large: whether gradients are.
     """
 
     def __init__(
@@ -213,7 +219,7 @@ class Actor:
         journal: Journal,
         stop: Path,
         seed: int,
-        part_size: int | None,
+        are_large: bool,
     ) -> None:
         self.name = name
         self._kind = kind
@@ -224,35 +230,31 @@ class Actor:
         self._journal = journal
         self._stop = stop
         self._random = random.Random(seed)
-        if part_size or self._random.random() < 0.5:
-            # Gradients are announced and uploaded in parts, as large ones are.
-            buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
-            buffered_format.PART_SIZES = (part_size or self._random.choice([32, 32, 1024]),)
-        self._in_parts = part_size is not None
+        self._are_large = are_large
+        # Gradients are announced and uploaded in parts, as large ones are.
+        self._inline = 0 if are_large else self._random.choice([None, 0])
         # An impatient actor counts gradients that no replica has, some of which then get lost.
         durations.replication = self._random.choice([0.1, 5.0])
         # Takers try again soon after a reducer was late, because here one always is.
-        reliance.SHORTEST = reliance.LONGEST = 0.1
-        succeed = reliance.ReducerReliance.succeed
-
-        def noting_succeed(self: reliance.ReducerReliance) -> None:
-            succeed(self)
-            journal.note("reduced")
-
-        reliance.ReducerReliance.succeed = noting_succeed  # type: ignore[method-assign]
-        if self._random.random() < 0.3:
-            # Rounds are fetched over several connections, as from a server on another machine.
-            lanes.is_remote = lambda _: True
+        durations.without_reducer = durations.longest_without_reducer = 0.1
 
     @property
     def over(self) -> bool:
         return self._stop.exists()
 
-    def open(self, in_place_limit: int = 10**9, encoding: Any = None) -> Any:
+    def open(self, in_place: int = 10**9, encoding: Any = None) -> Any:
         while True:
             try:
-                where = connected(self._server)
-                return opened(where, self.name, self._kind, in_place_limit, encoding, self._min_replicas)
+                return opened(
+                    connected(self._server),
+                    self.name,
+                    self._kind,
+                    are_large=self._are_large,
+                    in_place=in_place,
+                    inline=self._inline,
+                    encoding=encoding,
+                    min_replicas=self._min_replicas,
+                )
             except (redisacc.ServerUnavailableError, redis.RedisError):
                 continue
 
@@ -274,7 +276,7 @@ class Actor:
 
     def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
-        limit = 0 if self._in_parts else self._random.choice([0, 10**9])
+        limit = 0 if self._are_large else self._random.choice([0, 10**9])
         return self.open(limit, encoding=self._random.choice(ENCODINGS))
 
     def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
@@ -285,7 +287,7 @@ class Actor:
                     return
                 self._journal.note(f"begin {index} {index + BLOCK - 1}")
             try:
-                arguments, weight = gradient(self._kind, index), weight_of(index)
+                arguments, weight = gradient(self._kind, index, are_large=self._are_large), weight_of(index)
                 result = finished(partial(acc.apply_grad, *arguments, local_step=step, weight=weight))
             except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError):
                 self._journal.note(f"dropped {index}")
@@ -351,7 +353,7 @@ class Actor:
         while not self.over:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
-            required: int | None = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
+            required: int | None = self._random.choice([4] * 9 + [30] if self._are_large else [1, 30, 300])
             options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
             if self._random.random() < 0.2:
                 options["min_weight"] = self._random.choice([0.5, 4.0, 100.0])
@@ -471,7 +473,7 @@ def main() -> None:
                     journal=journal,
                     stop=directory / "stop",
                     seed=task["seed"],
-                    part_size=task["part_size"],
+                    are_large=task["are_large"],
                 )
                 actor.play(task["role"], task["first"])
                 journal.note("end")

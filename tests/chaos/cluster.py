@@ -28,12 +28,12 @@ from support.resharding import (
     hold_back_no_more,
     migrate_at_once,
     replication,
+    slot_of,
     wait_for_promotion,
 )
 from support.servers import ClusterClient, executable
 
 from redisacc import embedded
-from redisacc._redis.cluster.slot_map import key_slot
 from redisacc.embedded.cluster_node import ClusterNode
 
 # Nodes count as failed after this many milliseconds. Shorter pauses of a busy machine must not look like a failure,
@@ -237,10 +237,10 @@ class ClusterVictim:
             pause: how long to wait after each of the first keys, in seconds.
             at_key: after how many keys to kill the source or the target, and to start it again; -1: neither.
         """
-        move = Move(key_slot(self._key), source, target, others)
+        move = Move(slot_of(self._key), source, target, others)
         move.begin()
         number = 0
-        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", key_slot(self._key), 1 if number < SLOW_KEYS else 50):
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot_of(self._key), 1 if number < SLOW_KEYS else 50):
             if number == at_key:
                 victim = source if number % 2 else target
                 victim.kill()
@@ -260,7 +260,7 @@ class ClusterVictim:
 
     def _move_at_once(self, chance: random.Random) -> str:
         source, target, _ = self._target(chance)
-        migrate_at_once(key_slot(self._key), source, target, lambda arrived: _wait(arrived, "the slot does not arrive"))
+        migrate_at_once(slot_of(self._key), source, target, lambda arrived: _wait(arrived, "the slot does not arrive"))
         self._settle()
         return "moves of the slot, with all keys at once"
 

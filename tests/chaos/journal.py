@@ -14,7 +14,6 @@ A line is written in one system call, so that a kill loses none that a process h
 | `lost STEP COUNT` | the round of this step, which follows, lacks so many gradients, because parts of them are lost |
 | `round STEP COUNT INDEX…` | a round was delivered; the step is `?` if `take_grad` delivered it |
 | `kept` | the call that was announced by `taking` has ended, and the journal has its round if there was one |
-| `reduced` | a take has used the whole sum of a reducer |
 | `configured` | the quorum was changed |
 | `robbed` | another taker has recovered the round that this one had |
 | `wrong TEXT` | the process has seen something that must not happen |
@@ -79,7 +78,6 @@ class Tale:
     unnumbered: list[DeliveredRound] = field(default_factory=list)
     handed_out_again: int = 0
     robbed: int = 0
-    reduced: int = 0
     configured: int = 0
     unconfirmed: int = 0
     losses: int = 0
@@ -100,8 +98,6 @@ class Tale:
                     self.applied[int(words[0])] = int(words[1])
                 case "dropped":
                     self.dropped.add(int(words[0]))
-                case "reduced":
-                    self.reduced += 1
                 case "configured":
                     self.configured += 1
                 case "unconfirmed":

@@ -38,14 +38,14 @@ from chaos.actor import KINDS, NAME, STRIDE, indices_of, opened
 from chaos.cluster import ClusterVictim
 from chaos.journal import Tale
 from chaos.server import Deed, Server, Victim
+from support.command import collect_garbage
 from support.leaks import leftovers
 from support.proxy import Weather
 
 import redisacc
-from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._format.keys import Keys
 
 ACTOR = Path(__file__).with_name("actor.py")
+RECORD = f"redisacc:{{{NAME}}}"
 WEATHER = Weather(cut=0.004, late=0.003, delay=0.02, bytewise=0.004)
 # A pause that outlasts every lease in the queue of takers, in seconds.
 LONG_PAUSE = 4.0
@@ -106,9 +106,8 @@ class Chaos:
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
         self._seed = seed
-        # In half of the runs, all gradients are cut in the same way, so that reducers can add most of them. Those in
-        # partitions are always in parts, because the sum of such gradients is never small.
-        self._part_size = [None, 256][seed // len(KINDS) % 2] if partitions is None else 32
+        # In half of the runs, gradients are large, so that reducers add most of them.
+        self._are_large = partitions is not None or seed // len(KINDS) % 2 == 1
         self._weather = weather
         self._replicas = replicas
         self._partitions = partitions
@@ -144,10 +143,12 @@ class Chaos:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._stack.callback(self._kill_all)
-            self._accumulator = opened(self._victim.url, "observer", self._kind, partitions=self._partitions)
+            self._accumulator = opened(
+                self._victim.url, "observer", self._kind, are_large=self._are_large, partitions=self._partitions
+            )
             self._stack.callback(self._accumulator.close)
             if isinstance(self._victim, ClusterVictim):
-                self._victim.keys += self._accumulator._keys.homes
+                self._victim.keys += [f"redisacc:{{{NAME}/{number}}}" for number in self._accumulator.info().partitions]
             for name in self._roles:
                 self._start(name)
             self._victim.weather(self._weather)
@@ -191,7 +192,7 @@ class Chaos:
     def _made_victim(self) -> Victim:
         if self._replicas is None:
             return Server(self._directory, self._seed)
-        return ClusterVictim(self._directory, Keys(NAME).record, replicas=self._replicas, seed=self._seed)
+        return ClusterVictim(self._directory, RECORD, replicas=self._replicas, seed=self._seed)
 
     def _start(self, name: str) -> None:
         self.done["processes"] += 1
@@ -206,7 +207,7 @@ class Chaos:
             "kind": self._kind,
             "first": number * STRIDE,
             "seed": self._seed + number,
-            "part_size": self._part_size,
+            "are_large": self._are_large,
             "journal": self._journals[name].name,
         }
         assert self._fork_server.stdin is not None
@@ -256,7 +257,7 @@ class Chaos:
 
     def _counted(self) -> int:
         with self._victim.client() as client:
-            return int(client.hget(Keys(NAME).record, "applied") or 0)
+            return int(client.hget(RECORD, "applied") or 0)
 
     def _do(self, deed: Deed) -> None:
         self._note(f"{_name_of(deed)} begins")
@@ -314,10 +315,7 @@ class Chaos:
         self._running.clear()
 
     def _collect_garbage(self) -> None:
-        transport = self._accumulator._transport
-        self.done["garbage in partitions"] = sum(
-            remove_garbage(transport, one) for one in find_garbage(transport, NAME)
-        )
+        self.done["garbage in partitions"] = sum(len(one["keys"]) for one in collect_garbage(self._victim.url, NAME))
 
     def _take_what_is_left(self, tale: Tale) -> None:
         accumulator, skip_lost = self._accumulator, False
@@ -378,7 +376,8 @@ class Chaos:
         self.done[f"gradients of kind {self._kind}"] = info.applied
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
-        self.done["rounds whose sum came from a reducer"] = tale.reduced
+        if info.reducer is not None:
+            self.done["sums of the last reducer, in time"] = info.reducer.stored
         self.done["changes of the quorum"] = tale.configured
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done["gradients that replicas did not confirm"] = tale.unconfirmed

@@ -12,29 +12,20 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from support.local_updates import LocalTraining, squares_by_part
+from support.local_updates import LocalTraining
 
 import redisacc
 from redisacc import optim
 from redisacc._clock import durations
-from redisacc._format import buffered as buffered_format
-from redisacc._format import parameter_record
-from redisacc._format.keys import ParameterKeys
-from redisacc._handles.environment import RUN_ID
-from redisacc._protocol.applying import upload
-from redisacc._protocol.leases import crew
-from redisacc._protocol.parameters.publisher import schema_of
-from redisacc._protocol.sums import part_sums, reduction
-from redisacc._protocol.sums import reducer_reliance as reliance
-from redisacc._protocol.updates import model
 from redisacc.optim import Optimizer
 from redisacc.types import GradientOptions
 
 NAME = "training"
+# Elements of the weights: gradients have several parts, are announced, and are left to reducers.
+SIZE = 150_000
 ROWS = 16
 # A lease that a test can wait for, in seconds.
 LEASE = 1.5
@@ -45,8 +36,8 @@ FINISHED, FAILED, REPLACED = 0, 1, 3
 
 def beginning() -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the parameters and the state before the first step."""
-    parameters = {"w": np.arange(8, dtype=np.float32) / 8, "table": np.zeros((ROWS, 2), np.float32)}
-    return parameters, {"momentum": np.full(8, 0.3, np.float32)}
+    parameters = {"w": np.arange(SIZE, dtype=np.float32) / SIZE, "table": np.zeros((ROWS, 2), np.float32)}
+    return parameters, {"momentum": np.full(SIZE, 0.3, np.float32)}
 
 
 def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
@@ -84,7 +75,7 @@ def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any
     for step in range(steps):
         table = np.zeros((ROWS, 2), np.float32)
         touched: set[int] = set()
-        total_w, whole = np.zeros(8, np.float32), 0.0
+        total_w, whole = np.zeros(SIZE, np.float32), 0.0
         for number in range(workers):
             gradient = gradient_of(number, step, parameters)
             weight = np.float32(weight_of(number))
@@ -99,16 +90,17 @@ def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any
     return parameters, state
 
 
-# The optimisers of trainings with updates. Their state covers every kind of slot.
+# The optimisers of trainings with updates. Their state covers every kind of slot. One asks for the norm, but never
+# clips, as the last bits of the norm depend on the parts.
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": optim.AdamW(lambda step: 0.1 / (1 + step % 7), ema=0.9, clip_norm=3.0),
+    "adamw": optim.AdamW(lambda step: 0.1 / (1 + step % 7), ema=0.9, clip_norm=1e12),
     "sgd": optim.SGD(0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
     "rmsprop": optim.RMSprop(0.01, centered=True, momentum=0.5),
     "lion": optim.Lion(0.01),
 }
 # Two dtypes, in several parts, and a table, whose gradients are rows.
 FLAT = {
-    "a": np.linspace(-1, 1, 40, dtype=np.float32),
+    "a": np.linspace(-1, 1, SIZE, dtype=np.float32),
     "b": np.linspace(-2, 1, 9),
     "c": np.ones((3, 5), np.float32),
     "table": np.linspace(-1, 2, 300, dtype=np.float32).reshape(100, 3),
@@ -142,15 +134,10 @@ def lead_updates(url: str, workers: int, until: int, partitions: int | None, opt
             time.sleep(random.choice([0, 0, 0.003]))
 
 
-def undisturbed_updates(workers: int, steps: int, optimizer: str, partitions: Sequence[int]) -> LocalTraining:
+def undisturbed_updates(workers: int, steps: int, optimizer: str) -> LocalTraining:
     """Returns the training with an optimiser after so many steps, without Redis."""
-    schema, _ = schema_of(FLAT, "parameters")
-    tables = tuple([schema.structure.numbers[path] for path in TABLES])
-    keys = ParameterKeys(NAME, tuple(partitions))
-    cut = model.UpdateModel.new(schema, OPTIMIZERS[optimizer], keys, "float32", tables)
     weights = list(map(weight_of, range(workers)))
-    local = LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of)
-    return local.train(steps, squares_by_part(cut))
+    return LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of).train(steps)
 
 
 def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
@@ -189,13 +176,6 @@ def worker(url: str, number: int, optimizer: str, streams: bool) -> None:
                 under_way.commit(weight=weight_of(number))
 
 
-def cut_what_is_small() -> None:
-    """Lets gradients of a few bytes travel as large ones do."""
-    buffered_format.INLINE_BYTES = model.INLINE_BYTES = 0
-    buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
-    buffered_format.PART_SIZES = (32,)
-
-
 def work(
     role: str,
     url: str,
@@ -203,24 +183,16 @@ def work(
     workers: int,
     until: int,
     run_id: str,
-    in_parts: bool = False,
     partitions: int | None = None,
     optimizer: str = "",
     streams: bool = False,
 ) -> int:
     """Does the work of a process, and returns how it ended."""
-    crew.LEASE = LEASE
-    reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
-    reliance.SHORTEST = reliance.LONGEST = 0.1
+    durations.lease, durations.reducer_lease, durations.continued_within = LEASE, 0.6, 1.0
+    durations.without_reducer = durations.longest_without_reducer = 0.1
     if streams:
         without_tables()
-        upload.RENEWAL = 0.05
-    if in_parts:
-        cut_what_is_small()
-    if partitions:
-        buffered_format.INLINE_BYTES = model.INLINE_BYTES = parameter_record.SINGLE_PART_BYTES = 0
-    durations.continued_within = 1.0
-    os.environ[RUN_ID] = run_id
+    os.environ["REDISACC_RUN_ID"] = run_id
     try:
         if role == "reducer":
             redisacc.Reducer(NAME, redis=url).run()

@@ -27,7 +27,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import redis
 from chaos.cluster import ClusterVictim
@@ -50,9 +49,6 @@ from support.leaks import leftovers
 from support.local_updates import differences
 
 import redisacc
-from redisacc._format import buffered, parameter_record
-from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._protocol.updates import model
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 # If nothing has happened for this long, the training hangs, in seconds.
@@ -110,12 +106,11 @@ class Training:
         self._crew: dict[tuple[str, int], Process] = {}
         # Processes that were paused, and replaced meanwhile.
         self._replaced: list[Process] = []
-        # With reducers, gradients are uploaded in parts, as large ones are.
         self._reducers: list[Process] = []
         self._streams = streams
         if streams:
             without_tables()
-        self._in_parts = streams or (seed % 2 == 1 and (updates or not cluster))
+        self._has_reducers = streams or (seed % 2 == 1 and (updates or not cluster))
         names = sorted(OPTIMIZERS)
         self._optimizer = names[seed // 2 % len(names)] if updates else ""
         self._stack = contextlib.ExitStack()
@@ -139,7 +134,7 @@ class Training:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._stack.callback(self._end_all)
-            if self._in_parts:
+            if self._has_reducers:
                 self._reducers = [self._begin("reducer", number, "") for number in range(2)]
             self._next_leg()
         except BaseException:
@@ -153,7 +148,7 @@ class Training:
     def _victim(self, directory: Path) -> Server | ClusterVictim:
         if not self._on_cluster:
             return Server(directory)
-        victim = ClusterVictim(directory, Keys(NAME).record, replicas=0, seed=self._seed)
+        victim = ClusterVictim(directory, f"redisacc:{{{NAME}}}", replicas=0, seed=self._seed)
         victim.keys += [f"redisacc:{{{NAME}/{number}}}" for number in range(3)]
         return victim
 
@@ -178,7 +173,6 @@ class Training:
                 "workers": self._workers,
                 "until": self._until,
                 "run_id": run_id,
-                "in_parts": self._in_parts,
                 "partitions": 3 if self._on_cluster else None,
                 "optimizer": self._optimizer,
                 "streams": self._streams,
@@ -267,7 +261,7 @@ class Training:
 
     @staticmethod
     def _step(client: redis.Redis) -> int:
-        return int(client.hget(ParameterKeys(NAME).record, "step") or 0)
+        return int(client.hget(f"redisacc:{{{NAME}}}:parameters", "step") or 0)
 
     def _kill(self, place: tuple[str, int]) -> None:
         process = self._crew[place]
@@ -314,12 +308,6 @@ class Training:
     def end(self) -> None:
         """Waits for the training to finish, and compares its result."""
         self._server.calm_down()
-        if self._on_cluster:
-            # Its processes cut small blobs, too.
-            self._stack.enter_context(mock.patch.object(parameter_record, "SINGLE_PART_BYTES", 0))
-            self._stack.enter_context(mock.patch.object(model, "INLINE_BYTES", 0))
-        if self._in_parts:
-            self._stack.enter_context(mock.patch.object(buffered, "PART_SIZES", (32,)))
         deadline = time.monotonic() + HANGS
         while not self._look_after() and not self.problems:
             if time.monotonic() > deadline:
@@ -341,7 +329,7 @@ class Training:
                 like, NAME, sparse=sparse, redis=client, once_per_worker=True
             ) as gradients:
                 if self._optimizer:
-                    self._compare_updates(step, latest[1], state[1], gradients.info().partitions)
+                    self._compare_updates(step, latest[1], state[1])
                 else:
                     self._compare(step, latest[1], state[1])
                 info = gradients.info()
@@ -360,8 +348,8 @@ class Training:
             if found[name].dtype != array.dtype or found[name].tobytes() != array.tobytes():
                 self.problems.append(f"{name} differs:\n{found[name]}\n{array}")
 
-    def _compare_updates(self, step: int, parameters: Any, state: Any, partitions: Any) -> None:
-        local = undisturbed_updates(self._workers, step, self._optimizer, partitions or ())
+    def _compare_updates(self, step: int, parameters: Any, state: Any) -> None:
+        local = undisturbed_updates(self._workers, step, self._optimizer)
         state.pop("updates")
         self.problems += [f"{name} differs" for name in differences(local, parameters, state)]
 

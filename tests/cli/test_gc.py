@@ -8,12 +8,12 @@ import threading
 import msgpack
 import numpy as np
 import pytest
+from redisacc._protocol.scripts.accumulators import Scripts
 from support.servers import contents
 
 import redisacc
 from redisacc._admin import garbage
 from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.servers("valkey", "cluster")

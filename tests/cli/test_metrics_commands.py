@@ -11,11 +11,11 @@ import socket
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from redisacc._protocol.scripts.accumulators import Scripts
 
 import redisacc
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.parameters.info import read_parameters_info
-from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._redis.connect import connect
 from redisacc.cli.export import Metrics
 

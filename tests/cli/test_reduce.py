@@ -63,9 +63,7 @@ def train(monkeypatch, background, until, durations):
     monkeypatch.setattr(PartFetch, "finish", noting)
     # A reducer that has just begun, or on a busy machine, may store only some parts of a sum. The take then adds up
     # the rest itself, and the next one relies on the reducer again.
-    durations(sum_patience=2.0)
-    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.SHORTEST", 0.01)
-    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.LONGEST", 0.01)
+    durations(sum_patience=2.0, without_reducer=0.01, longest_without_reducer=0.01)
 
     def one_round(acc):
         step = acc.global_step()

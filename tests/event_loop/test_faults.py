@@ -9,13 +9,13 @@ import random
 import numpy as np
 import pytest
 from support.proxy import Fault, Weather
-from support.timeouts import short_timeouts
 
 import redisacc
 import redisacc.asyncio
-from redisacc.asyncio._waits import CONNECTIONS, OPENINGS
 
 pytestmark = pytest.mark.servers("valkey")
+# The most connections of the handles of one loop to a server, and how many of them are opened at the same time.
+CONNECTIONS, OPENINGS = 16, 4
 # In place, and in parts.
 LIMITS = [10**9, 0]
 
@@ -44,14 +44,11 @@ async def test_connections_that_break_under_many_tasks(proxy, real_server, limit
         await direct.delete()
 
 
-async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
+async def test_an_unknown_outcome_is_awaited_again(proxy, real_server, durations):
     async with accumulator(proxy.url) as acc, accumulator(real_server.url) as direct:
         await acc.apply_grad(np.ones(3))
         proxy.arm(Fault("reply", 0, 0, "stall"))
-        with (
-            short_timeouts(acc.blocking._transport),
-            pytest.raises(redisacc.OutcomeUnknownError, match="settle") as failure,
-        ):
+        with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError, match="settle") as failure:
             await acc.apply_grad(np.ones(3))
         proxy.resume()
         assert isinstance(failure.value, redisacc.asyncio.OutcomeUnknownError)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import redis
+from support.proxy import Proxy
+from support.selection import ONE_NODE
 
 import redisacc
-from redisacc._format import buffered as buffered_format
-from redisacc._format.keys import Keys
-from redisacc._protocol.rounds import acknowledgement
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.sessions import Session
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Queued
-from redisacc._redis import hash_scan
-from redisacc._redis.connect import connect
 
-KEYS = Keys("bounded")
+RECORD = "redisacc:{bounded}"
+QUEUE, TAKERS = f"{RECORD}:queue", f"{RECORD}:takers"
 
 
-def handle(client: redis.Redis, **options: object) -> redisacc.ConditionalAccumulator:
+def handle(client: redis.Redis | str, **options: object) -> redisacc.ConditionalAccumulator:
     return redisacc.ConditionalAccumulator("float32", [2], "bounded", redis=client, **options)
 
 
@@ -38,17 +34,16 @@ def commands(client: redis.Redis, operate: Callable[[], object]) -> dict[str, in
 def queue(client: redis.Redis, number: int, lease_end_ms: int, score: float = 0) -> list[str]:
     """Puts takers into the queue, and returns their tokens."""
     tokens = [f"taker-{lease_end_ms}-{k:05}" for k in range(number)]
-    client.zadd(KEYS.queue, {token: score + k for k, token in enumerate(tokens)})
-    client.hset(KEYS.record, "tickets", int(score) + number)
-    client.hset(KEYS.takers, mapping=dict.fromkeys(tokens, f"5 {lease_end_ms} somebody"))
+    client.zadd(QUEUE, {token: score + k for k, token in enumerate(tokens)})
+    client.hset(RECORD, "tickets", int(score) + number)
+    client.hset(TAKERS, mapping=dict.fromkeys(tokens, f"5 {lease_end_ms} somebody"))
     return tokens
 
 
-def take(client: redis.Redis, acc: redisacc.ConditionalAccumulator) -> Callable[[], object]:
-    session = Session(int(time.time() * 1000))
-    return Scripts(connect(client), KEYS, incarnation=acc.info().incarnation).take(
-        token=f"{session.id}-1", session=session, sequence=1, required=TakeRequirement(9, 9), lease_ms=60_000, taker="w"
-    )
+def ask_once(acc: redisacc.ConditionalAccumulator) -> None:
+    """Asks for a round that is not there, and leaves the queue."""
+    with contextlib.suppress(redisacc.TakeTimeoutError):
+        acc.take_grad(9, timeout=0)
 
 
 @pytest.mark.every_server
@@ -56,16 +51,12 @@ def take(client: redis.Redis, acc: redisacc.ConditionalAccumulator) -> Callable[
 def test_dead_takers_are_removed_together(real_client: redis.Redis) -> None:
     with handle(real_client) as acc:
         queue(real_client, 250, 1)
-        attempt = take(real_client, acc)
-        attempt()
-        assert real_client.zcard(KEYS.queue) == real_client.hlen(KEYS.takers) == 151
-        ran = commands(real_client, attempt)
-        assert sum(ran.values()) < 40, ran
-        assert real_client.zcard(KEYS.queue) == real_client.hlen(KEYS.takers) == 51
-        reply = attempt()
-        assert isinstance(reply, tuple)
-        assert isinstance(reply[0], Queued)
-        assert (reply[0].ahead, real_client.zcard(KEYS.queue)) == (0, 1)
+        for left in (150, 50):
+            ran = commands(real_client, lambda: ask_once(acc))
+            assert sum(ran.values()) < 60, ran
+            assert real_client.zcard(QUEUE) == real_client.hlen(TAKERS) == left
+        ask_once(acc)
+        assert (real_client.zcard(QUEUE), real_client.hlen(TAKERS)) == (0, 0)
         acc.delete()
 
 
@@ -74,38 +65,25 @@ def test_dead_takers_are_removed_together(real_client: redis.Redis) -> None:
 def test_live_takers_stay_in_the_queue(client: redis.Redis, dead: int, live: int) -> None:
     acc = handle(client)
     queue(client, dead, 1)
-    lease_end = int(time.time() * 1000) + 60_000
-    tokens = queue(client, live, lease_end, score=dead)
+    tokens = queue(client, live, int(time.time() * 1000) + 60_000, score=dead)
     # A taker without an entry counts as dead.
-    client.hdel(KEYS.takers, "taker-1-00001")
-    attempt = take(client, acc)
-    attempt()
-    attempt()
-    left = client.zrange(KEYS.queue, 0, -1)
-    assert [token.decode() for token in left[:-1]] == tokens
-    assert client.hlen(KEYS.takers) == live + 1
+    client.hdel(TAKERS, "taker-1-00001")
+    for _ in range(2):
+        ask_once(acc)
+    assert [token.decode() for token in client.zrange(QUEUE, 0, -1)] == tokens
+    assert client.hlen(TAKERS) == live
     acc.delete()
 
 
 @pytest.mark.every_server
 @pytest.mark.forges
-def test_info_reads_a_long_queue_in_pieces(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    acc = handle(client)
-    tokens = queue(client, 2 * hash_scan.SCAN_FIELDS + 7, int(time.time() * 1000) + 60_000)
-    asked = []
-    transport = acc._transport
-    for way in ("pipeline", "call"):
-        send = getattr(transport, way)
-
-        def noting(*args: object, send: Callable[..., object] = send, **options: object) -> object:
-            asked.append(args)
-            return send(*args, **options)
-
-        monkeypatch.setattr(transport, way, noting)
-    waiting = acc.info().waiting
-    assert [taker.token for taker in waiting] == tokens
-    # The first piece travels with other commands.
-    assert sum(args[0] == "ZRANGE" for args in asked) == 2
+def test_info_reads_a_long_queue_in_pieces(real_client: redis.Redis, proxy: Proxy) -> None:
+    acc = handle(proxy.where)
+    tokens = queue(real_client, 507, int(time.time() * 1000) + 60_000)
+    proxy.listen_anew()
+    assert [taker.token for taker in acc.info().waiting] == tokens
+    # The first 250 with other commands, and then all of them in three pieces.
+    assert proxy.sent.count("ZRANGE") == 4
     acc.delete()
 
 
@@ -121,33 +99,24 @@ def test_compacting_looks_up_the_gradients_together(real_client: redis.Redis) ->
         acc.delete()
 
 
-@pytest.mark.usefixtures("force_parts")
-def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    removed = []
-    for name, parts in (("buffer", "replaced_parts"), ("acknowledge", "parts")):
-        run = getattr(Scripts, name)
-
-        def noting(*args: object, run: Callable[..., object] = run, given: str = parts, **options: object) -> object:
-            removed.append(len(options[given]))
-            return run(*args, **options)
-
-        monkeypatch.setattr(Scripts, name, noting)
-    monkeypatch.setattr(buffered_format, "PART_SIZES", (8,))
-    limit = acknowledgement.PARTS_PER_CALL
-    with redisacc.SparseConditionalAccumulator(
-        "float32", None, "bounded", redis=client, limits=redisacc.Limits(in_place=0, buffer=1_400)
-    ) as acc:
-        # Gradients of 12 bytes in two parts each: 116 of them are more than one script may replace.
-        for _ in range(117):
-            acc.apply_grad([1], [1])
-        assert max(removed) == limit
-        assert acc.info().buffered == 117 - limit // 2
-        for _ in range(60):
-            acc.apply_grad([1], [1])
-        removed.clear()
-        acc.take_grad(177)
-        assert len(removed) > 1
-        assert max(removed) <= limit
+@pytest.mark.servers(*ONE_NODE)
+def test_few_parts_are_removed_by_one_script(proxy: Proxy) -> None:
+    gradient = np.ones(120_000, np.float32)
+    limits = redisacc.Limits(in_place=0, buffer=60 * gradient.nbytes)
+    with redisacc.ConditionalAccumulator("float32", gradient.shape, "bounded", redis=proxy.where, limits=limits) as acc:
+        acc.apply_grad(gradient)
+        # From then on, the server knows the scripts.
+        acc.take_grad(1)
+        for _ in range(61):
+            acc.apply_grad(gradient, local_step=1)
+        # A script replaces 100 parts at most. Each gradient has two.
+        assert acc.info().buffered == 61 - 50
+        for _ in range(45):
+            acc.apply_grad(gradient, local_step=1)
+        proxy.listen_anew()
+        acc.take_grad(106)
+        # And it removes as many.
+        assert proxy.sent.count("acknowledge") == 2
         acc.delete()
 
 

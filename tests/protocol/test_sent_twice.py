@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.base import StaleSequenceError
+from redisacc._protocol.scripts.opening import Opened, Schema
+from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
+from redisacc._protocol.scripts.taking import Granted, Queued
 from support.selection import REAL
 
 import redisacc
@@ -19,13 +24,8 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT
 from redisacc._protocol.applying import compaction
 from redisacc._protocol.parts.staging import stage_commands
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.base import StaleSequenceError
-from redisacc._protocol.scripts.opening import Opened, Schema
-from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session, SessionPool
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.taking import Granted, Queued
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 

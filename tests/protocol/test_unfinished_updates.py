@@ -8,65 +8,63 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.command import collect_garbage
+from support.proxy import Proxy
+from support.selection import ONE_NODE
+from support.servers import ServerUnderTest
 
 import redisacc
-from redisacc._admin import garbage
-from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.parts.sweep import sweep
-from redisacc._protocol.scripts.updates import UpdateScripts
-from redisacc._protocol.updates.committer import Committer
-from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.every_server
 
+RECORD = "redisacc:{half}:parameters"
 WEIGHTS = {"w": np.arange(20_000, dtype=np.float32), "b": np.ones(3, np.float64)}
 
-
-class Died(Exception):
-    """Raised in place of a kill."""
-
-
-def die(*_: Any, **__: Any) -> Any:
-    raise Died
-
-
-def die_after(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Does the work of a method, and raises before its caller sees the result."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        method(*args, **options)
-        raise Died
-
-    return call
-
-
-# Where the chief dies → what is replaced.
-PLACES: dict[str, tuple[type, str, Callable[..., Any]]] = {
-    "before the order": (Committer, "_register", die),
-    "after the order": (Committer, "_register", die_after(Committer._register)),
-    "after the parts": (Committer, "_make", die_after(Committer._make)),
-    "before the commit": (UpdateScripts, "commit_update", die),
-    "after the commit": (UpdateScripts, "commit_update", die_after(UpdateScripts.commit_update)),
-    "before cleaning up": (Committer, "_clean_up", die),
+# Where the chief dies.
+PLACES: dict[str, Callable[[Proxy, Callable[[], object]], object]] = {
+    "before the order": lambda proxy, die: proxy.before("register_update", die),
+    "after the order": lambda proxy, die: proxy.after("register_update", die),
+    "before the parts": lambda proxy, die: proxy.before("SET", die),
+    "before the commit": lambda proxy, die: proxy.before("commit_update", die),
+    "after the commit": lambda proxy, die: proxy.after("commit_update", die),
 }
+# Without partitions, an order is not registered.
+CASES = [(2, place) for place in PLACES] + [(None, place) for place in [*PLACES][2:]]
 
 
 @pytest.fixture
 def begin(real_client: redis.Redis) -> Callable[..., redisacc.Chief]:
     """Begins, or continues, a training with an optimiser."""
 
-    def make(partitions: int | None, **options: Any) -> redisacc.Chief:
-        optimizer = redisacc.optim.AdamW(0.1, **options)
+    def make(partitions: int | None, where: Any = real_client, **options: Any) -> redisacc.Chief:
         return redisacc.Chief(
             *("half", WEIGHTS),
-            optimizer=optimizer,
+            optimizer=redisacc.optim.AdamW(0.1, **options),
             workers=1,
+            patience=0.3,
             accumulator={"partitions": partitions},
-            redis=real_client,
+            redis=where,
         )
 
     return make
+
+
+@pytest.fixture
+def killed(begin: Callable[..., redisacc.Chief], proxy: Proxy) -> Callable[..., None]:
+    """Lets a chief die in an update: from then on, nothing of it reaches the server."""
+
+    def die() -> None:
+        proxy.refuses = True
+        proxy.cut_all()
+
+    def run(partitions: int | None, place: str, until: int, **options: Any) -> None:
+        with begin(partitions, proxy.where, **options) as chief:
+            PLACES[place](proxy, die)
+            with pytest.raises(redisacc.ServerUnavailableError):
+                update(chief, until)
+            proxy.refuses = False
+
+    return run
 
 
 @pytest.fixture
@@ -88,13 +86,12 @@ def update(chief: redisacc.Chief, until: int) -> dict[str, bytes]:
 
 
 @pytest.mark.slow(keep="valkey-2-")
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("partitions", [None, 2])
+@pytest.mark.parametrize(("partitions", "place"), CASES)
 def test_a_successor_makes_the_same_update(
     begin: Callable[..., redisacc.Chief],
+    killed: Callable[..., None],
     work: Callable[[], Any],
     real_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
     partitions: int | None,
     place: str,
 ) -> None:
@@ -103,93 +100,82 @@ def test_a_successor_makes_the_same_update(
         expected = update(chief, 3)
         worker.result(30)
         chief.delete()
-    with begin(partitions) as chief:
-        worker = work()
-        where, name, fault = PLACES[place]
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, fault)
-            with pytest.raises(Died):
-                update(chief, 3)
+    worker = work()
+    killed(partitions, place, until=3)
     with begin(partitions) as chief:
         assert update(chief, 3) == expected
         worker.result(30)
-        assert (chief.step, real_client.hget("redisacc:{half}:parameters", "updates")) == (3, b"3")
+        assert (chief.step, real_client.hget(RECORD, "updates")) == (3, b"3")
         assert [past.step for past in chief.history()] == [0, 1, 2]
         only_what_is_listed(real_client)
         chief.delete()
     assert left(real_client) == []
 
 
+@pytest.fixture
+def at_step_1(begin: Callable[..., redisacc.Chief], work: Callable[[], Any]) -> Any:
+    """A training in two partitions without a chief, whose first step is done, and its worker."""
+    with begin(2) as chief:
+        worker = work()
+        for _ in chief.updates():
+            break
+    return worker
+
+
 @pytest.mark.slow(keep="valkey")
-@pytest.mark.parametrize("place", ["after the order", "after the parts", "before the commit"])
+@pytest.mark.parametrize("place", ["after the order", "before the commit"])
 def test_what_nobody_continues_goes_when_its_lease_ends(
     begin: Callable[..., redisacc.Chief],
-    work: Callable[[], Any],
+    killed: Callable[..., None],
+    at_step_1: Any,
+    real_server: ServerUnderTest,
     real_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
     place: str,
 ) -> None:
-    chief, worker = begin(2), work()
-    update(chief, 1)
-    worker.result(30)
-    worker = work()
-    where, name, fault = PLACES[place]
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, fault)
-        with pytest.raises(Died):
-            update(chief, 2)
+    killed(2, place, until=2)
     before = contents_of(real_client)
     # Until then, a successor may use all of it.
-    assert find_garbage(connect(real_client)) == []
+    assert collect_garbage(real_server.url) == []
     end_leases(real_client)
-    (leftover,) = find_garbage(connect(real_client))
-    assert (leftover.why, remove_garbage(connect(real_client), leftover)) == ("blobs", 1)
+    assert [one["why"] for one in collect_garbage(real_server.url)] == ["blobs"]
     only_what_is_listed(real_client)
     assert contents_of(real_client) == before
     # Its successor gets another number, and makes the update again.
-    assert chief.step == 1
-    chief.close()
     with begin(2) as chief:
+        assert chief.step == 1
         update(chief, 2)
-        worker.result(30)
+        at_step_1.result(30)
         chief.delete()
     assert left(real_client) == []
 
 
+# In a cluster, gc would need the proxy of each node.
+@pytest.mark.servers(*ONE_NODE)
 def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
     begin: Callable[..., redisacc.Chief],
-    work: Callable[[], Any],
+    killed: Callable[..., None],
+    at_step_1: Any,
     real_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy,
 ) -> None:
-    chief, worker = begin(2), work()
-    update(chief, 1)
-    worker.result(30)
-    worker = work()
-    record, attempts = "redisacc:{half}:parameters", "redisacc:{half}:parameters:attempts"
-    before = real_client.hmget(record, "attempts", "registered")
-    with monkeypatch.context() as patch:
-        patch.setattr(Committer, "_make", die_after(Committer._make))
-        with pytest.raises(Died):
-            update(chief, 2)
-    chief.close()
+    before = real_client.hmget(RECORD, "attempts", "registered")
+    killed(2, "before the commit", until=2)
     # The leader forgets the registration, as a replica does that lagged behind.
+    attempts = f"{RECORD}:attempts"
     new = [member for member in real_client.zrange(attempts, 0, -1) if member.split(b"-")[1] > before[0]]
     assert len(new) == 3
     real_client.zrem(attempts, *new)
-    real_client.hset(record, mapping=dict(zip(["attempts", "registered"], before, strict=True)))
-    (leftover,) = find_garbage(connect(real_client))
-    assert (leftover.why, len(leftover.keys)) == ("blob", 6)
-    remove, updated = garbage._unlink, []
+    real_client.hset(RECORD, mapping=dict(zip(["attempts", "registered"], before, strict=True)))
+    updated = []
 
-    def remove_late(*args: Any) -> int:
+    def continue_it() -> None:
         with begin(2) as successor:
             updated.append(update(successor, 2))
-        worker.result(30)
-        return remove(*args)
+        at_step_1.result(30)
 
-    monkeypatch.setattr(garbage, "_unlink", remove_late)
-    assert remove_garbage(connect(real_client), leftover) == 6
+    proxy.before("UNLINK", continue_it)
+    (leftover,) = collect_garbage(proxy.url)
+    assert (leftover["why"], len(leftover["keys"])) == ("blob", 6)
     only_what_is_listed(real_client)
     latest = redisacc.Parameters("half", redis=real_client).latest()
     assert {path: values.tobytes() for path, values in latest[1].items()} == updated[0]
@@ -199,47 +185,49 @@ def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
 
 
 def test_gc_removes_a_part_whose_number_no_update_can_have(
-    begin: Callable[..., redisacc.Chief], real_client: redis.Redis
+    begin: Callable[..., redisacc.Chief], real_server: ServerUnderTest, real_client: redis.Redis
 ) -> None:
     with begin(2) as chief:
-        key = keys_of(real_client).part(f"{'0' * 16}-{10**15 - 1}-flat", 0)
+        key = part_key(real_client, f"{'0' * 16}-{10**15 - 1}-flat", 0)
         real_client.set(key, b"foreign")
-        (leftover,) = find_garbage(connect(real_client))
-        assert remove_garbage(connect(real_client), leftover) == 1
+        assert [one["keys"] for one in collect_garbage(real_server.url)] == [[key]]
+        assert not real_client.exists(key)
         # The numbers of updates are not used up by it.
-        assert int(real_client.hget("redisacc:{half}:parameters", "attempts")) < 10
+        assert int(real_client.hget(RECORD, "attempts")) < 10
         chief.delete()
 
 
 def test_another_optimizer_makes_the_update_under_another_name(
     begin: Callable[..., redisacc.Chief],
+    killed: Callable[..., None],
     work: Callable[[], Any],
     real_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The order that its predecessor had registered is given up."""
-    chief, worker = begin(2), work()
-    where, name, fault = PLACES["before the commit"]
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, fault)
-        with pytest.raises(Died):
-            update(chief, 1)
-    chief.close()
+    worker = work()
+    killed(2, "before the commit", until=1)
     abandoned = len(parts(real_client)) - len(listed(real_client))
     assert abandoned == 3 * 2
     with begin(2, weight_decay=0.5) as chief:
         update(chief, 1)
         worker.result(30)
         end_leases(real_client)
-        assert sweep(connect(real_client), keys_of(real_client)) > 0
+        # The next update sweeps.
+        worker = work()
+        update(chief, 2)
+        worker.result(30)
         only_what_is_listed(real_client)
         chief.delete()
     assert left(real_client) == []
 
 
-def keys_of(client: redis.Redis) -> ParameterKeys:
-    text = client.hget("redisacc:{half}:parameters", "partitions") or b""
-    return ParameterKeys("half", tuple(map(int, text.split(b","))) if text else ())
+def part_key(client: redis.Redis, blob: str, number: int) -> str:
+    """Returns the key of a part, which is in one of the partitions that the record lists."""
+    text = client.hget(RECORD, "partitions")
+    if not text:
+        return f"{RECORD}:object:{blob}:{number}"
+    partitions = text.decode().split(",")
+    return f"redisacc:{{half/{partitions[number % len(partitions)]}}}:parameters:partition:{blob}:{number}"
 
 
 def parts(client: redis.Redis) -> set[str]:
@@ -250,22 +238,21 @@ def parts(client: redis.Redis) -> set[str]:
 
 def listed(client: redis.Redis) -> set[str]:
     """Returns the keys of the parts of the version that is published."""
-    fields = client.hmget("redisacc:{half}:parameters", "full", "slots")
-    keys = keys_of(client)
+    fields = client.hmget(RECORD, "full", "slots")
     number = int(fields[1].split(b" ")[0].rsplit(b":", 1)[1])
     blobs = [entry.split(":")[0] for text in fields for entry in text.decode().split(" ")]
-    return {keys.part(blob, part) for blob in blobs for part in range(number)}
+    return {part_key(client, blob, part) for blob in blobs for part in range(number)}
 
 
 def only_what_is_listed(client: redis.Redis) -> None:
     """Nothing is there for good but the version, and what the list of attempts has for slow readers."""
-    waiting = {member.decode().split(" ")[0] for member in client.zrange("redisacc:{half}:parameters:attempts", 0, -1)}
+    waiting = {member.decode().split(" ")[0] for member in client.zrange(f"{RECORD}:attempts", 0, -1)}
     found = {key for key in parts(client) if key.split(":")[-2] not in waiting}
     assert found == listed(client)
 
 
 def contents_of(client: redis.Redis) -> dict[bytes, bytes]:
-    return {key: client.hget("redisacc:{half}:parameters", key) for key in (b"version", b"full", b"slots", b"step")}
+    return {key: client.hget(RECORD, key) for key in (b"version", b"full", b"slots", b"step")}
 
 
 def end_leases(client: redis.Redis) -> None:

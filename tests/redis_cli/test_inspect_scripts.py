@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -16,15 +17,19 @@ from redis.exceptions import ResponseError
 from support.selection import thorough
 
 import redisacc
-from redisacc._data.dtypes import TABLE
-from redisacc._format import buffered as buffered_format
-from redisacc._format.keys import Keys
-from redisacc._redis import script_loader
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
-FOLDER = script_loader.folder() / "inspect"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "lua" / "inspect"
 ROWS = 16
+# The type of the elements of each dtype, and that of their sum.
+TYPES = {
+    "float32": (np.float32, np.float32),
+    "float64": (np.float64, np.float64),
+    "float16": (np.float16, np.float32),
+    "bfloat16": (ml_dtypes.bfloat16, np.float32),
+}
 
 
 def run(client, script, *args):
@@ -39,8 +44,9 @@ def index_of(client, acc, *args):
 
 def numbers(text, dtype):
     # Sums of narrow floats are printed as they are before a take rounds them to the dtype.
+    elements, summed = TYPES[dtype]
     with np.errstate(over="ignore"):
-        return np.array([float(word) for word in text.split()]).astype(TABLE[dtype].sum).astype(TABLE[dtype].storage)
+        return np.array([float(word) for word in text.split()]).astype(summed).astype(elements)
 
 
 def random_values(rng, dtype, shape):
@@ -48,7 +54,7 @@ def random_values(rng, dtype, shape):
     special = rng.random(shape) < 0.1
     values[special] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, 7e4, 3e38], special.sum())
     with np.errstate(all="ignore"):
-        return values.astype(TABLE[dtype].storage)
+        return values.astype(TYPES[dtype][0])
 
 
 def same(left, right):
@@ -91,15 +97,14 @@ def is_compacted(client, acc):
 @pytest.mark.slow(keep="mixed")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
-def test_sparse_equals_peek(client, open_sparse, dtype, stored, monkeypatch):
+def test_sparse_equals_peek(client, open_sparse, dtype, stored):
     limits, small, compacted = STORED[stored]
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", small)
     # Enough for a sum that holds every index, and little more.
-    buffer_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if compacted else 2**30
+    buffer_limit = int(ROWS * (16 + 6 * np.dtype(TYPES[dtype][1]).itemsize) * 1.1) if compacted else 2**30
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
     options = {"reduction_type": "SUM"}
     accs = [
-        open_sparse(dtype, [ROWS, 2, 3], "w", limits=redisacc.Limits(limit, buffer_limit), **options)
+        open_sparse(dtype, [ROWS, 2, 3], "w", limits=redisacc.Limits(limit, buffer_limit, small), **options)
         for limit in limits
     ]
     holders = np.zeros(ROWS, int)
@@ -128,14 +133,15 @@ def test_sparse_equals_peek(client, open_sparse, dtype, stored, monkeypatch):
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
-def test_dense_equals_peek(client, open_dense, dtype, stored, monkeypatch):
+def test_dense_equals_peek(client, open_dense, dtype, stored):
     limits, small, compacted = STORED[stored]
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", small)
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
     shape = (7, 90)
-    buffer_limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if compacted else 2**30
+    buffer_limit = int(7 * 90 * np.dtype(TYPES[dtype][1]).itemsize * 1.1) if compacted else 2**30
     options = {"reduction_type": "SUM"}
-    accs = [open_dense(dtype, shape, "w", limits=redisacc.Limits(limit, buffer_limit), **options) for limit in limits]
+    accs = [
+        open_dense(dtype, shape, "w", limits=redisacc.Limits(limit, buffer_limit, small), **options) for limit in limits
+    ]
     for number in range(12):
         accs[number % len(accs)].apply_grad(random_values(rng, dtype, shape))
     acc = accs[0]
@@ -336,14 +342,13 @@ def test_headers_of_other_data_are_an_error(client, open_sparse, forge):
 
 @pytest.mark.every_server
 @pytest.mark.forges
-def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
+def test_data_that_are_gone_are_an_error(client, open_sparse):
     acc = open_sparse("float32", [5, 2], "v", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     client.delete("redisacc:{v}:inline")
     with pytest.raises(ResponseError, match="is gone, or has another length"):
         index_of(client, acc, 1)
-    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
-    acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0))
+    acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0, inline=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     (part,) = client.keys("redisacc:{w}:part:*:0")
     client.delete(part)
@@ -471,10 +476,10 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     until(lambda: chief.info().waiting)
 
     lease = {"holder": "x", "who": "redis-1:4711", "since_ms": 1795242299846, "stored": 12, "late": 1}
-    keys = Keys("model")
-    client.hset(keys.reducer(None), mapping=lease)
-    client.pexpire(keys.reducer(None), 600_000)
-    sums = [keys.sum("5d0c1e7f9a3b42687c1f0e9d8b7a6954", part) for part in range(2)]
+    reducer = "redisacc:{model}:reducer"
+    client.hset(reducer, mapping=lease)
+    client.pexpire(reducer, 600_000)
+    sums = [f"redisacc:{{model}}:sum:5d0c1e7f9a3b42687c1f0e9d8b7a6954:{part}" for part in range(2)]
     for key in sums:
         client.set(key, b"part", px=600_000)
 
@@ -504,10 +509,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     chief.delete()
     bias.delete()
     models[0].delete()
-    client.delete(keys.reducer(None), *sums)
-
-
-ROOT = Path(__file__).parents[2]
+    client.delete(reducer, *sums)
 
 
 def console_blocks():

@@ -18,27 +18,19 @@ import numpy as np
 
 import redisacc
 from redisacc._clock import durations
-from redisacc._format import buffered as buffered_format
-from redisacc._protocol.rounds import take_wait
 
 ROW = 4
 
 
-def open_shared(kind: str, url: str, limit: int, worker: str) -> Any:
-    if kind == "sparse":
-        return redisacc.SparseConditionalAccumulator(
-            "float64",
-            [None, ROW],
-            "crew",
-            reduction_type="SUM",
-            redis=url,
-            worker=worker,
-            limits=redisacc.Limits(in_place=limit),
-        )
-    # Column w counts the gradients of worker w, and column 8 + w adds their numbers up.
-    return redisacc.ConditionalAccumulator(
-        "int32", [16], "crew", reduction_type="SUM", redis=url, worker=worker, limits=redisacc.Limits(in_place=limit)
+def open_shared(kind: str, url: str, storage: str, worker: str) -> Any:
+    limits = redisacc.Limits(
+        10**9 if storage == "in_place" else 0, inline=0 if storage in ("buffered_parts", "partitions") else None
     )
+    options: dict[str, Any] = {"reduction_type": "SUM", "redis": url, "worker": worker, "limits": limits}
+    if kind == "sparse":
+        return redisacc.SparseConditionalAccumulator("float64", [None, ROW], "crew", **options)
+    # Column w counts the gradients of worker w, and column 8 + w adds their numbers up.
+    return redisacc.ConditionalAccumulator("int32", [16], "crew", **options)
 
 
 def apply(acc: Any, kind: str, number: int, count: int) -> dict[str, Any]:
@@ -82,14 +74,12 @@ def take_once(acc: Any) -> dict[str, Any]:
 
 def work(role: str, url: str, kind: str, storage: str, number: int, count: int, out: str) -> None:
     """Does the work of one process of the crew, and writes its results into the file ``out``."""
-    if storage == "buffered_parts":
-        buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
     # The usual timeout of a take's last poll, half a second, is shorter than a busy machine may stall.
     durations.last_poll = durations.poll = 30.0
     if role == "once":
         # No taker in this queue is ever passed over.
-        take_wait.TAKER_LEASE_MS = 60_000
-    acc = open_shared(kind, url, 10**9 if storage == "in_place" else 0, f"{role}{number}")
+        durations.taker_lease = 60.0
+    acc = open_shared(kind, url, storage, f"{role}{number}")
     path = Path(out)
     if role == "apply":
         found = apply(acc, kind, number, count)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgpack
 import redis
 
 from redisacc._clock import clock
-from redisacc._format.buffered import number_of_parts
 
 # The longest expiry, in milliseconds: that of staged parts, and of the leases of private accumulators.
 LONGEST = 60_000
@@ -89,7 +89,7 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
         gradient, _, number = rest.rpartition(b":")
         for buffered in _rounds(client, record):
             entry = client.hget(buffered, gradient)
-            if entry is not None and int(number) < (number_of_parts(entry) or 0):
+            if entry is not None and int(number) < _number_of_parts(entry):
                 return None
         return "no round has its gradient"
     return "nothing ever removes it"
@@ -105,7 +105,7 @@ def _unowned_part_of_partition(client: redis.Redis, record: bytes, what: bytes) 
             return None
     for buffered in _rounds(client, record):
         entry = client.hget(buffered, attempt)
-        if entry is not None and int(number) < (number_of_parts(entry) or 0):
+        if entry is not None and int(number) < _number_of_parts(entry):
             return None
     return "no round has its gradient"
 
@@ -149,6 +149,14 @@ def _published(client: redis.Redis, record: bytes) -> set[bytes]:
     """Returns the ids of the blobs of the version that is published."""
     listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state", "slots")))
     return {entry.partition(b":")[0] for entry in listed.split()}
+
+
+def _number_of_parts(entry: bytes) -> int:
+    """Returns how many parts the entry of a gradient lists."""
+    try:
+        return len(msgpack.unpackb(entry.partition(b" ")[2])["parts"])
+    except (msgpack.UnpackException, ValueError, TypeError, KeyError):
+        return 0
 
 
 def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:

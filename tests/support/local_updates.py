@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 
 from redisacc import IndexedSlices
-from redisacc._protocol.updates.model import UpdateModel
 from redisacc.optim import Optimizer
 from redisacc.optim.kernel import sum_of_squares, update_part
 
@@ -195,10 +194,13 @@ def _squares(sums: Tree, divisor: float) -> float:
     return total
 
 
-def squares_by_part(model: UpdateModel) -> Callable[[Tree, float], float]:
+def squares_by_part(model: Any) -> Callable[[Tree, float], float]:
     """Returns a function that returns the sum of squares as updates form it: of each part, added in their order.
 
     Then come the tables.
+
+    Args:
+        model: the package's model of the updates, which says what the parts are.
     """
 
     def squares(sums: Tree, divisor: float) -> float:

@@ -120,6 +120,11 @@ class MovedClock:
         """Returns the time of the clock, in seconds."""
         return clock.now()
 
+    def stop(self) -> None:
+        """Lets the time of this process pass only when a test advances it."""
+        began = clock.now() - self._state[0]
+        self._replace(clock, "now", lambda: began + self._state[0])
+
     def advance(self, seconds: float) -> None:
         """Moves the clock, and waits until all processes that follow it have done what is due.
 

@@ -88,7 +88,7 @@ _AHEAD = re.compile(rb"clock_ms = -?\d+ \+ ")
 
 
 @functools.cache
-def _scripts() -> dict[str, str]:
+def scripts() -> dict[str, str]:
     """Returns hash -> name of all scripts."""
     return {sha: name for name in names() for sha in (load(name).sha, load(name).sharded.sha)}
 
@@ -105,7 +105,7 @@ def name_of(request: bytes) -> str | None:
     if len(text) < int(begin[2]):
         return None
     sha = text.decode() if command == "EVALSHA" else hashlib.sha1(_AHEAD.sub(b"clock_ms = ", text)).hexdigest()
-    return _scripts().get(sha, command)
+    return scripts().get(sha, command)
 
 
 @dataclass(frozen=True)

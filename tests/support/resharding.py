@@ -6,9 +6,15 @@ import contextlib
 from collections.abc import Callable
 
 import redis
+from redis.crc import key_slot
 
 from redisacc.embedded.cluster_node import ClusterNode
 from support.until import until
+
+
+def slot_of(key: str) -> int:
+    """Returns the slot of a key."""
+    return key_slot(key.encode())
 
 
 class Move:

@@ -15,15 +15,6 @@ from typing import Any
 
 import pytest
 import redis
-
-import redisacc
-from redisacc._format.attempts import StoredAttempt
-from redisacc._format.in_place import PackedRows
-from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.quorum import quorum_change
-from redisacc._format.record import FORMAT
-from redisacc._protocol import scripts
-from redisacc._protocol.scripts import requests
 from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._protocol.scripts.attempts import AttemptScripts
 from redisacc._protocol.scripts.base import StaleSequenceError
@@ -33,9 +24,18 @@ from redisacc._protocol.scripts.parameters import Follows, ParameterScripts
 from redisacc._protocol.scripts.partitions import PartitionScripts, Replaced
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.scripts.requests import GradientRequest, Request
+from redisacc._protocol.scripts.updates import EndedRound, UpdateScripts
+
+import redisacc
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.in_place import PackedRows
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.quorum import quorum_change
+from redisacc._format.record import FORMAT
+from redisacc._protocol import scripts
+from redisacc._protocol.scripts import requests
 from redisacc._protocol.scripts.sessions import Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
-from redisacc._protocol.scripts.updates import EndedRound, UpdateScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import Script

@@ -23,10 +23,6 @@ from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisA
 
 logger = logging.getLogger("redisacc")
 
-# How long a lease lasts unless it is extended, in seconds.
-LEASE = 10.0
-
-
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
 
 
@@ -113,7 +109,7 @@ class Crew:
         reply = self._scripts.hold_lease(
             place=place,
             process=own_identity(),
-            lease_ms=round(LEASE * 1000),
+            lease_ms=round(durations.lease * 1000),
             dead=dead,
             renews=renews,
             extends=extends,
@@ -133,7 +129,7 @@ class Crew:
     def wait_for(self, place: str) -> bool:
         """Takes a lease. Waits for a lease that is not extended to expire, because its holder may have died.
 
-        Blocks for ``LEASE`` seconds at most, and not at all if the holder was a process on this machine that is dead.
+        Blocks for a lease at most, and not at all if the holder was a process on this machine that is dead.
 
         Returns:
             Whether another process had it.
@@ -141,7 +137,7 @@ class Crew:
         Raises:
             ConflictError: its holder extends it.
         """
-        deadline = clock.now() + LEASE + 1.0
+        deadline = clock.now() + durations.lease + 1.0
         logged = False
         while (taken := self._take(place)) is not None:
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
@@ -200,7 +196,7 @@ class Crew:
             try:
                 return self._take(place, renews=True)
             except NotFoundError:
-                self._watch(self._followed, interval_of(LEASE) + 1.0, cancel)
+                self._watch(self._followed, interval_of(durations.lease) + 1.0, cancel)
         return self._take(place)
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
@@ -259,7 +255,7 @@ class Lease:
         self.on_missing: Callable[[], object] | None = None
         # Until then, no other process can have it, on this machine's clock. The lease was taken a little earlier, which
         # does no harm: the next process that takes it needs some time to begin.
-        self._sure_until = clock.now() + LEASE
+        self._sure_until = clock.now() + durations.lease
         self._over = forks.event()
         # Held while the lease is extended, so that it is not extended after it was given back.
         self._extending = forks.lock()
@@ -269,7 +265,7 @@ class Lease:
     @property
     def interval(self) -> float:
         """Seconds between two renewals."""
-        return interval_of(LEASE)
+        return interval_of(durations.lease)
 
     @property
     def lost(self) -> bool:
@@ -295,9 +291,9 @@ class Lease:
             self._waits.call(lambda: self._hold_again(TIMEOUT))
         if self._lost_to is not None:
             raise ConflictError(
-                f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
-                f"the server stood still; {self._lost_to} is the {self._place} now. This process can no longer be "
-                f"the {self._place}"
+                f"this process was the {self._place} but could not extend its lease for {durations.lease:.0f} s, "
+                f"because it or the server stood still; {self._lost_to} is the {self._place} now. This process can no "
+                f"longer be the {self._place}"
             )
 
     def take_again(self) -> None:
@@ -332,7 +328,7 @@ class Lease:
             asked_at = clock.now()
             taken = self._crew.hold(self._place, renews=renews, extends=extends, timeout=timeout)
             if taken is None:
-                self._sure_until = asked_at + LEASE
+                self._sure_until = asked_at + durations.lease
             else:
                 self._lost_to = taken.who
 

@@ -18,23 +18,24 @@ _IDENTITY = re.compile(r"([0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,20})", re.ASCII
 _PROC = Path("/proc")
 
 
-def own_identity() -> str:
+def own_identity(proc: Path = _PROC) -> str:
     """Returns the identity of this process: up to 64 ASCII characters without spaces.
 
     No other process ever has the same one: not of another machine, nor a later one with the same process id.
     """
-    return _identity_of(os.getpid())
+    return _identity_of(os.getpid(), proc)
 
 
-def fate_of(identity: str) -> Literal["alive", "dead"] | None:
+def fate_of(identity: str, proc: Path = _PROC) -> Literal["alive", "dead"] | None:
     """Returns whether a process lives, or None if this process cannot know.
 
     That is so for processes of another machine or container, and everywhere but on Linux. "dead" is certain.
 
     Args:
         identity: what ``own_identity`` returned in that process.
+        proc: where this machine describes its processes.
     """
-    own = own_identity()
+    own = own_identity(proc)
     if identity == own:
         return "alive"
     mine, its = _IDENTITY.fullmatch(own), _IDENTITY.fullmatch(identity)
@@ -48,7 +49,7 @@ def fate_of(identity: str) -> Literal["alive", "dead"] | None:
     except (PermissionError, OverflowError):
         # It lives, and belongs to somebody else; or there can be no such process.
         pass
-    found = _state_and_start(pid)
+    found = _state_and_start(pid, proc)
     if found is None:
         return None
     state, start = found
@@ -57,24 +58,24 @@ def fate_of(identity: str) -> Literal["alive", "dead"] | None:
 
 
 @lru_cache(maxsize=1)
-def _identity_of(pid: int) -> str:
-    found = _state_and_start(pid)
-    machine = _machine()
+def _identity_of(pid: int, proc: Path) -> str:
+    found = _state_and_start(pid, proc)
+    machine = _machine(proc)
     if found is None or machine is None:
         return secrets.token_hex(16)
     return f"{machine}.{pid}.{found[1]}"
 
 
-def _machine() -> str | None:
+def _machine(proc: Path) -> str | None:
     """Returns a digest that is equal for processes that see each other's process ids; None if unknown."""
     try:
-        parts = [socket.gethostname(), (_PROC / "sys/kernel/random/boot_id").read_text()]
+        parts = [socket.gethostname(), (proc / "sys/kernel/random/boot_id").read_text()]
         # If /proc shows the process ids of another namespace, nothing can be said.
-        if os.readlink(_PROC / "self") != str(os.getpid()):
+        if os.readlink(proc / "self") != str(os.getpid()):
             return None
-        parts.append(os.readlink(_PROC / "self/ns/pid"))
+        parts.append(os.readlink(proc / "self/ns/pid"))
         with contextlib.suppress(FileNotFoundError):
-            parts.append(os.readlink(_PROC / "self/ns/time"))
+            parts.append(os.readlink(proc / "self/ns/time"))
     except OSError as error:
         if interrupt_in(error) is not None:
             raise
@@ -82,11 +83,11 @@ def _machine() -> str | None:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def _state_and_start(pid: int) -> tuple[str, str] | None:
+def _state_and_start(pid: int, proc: Path = _PROC) -> tuple[str, str] | None:
     """Returns the state of a process, and when it started in clock ticks since the boot; None if unknown."""
     try:
         # Without a buffer and an encoding, which take longer than the rest: processes that stand by look often.
-        with open(f"{_PROC}/{pid}/stat", "rb", buffering=0) as file:
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
         # The name of the program, in parentheses, may hold anything.
         fields = text[text.rindex(b")") + 1 :].decode("ascii").split(None, 20)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from redisacc._clock import durations
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived, SumStored, parse_message
@@ -29,8 +30,6 @@ from redisacc.errors import RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
 
-# A taker that has not polled for this long is passed over, in milliseconds.
-TAKER_LEASE_MS = 3000
 # How long a call for a reducer tries to reach the server, in seconds.
 CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
@@ -153,7 +152,7 @@ class TakeWait(Wait[Taken]):
             min_weight=weight_text(self._min_weight) if self._min_weight else "0",
             most=required.most,
             grace_ms=required.grace_ms,
-            lease_ms=TAKER_LEASE_MS,
+            lease_ms=round(1000 * durations.taker_lease),
             taker=self._taker,
             session=self._session.id,
             sequence=self._sequence,

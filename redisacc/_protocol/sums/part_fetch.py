@@ -30,14 +30,21 @@ class PartFetch:
     """
 
     def __init__(
-        self, keys: Keys, dense: DenseParts, sparse: SparseParts | None, *, homes: Sequence[str], lanes: int
+        self,
+        keys: Keys,
+        dense: DenseParts,
+        sparse: SparseParts | None,
+        *,
+        homes: Sequence[str],
+        lanes: int,
+        window: int,
     ) -> None:
         self._keys = keys
         self._dense = dense
         self._sparse = sparse if sparse is not None and sparse.wanted else None
         self.homes = homes
         self.lanes = lanes
-        self.in_flight = RequestedParts(len(homes) or 1)
+        self.in_flight = RequestedParts(len(homes) or 1, window)
         self.on_pause: Callable[[], bool] | None = None
 
     def wanted(self) -> list[Part]:

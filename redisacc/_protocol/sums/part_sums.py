@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from redisacc._data.sums import RoundSum
-from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient
+from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import have_same_elements
 from redisacc._format.staging import PartsArrived
@@ -32,6 +32,7 @@ from redisacc._protocol.sums.expected_gradients import ExpectedGradients, Upload
 from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.reducer_sums import ReducerSums
+from redisacc._protocol.sums.requested_parts import BOUNDS, Bounds
 from redisacc._protocol.sums.sparse_parts import SparseParts
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.sockets.lanes import LANES
@@ -60,6 +61,7 @@ class PartSums:
             gradients are added. None: nothing is stored.
         position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
         is_updated: whether a reducer updates the parameters with the sum, which then does not travel.
+        bounds: see there.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class PartSums:
         store: Store | None = None,
         position: int | None = None,
         is_updated: bool = False,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self._transport = transport
         self._keys = keys
         self._sum = round_sum
         self._is_updated = is_updated
+        self._reduced_bytes = bounds.reduced
         self._num_expected = num_expected
         self._stores = store is not None
         self._by_worker = by_worker
@@ -90,8 +94,9 @@ class PartSums:
         self._dense = DenseParts(
             keys, round_sum, self._uploads, self._stored, lanes=lanes, store=store, position=position
         )
-        self._sparse = SparseParts(keys, round_sum, self._uploads, lanes=lanes)
-        self._parts = PartFetch(keys, self._dense, None if self._stores else self._sparse, homes=homes, lanes=lanes)
+        self._sparse = SparseParts(keys, round_sum, self._uploads, lanes=lanes, most_waiting=bounds.waiting)
+        sparse = None if self._stores else self._sparse
+        self._parts = PartFetch(keys, self._dense, sparse, homes=homes, lanes=lanes, window=bounds.window)
         # Whether the dense parts of the gradients are so much larger than their sum that a reducer saves time.
         self.suits_reducer = False
         # Whether there is nothing to add before the round is known.
@@ -199,8 +204,7 @@ class PartSums:
             # Whatever has been added before was added whole.
             self._dense.set_cut(cut, self._sparse.added)
             if self._is_worthwhile(gradient, self._num_expected):
-                # Smaller ones are not announced, so reducers would learn of them too late.
-                self.suits_reducer = gradient.nbytes >= ANNOUNCED_BYTES
+                self.suits_reducer = gradient.nbytes >= self._reduced_bytes
                 self._stored.rely()
                 self._idle = False
         if cut is not None and not have_same_elements(cut, self._dense.cut or ()):
@@ -390,7 +394,7 @@ class PartSums:
         expected = self._uploads.expected
         # Otherwise, a reducer does not know all of them, or cannot add them part by part.
         if expected is not None and all(
-            upload.cut is not None and upload.gradient.nbytes >= ANNOUNCED_BYTES
+            upload.cut is not None and upload.gradient.nbytes >= self._reduced_bytes
             for upload in self._uploads.every[:expected]
         ):
             self._stored.wait(self._ask_for_sums, len(self._dense.cells))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 
 # How often a handle calls for a reducer, in seconds.
 CALL_INTERVAL = 1.0
-# For how long a taker does without a reducer whose sum came too late, in seconds: the first time, and at most.
-SHORTEST = 1.0
-LONGEST = 64.0
 
 
 class ReducerReliance:
@@ -21,7 +18,7 @@ class ReducerReliance:
     """
 
     def __init__(self) -> None:
-        self._pause = SHORTEST
+        self._pause = durations.without_reducer
         self._resumes_at = 0.0
         self._call_again = 0.0
 
@@ -44,9 +41,9 @@ class ReducerReliance:
 
     def succeed(self) -> None:
         """Notes that the whole sum was there in time."""
-        self._pause, self._resumes_at = SHORTEST, 0.0
+        self._pause, self._resumes_at = durations.without_reducer, 0.0
 
     def fail(self) -> None:
         """Notes that a part of the sum was not there in time."""
         self._resumes_at = clock.now() + self._pause
-        self._pause = min(2 * self._pause, LONGEST)
+        self._pause = min(2 * self._pause, durations.longest_without_reducer)

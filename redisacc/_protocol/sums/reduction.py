@@ -33,8 +33,7 @@ from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
-# How long the lease lasts unless it is extended, in milliseconds, and how often it is extended, in seconds.
-LEASE_MS = 3000
+# How often the lease is extended, in seconds.
 RENEWAL = 1.0
 # How long a call about the lease tries to reach the server, in seconds. A reducer tries again by itself.
 CALL_TIMEOUT = 3.0
@@ -175,7 +174,7 @@ class Reduction:
     @property
     def is_left_alone(self) -> bool:
         """Whether nothing can be done for the accumulator for the time being."""
-        return not self._holds and self.due - clock.now() > 2 * RENEWAL
+        return not self._holds and self.due - clock.now() > 2 * _renewal()
 
     def work(self, interrupted: Callable[[], bool]) -> None:
         """Adds up and stores the parts that have arrived.
@@ -218,14 +217,14 @@ class Reduction:
         self._forget()
         self._holds = False
         self._incarnation = ""
-        self.due = self._renew_at = now + RENEWAL
+        self.due = self._renew_at = now + _renewal()
 
     def _work(self, interrupted: Callable[[], bool]) -> None:
         if self._updates.is_asked:
             self._updates.answer()
         now = clock.now()
         if now >= self._renew_at:
-            self._renew_at = now + RENEWAL
+            self._renew_at = now + _renewal()
             self._read_record()
             # Reads that record as well: once this holds the lease, it should look for gradients at once.
             self._updates.exists()
@@ -275,7 +274,7 @@ class Reduction:
             stored=growing.num_stored if growing else 0,
             late=growing.num_late if growing else 0,
             sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
-            lease_ms=LEASE_MS,
+            lease_ms=round(1000 * durations.reducer_lease),
             timeout=CALL_TIMEOUT,
         )
         held, self._holds = self._holds, reply.outcome == "held"
@@ -376,3 +375,8 @@ def heard_in(text: str) -> Heard | None:
         name = rest.partition(" ")[0]
         return Interruption.MISSED if name == "*" else name[:64]
     return None
+
+
+def _renewal() -> float:
+    """Returns how often the lease is extended, in seconds."""
+    return durations.reducer_lease / 3

@@ -8,12 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from redisacc._data.validation import Array
+from redisacc._format.buffered import ANNOUNCED_BYTES
 from redisacc._protocol.sums.expected_gradients import Upload
 
-# How many bytes are requested before they are needed, so that the server always has something to send.
-WINDOW_BYTES = 4 * 2**20
-# The same for all nodes together.
+# How many bytes are requested from all nodes together before they are needed.
 MOST_WINDOW_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a sum is made with, in bytes.
+
+    Attributes:
+        window: how many are requested from a node before they are needed, so that it always has something to send.
+        waiting: how many of sparse sections may wait in memory for earlier gradients.
+        reduced: smaller gradients are not announced, so reducers would learn of them too late.
+    """
+
+    window: int = 4 * 2**20
+    waiting: int = 64 * 2**20
+    reduced: int = ANNOUNCED_BYTES
+
+
+BOUNDS = Bounds()
 
 
 @dataclass(slots=True, eq=False)
@@ -80,15 +97,16 @@ class RequestedParts:
     """The parts that are on their way, in the order in which they were requested.
 
     Args:
-        nodes: how many nodes they come from. Each must always have something to send.
+        nodes: how many nodes they come from.
+        window: how many bytes are requested from each of them.
 
     Attributes:
         window: further parts are requested while fewer bytes than this are on their way.
         nbytes: how many bytes are on their way.
     """
 
-    def __init__(self, nodes: int) -> None:
-        self.window = min(nodes * WINDOW_BYTES, MOST_WINDOW_BYTES)
+    def __init__(self, nodes: int, window: int) -> None:
+        self.window = min(nodes * window, MOST_WINDOW_BYTES)
         self.nbytes = 0
         self._parts: deque[Part] = deque()
         # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,

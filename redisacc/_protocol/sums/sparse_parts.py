@@ -8,9 +8,6 @@ from redisacc._protocol.sums.buffered_sections import add_sparse_sections
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients
 from redisacc._protocol.sums.requested_parts import Part
 
-# How many bytes of sparse sections may wait in memory for earlier gradients.
-WAITING_BYTES = 64 * 2**20
-
 
 class SparseParts:
     """The parts of the sparse sections, and how far these are added.
@@ -20,16 +17,20 @@ class SparseParts:
         round_sum: the sum of the round.
         uploads: the gradients that the round will probably hold.
         lanes: the number of lanes in which parts travel.
+        most_waiting: how many bytes may wait in memory for earlier gradients.
 
     Attributes:
         added: how many leading gradients are in the sums.
         wanted: whether there are sparse sections at all.
     """
 
-    def __init__(self, keys: Keys, round_sum: RoundSum, uploads: ExpectedGradients, *, lanes: int) -> None:
+    def __init__(
+        self, keys: Keys, round_sum: RoundSum, uploads: ExpectedGradients, *, lanes: int, most_waiting: int
+    ) -> None:
         self.added = 0
         self._keys = keys
         self._lanes = lanes
+        self._most_waiting = most_waiting
         self._sum = round_sum
         self._uploads = uploads
         self.wanted = {type(section) for section in round_sum.sections} != {DenseSum}
@@ -61,7 +62,7 @@ class SparseParts:
             if not upload.left:
                 waiting += upload.gradient.sparse_bytes
                 continue
-            if waiting > WAITING_BYTES:
+            if waiting > self._most_waiting:
                 break
             start = 0
             for number in range(upload.sparse_parts):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
 import numpy as np
 import pytest
+from support.proxy import ClusterProxy
 from support.resharding import hold_back, wait_for_promotion
 
 import redisacc
-from redisacc._format import buffered as buffered_format
 
 pytestmark = [pytest.mark.thorough]
 
@@ -26,10 +27,10 @@ class Pair:
         self.master, self.replica = cluster.nodes
         self._handles = []
 
-    def open(self, size=8, in_place_limit=10**9, **options):
+    def open(self, size=8, in_place_limit=10**9, inline=None, **options):
         options = {
             "reduction_type": "SUM",
-            "limits": redisacc.Limits(in_place=in_place_limit),
+            "limits": redisacc.Limits(in_place=in_place_limit, inline=inline),
             "redis": self.cluster.url,
             **options,
         }
@@ -65,6 +66,13 @@ def total(gradient):
     """Returns the element of a gradient whose elements are all the same."""
     assert (gradient == gradient[0]).all()
     return int(gradient[0])
+
+
+@pytest.fixture
+def proxy(pair):
+    """A proxy before the master; calls find their way to the replica when it is promoted."""
+    with contextlib.closing(ClusterProxy([pair.master.port])) as proxy:
+        yield proxy
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -132,22 +140,18 @@ def test_a_take_waits_for_what_the_replica_lacks(pair, until, background):
     assert (info.takes, info.num_accumulated, info.waiting, info.unacknowledged) == (1, 0, [], [])
 
 
-def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, until, monkeypatch, background):
+def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, until, proxy):
     """The failover falls between the upload and the script that admits the gradient. Parts alone are no gradient."""
-    monkeypatch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
-    worker = pair.open(*SIZES["parts"])
+    worker = pair.open(*SIZES["parts"], inline=0, redis=proxy.where)
     apply(worker, 1)
-    buffer = worker._scripts.buffer
 
-    def fail_over_first(*args, **options):
-        if options["header"]:
-            worker._scripts.buffer = buffer
-            worker._transport.pipeline(options["stage"])
-            pair.hold_back(until)
-            pair.take_over()
-        return buffer(*args, **options)
+    def fail_over():
+        # The parts were sent before the script.
+        until(lambda: [key for key in pair.master.ask("KEYS", "*:staged:*") if not key.endswith(":place")])
+        pair.hold_back(until)
+        pair.take_over()
 
-    worker._scripts.buffer = fail_over_first
+    proxy.before("buffer", fail_over)
     assert apply(worker, 2)
     assert worker.info().applied == 2
     assert total(worker.take_grad(2, timeout=20)) == 3
@@ -173,19 +177,13 @@ def test_nothing_that_was_confirmed_is_lost(pair, until, size, durations):
     assert total(left.take_grad(1, timeout=20)) == 2
 
 
-def test_a_round_is_confirmed_over_whatever_connection(monkeypatch, pair, until, durations):
+def test_a_round_is_confirmed_over_whatever_connection(pair, proxy, durations):
     """WAIT of Valkey knows only what its own connection wrote, and another one may have taken the round."""
     durations(replication=0.5)
-    acc = pair.open(min_replicas=1)
+    acc = pair.open(min_replicas=1, redis=proxy.where)
     assert apply(acc, 1)
     pid = pair.replica.pid
-    leave = acc._scripts.leave
-
-    def leave_over_another_connection(**options):
-        pair.master.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        return leave(**options)
-
-    monkeypatch.setattr(acc._scripts, "leave", leave_over_another_connection)
+    proxy.before("leave", lambda: pair.master.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
     # It is connected, but confirms nothing.
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -193,5 +191,6 @@ def test_a_round_is_confirmed_over_whatever_connection(monkeypatch, pair, until,
             acc.take_grad(1, timeout=20)
     finally:
         os.kill(pid, signal.SIGCONT)
+    assert proxy.sent.count("leave") > 1
     with acc.recover() as found:
         assert total(found.gradient) == 1

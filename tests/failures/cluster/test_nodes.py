@@ -7,13 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from support.resharding import Move, wait_for_promotion
+from support.command import diagnose, run_json
+from support.resharding import Move, slot_of, wait_for_promotion
 from support.servers import executable
 
 import redisacc
-from redisacc._redis.cluster.slot_map import key_slot
-from redisacc._redis.connect import connect
-from redisacc.cli.doctor import examine
 
 pytestmark = [pytest.mark.thorough]
 
@@ -105,7 +103,7 @@ def test_a_node_is_added_and_gets_the_slot(make_cluster):
     acc = redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url)
     acc.apply_grad(np.ones(4))
     owner, added = cluster.owner(acc.accumulator_ref), cluster.add_master()
-    Move(key_slot(acc.accumulator_ref), owner, added, [n for n in cluster.nodes if n not in (owner, added)]).whole()
+    Move(slot_of(acc.accumulator_ref), owner, added, [n for n in cluster.nodes if n not in (owner, added)]).whole()
     assert acc.apply_grad(np.ones(4))
     assert acc.take_grad(2).tolist() == [1] * 4
     # The nodes that the URL names may all be gone, as long as the handle knows another one.
@@ -113,26 +111,26 @@ def test_a_node_is_added_and_gets_the_slot(make_cluster):
     acc.delete()
 
 
-def test_a_cluster_without_full_coverage(make_cluster):
+def test_a_cluster_without_full_coverage(make_cluster, durations):
     """An accumulator without a master is an error with a remedy. The others depend on a setting of the nodes."""
     cluster = make_cluster(3, dir=None, durable=False)
     with redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url) as acc:
         owner = cluster.owner(acc.accumulator_ref)
         # Others would go on believing that the owner has it.
         for node in cluster.nodes:
-            node.ask("CLUSTER", "DELSLOTS", key_slot(acc.accumulator_ref))
+            node.ask("CLUSTER", "DELSLOTS", slot_of(acc.accumulator_ref))
         for coverage in ("yes", "no"):
             for node in cluster.nodes:
                 node.ask("CONFIG", "SET", "cluster-require-full-coverage", coverage)
             expected = "is down, or has no master for the key: see `redisacc doctor`"
-            with pytest.raises(redisacc.ServerUnavailableError, match=expected):
-                acc._transport.call("HGET", acc.accumulator_ref, "x", timeout=1.0)
+            with durations(call=1.0), pytest.raises(redisacc.ServerUnavailableError, match=expected):
+                acc.num_accumulated()
         elsewhere = next(name for name in "abcdefgh" if cluster.owner(f"redisacc:{{{name}}}") is not owner)
         with redisacc.ConditionalAccumulator("float32", [4], elsewhere, redis=cluster.url) as other:
             assert other.apply_grad(np.ones(4))
-        finding = next(found for found in examine(connect(cluster.url), cluster.url) if found.what == "cluster")
-        assert (finding.status, finding.found.startswith("1 of 16384 slots has no master")) == ("bad", True)
-        assert finding.advice == (
+        finding = diagnose(cluster.url)["cluster"]
+        assert (finding["status"], finding["found"].startswith("1 of 16384 slots has no master")) == ("bad", True)
+        assert finding["advice"] == (
             "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
             "be used"
         )
@@ -154,16 +152,16 @@ def test_doctor_names_a_master_that_is_gone(make_cluster):
     """Within seconds, although calls would wait for it for half a minute."""
     cluster = make_cluster(3, dir=None, durable=False)
     cluster.nodes[2].kill()
-    findings = [finding for finding in examine(connect(cluster.url), cluster.url) if finding.what != "trial"]
-    gone = next(finding for finding in findings if finding.what == "cluster")
-    assert gone.status == "bad"
-    assert f"the master 127.0.0.1:{cluster.nodes[2].port} does not answer" in gone.found
-    assert gone.advice == (
+    findings = [finding for finding in run_json("doctor", url=cluster.url) if finding["what"] != "trial"]
+    gone = next(finding for finding in findings if finding["what"] == "cluster")
+    assert gone["status"] == "bad"
+    assert f"the master 127.0.0.1:{cluster.nodes[2].port} does not answer" in gone["found"]
+    assert gone["advice"] == (
         "start it again, or promote a replica of it: accumulators in its slots cannot be used, and soon neither can "
         "any other"
     )
     # Of the masters that answer, what is wrong with all is one finding.
-    memory = [finding.found for finding in findings if finding.what == "memory"]
+    memory = [finding["found"] for finding in findings if finding["what"] == "memory"]
     assert len(memory) == 1
     assert all(str(node.port) in memory[0] for node in cluster.nodes[:2])
-    assert len(findings) == len({finding.what for finding in findings})
+    assert len(findings) == len({finding["what"] for finding in findings})

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 import redis
-from support.interposing import before_next_call
+from support.command import collect_garbage
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy
 from support.resharding import hold_back, hold_back_no_more, replication, wait_for_promotion
@@ -18,22 +18,18 @@ from support.servers import ClusterClient
 from support.training_options import grouped
 
 import redisacc
-from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._format.keys import Keys
-from redisacc._protocol.scripts.attempts import AttemptScripts
-from redisacc._protocol.scripts.partitions import PartitionScripts
-from redisacc._redis.connect import connect
-from redisacc._redis.transport import Transport
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.usefixtures("force_parts", "short_wait"),
+    pytest.mark.usefixtures("short_wait"),
     # The redis.RedisCluster of a test forgets a node that has failed, and leaves its socket open.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 # Elements of a gradient. Each gradient is 1 at one of them and 0 elsewhere, so the sum lists the gradients in it.
 SIZE = 200
+RECORD = "redisacc:{w}"
+IN_PARTS = redisacc.Limits(in_place=0, inline=0)
 
 
 @pytest.fixture
@@ -55,15 +51,16 @@ class Spread:
         self._until = until
         self._handles = []
         self._proxies = {}
-        self.keys = Keys("w", self.open().info().partitions)
-        self.leader = cluster.owner(self.keys.record)
-        owners = [cluster.owner(home) for home in self.keys.homes]
+        self.partitions = self.open().info().partitions
+        self.homes = [f"redisacc:{{w/{partition}}}" for partition in self.partitions]
+        self.leader = cluster.owner(RECORD)
+        owners = [cluster.owner(home) for home in self.homes]
         (self.other,) = [node for node in owners if node is not self.leader]
 
     def open(self, where=None, **options):
         options = {
             "partitions": 2,
-            "limits": redisacc.Limits(in_place=0),
+            "limits": IN_PARTS,
             "reduction_type": "SUM",
             **self._options,
             **options,
@@ -79,7 +76,7 @@ class Spread:
             proxy.close()
 
     def client(self):
-        return ClusterClient(host="127.0.0.1", port=self.cluster.owner(self.keys.record).port)
+        return ClusterClient(host="127.0.0.1", port=self.cluster.owner(RECORD).port)
 
     def proxied(self):
         """Returns a client that reaches each node through a proxy."""
@@ -149,13 +146,10 @@ def numbers_of(taken):
 
 
 @pytest.fixture
-def between(monkeypatch):
-    """Does something when the parts of the next gradient have been written, and before it is committed."""
-
-    def arm(action):
-        before_next_call(monkeypatch, PartitionScripts, "commit", lambda _: action())
-
-    return arm
+def proxied(spread):
+    """A handle that reaches each node through a proxy of its own."""
+    with spread.proxied() as client:
+        yield spread.open(client)
 
 
 # min_replicas
@@ -184,7 +178,7 @@ def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, duratio
         "redis": cluster.url,
         "min_replicas": 1,
         "partitions": 2,
-        "limits": redisacc.Limits(in_place=0),
+        "limits": IN_PARTS,
     }
     with (
         redisacc.Chief("w", np.zeros(SIZE), **grouped(options)) as chief,
@@ -192,7 +186,7 @@ def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, duratio
     ):
         assert next(worker.steps())[0] == 0
         worker.apply(np.ones(SIZE))
-        leader = cluster.owner(Keys("w").record)
+        leader = cluster.owner(RECORD)
         replicas = [node for node in cluster.nodes if replication(node).get("master_port") == str(leader.port)]
         assert len(replicas) == 1
         os.kill(replicas[0].pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
@@ -244,7 +238,7 @@ def test_what_was_not_confirmed_is_lost_by_name_and_nothing_else(spread, caplog)
     assert (spread.parts(), watcher.info().unacknowledged) == ([], [])
 
 
-@pytest.mark.parametrize("spread", [{"limits": redisacc.Limits(buffer=2 * 4 * SIZE)}], indirect=True)
+@pytest.mark.parametrize("spread", [{"limits": redisacc.Limits(0, 2 * 4 * SIZE, 0)}], indirect=True)
 def test_a_sum_that_replicas_do_not_confirm_replaces_nothing(spread):
     """Other workers were told that their gradients were confirmed."""
     acc = spread.open(min_replicas=1)
@@ -280,13 +274,15 @@ def test_what_was_kept_is_removed_when_replicas_are_back(spread):
     assert numbers_of(taking.__enter__().gradient) == [1]
     with spread.stalled(replica):
         taking.__exit__(None, None, None)
-        # Nor may another process remove them, whose connection has not written anything yet.
-        others = AttemptScripts(connect(spread.client()), spread.keys, min_replicas=1)
-        with pytest.raises(redisacc.NotReplicatedError, match="ended"):
-            others.sweep(limit=1)
-    assert len(spread.parts()) == 2
-    assert acc.apply_grad(gradient(2), local_step=1)
-    assert numbers_of(acc.take_grad(1, timeout=20)) == [2]
+        # Nor may another process remove them, which takes a round as well.
+        other = spread.open(min_replicas=1)
+        with pytest.raises(redisacc.NotReplicatedError, match="counted"):
+            other.apply_grad(gradient(2), local_step=1)
+        with pytest.raises(redisacc.NotReplicatedError, match="taken"):
+            other.take_grad(1, timeout=20)
+    assert len(spread.parts()) == 4
+    with acc.recover() as again:
+        assert numbers_of(again.gradient) == [2]
     assert (spread.parts(), acc.info().attempts) == ([], 0)
 
 
@@ -334,60 +330,47 @@ def test_a_master_fails_while_workers_apply(spread, which, background, until):
             found = numbers_of(taken.gradient)
     assert len(found) == len(set(found))
     assert set(confirmed) <= set(found) <= {*confirmed, *unconfirmed}
-    collect_garbage(spread)
+    collect_garbage(spread.cluster.url)
     assert leftovers(spread.client()) == []
-
-
-def collect_garbage(spread):
-    transport = connect(spread.cluster.url)
-    for leftover in find_garbage(transport):
-        remove_garbage(transport, leftover)
 
 
 @pytest.mark.parametrize("which", ["leader", "other"])
-def test_a_master_fails_while_a_taker_reads(spread, which, monkeypatch):
+def test_a_master_fails_while_a_taker_reads(spread, proxied, which):
     """Its replica has everything, so nobody notices."""
-    acc = spread.open()
     for number in (1, 2, 3):
-        acc.apply_grad(gradient(number))
-    fetch = Transport.fetch
-
-    def fail_over_first(self, arrivals, **options):
-        monkeypatch.setattr(Transport, "fetch", fetch)
-        spread.fail_over(getattr(spread, which), in_step=True)
-        return fetch(self, arrivals, **options)
-
-    monkeypatch.setattr(Transport, "fetch", fail_over_first)
-    assert numbers_of(acc.take_grad(3, timeout=60)) == [1, 2, 3]
-    assert (spread.parts(), acc.info().unacknowledged) == ([], [])
+        proxied.apply_grad(gradient(number))
+    node = getattr(spread, which)
+    failed = []
+    spread.proxy_before(node).before("GET", lambda: failed.append(spread.fail_over(node, in_step=True)))
+    assert numbers_of(proxied.take_grad(3, timeout=60)) == [1, 2, 3]
+    assert (len(failed), spread.parts(), proxied.info().unacknowledged) == (1, [], [])
 
 
 @pytest.mark.parametrize("lags", [False, True])
-def test_the_leader_fails_between_the_registration_and_the_commit(spread, lags, between):
+def test_the_leader_fails_between_the_registration_and_the_commit(spread, proxied, lags):
     """A leader that does not know the attempt refuses it, and its writer begins a new one."""
-    acc = spread.open()
-    acc.apply_grad(gradient(1))
+    proxied.apply_grad(gradient(1))
     if lags:
         # Before the registration, so that it is lost.
         spread.hold_back(spread.leader)
-    between(lambda: spread.fail_over(spread.leader, in_step=not lags))
-    assert acc.apply_grad(gradient(2)).num_accumulated == 2
-    assert numbers_of(acc.take_grad(2, timeout=60)) == [1, 2]
-    collect_garbage(spread)
+    proxy = spread.proxy_before(spread.leader)
+    proxy.before("commit", lambda: spread.fail_over(spread.leader, in_step=not lags))
+    assert proxied.apply_grad(gradient(2)).num_accumulated == 2
+    assert numbers_of(proxied.take_grad(2, timeout=60)) == [1, 2]
+    collect_garbage(spread.cluster.url)
     assert leftovers(spread.client()) == []
 
 
-def test_the_master_of_a_partition_fails_before_the_commit(spread, between):
+def test_the_master_of_a_partition_fails_before_the_commit(spread, proxied):
     """Nobody has asked it for confirmation. What is missing is found when the round is read."""
-    acc = spread.open()
-    acc.apply_grad(gradient(1))
+    proxied.apply_grad(gradient(1))
     spread.hold_back(spread.other)
-    between(lambda: spread.fail_over(spread.other))
-    assert acc.apply_grad(gradient(2))
+    spread.proxy_before(spread.leader).before("commit", lambda: spread.fail_over(spread.other))
+    assert proxied.apply_grad(gradient(2))
     with pytest.raises(redisacc.DataLossError) as caught:
-        acc.take_grad(2, timeout=60)
+        proxied.take_grad(2, timeout=60)
     assert caught.value.part
-    with acc.recover(skip_lost=True) as taken:
+    with proxied.recover(skip_lost=True) as taken:
         assert numbers_of(taken.gradient) == [1]
 
 
@@ -398,7 +381,8 @@ def test_the_master_of_a_partition_fails_before_the_commit(spread, between):
 def weights(spread):
     with redisacc.Parameters("w", redis=spread.cluster.url, partitions=2) as made:
         made.publish(np.zeros(40_000), 0)
-        assert made._reader.keys.partitions == spread.keys.partitions
+        partitions = spread.client().hget(f"{RECORD}:parameters", "partitions")
+        assert partitions == ",".join(map(str, spread.partitions)).encode()
         yield made
         made.delete()
 
@@ -410,7 +394,7 @@ def test_a_part_of_parameters_is_lost_and_published_again(spread, weights):
     with redisacc.Parameters("w", redis=spread.cluster.url) as reader:
         with pytest.raises(redisacc.DataLossError, match="of step 1 is lost") as caught:
             reader.latest()
-        assert caught.value.part.startswith(tuple(spread.keys.homes))
+        assert caught.value.part.startswith(tuple(spread.homes))
         assert not reader.is_complete()
         weights.publish(np.ones(40_000), 1)
         assert reader.is_complete()
@@ -430,5 +414,5 @@ def test_the_leader_of_parameters_forgets_a_version(spread, weights):
         step, values = reader.latest()
         assert (step, set(values.tolist())) == (1, {1.0})
     # The other master still has its part of the version that was forgotten.
-    (leftover,) = [found for found in find_garbage(connect(spread.client())) if found.why == "blob"]
-    assert remove_garbage(connect(spread.client()), leftover) == 1
+    assert [one["why"] for one in collect_garbage(spread.cluster.url)].count("blob") == 1
+    assert collect_garbage(spread.cluster.url, "--dry-run") == []

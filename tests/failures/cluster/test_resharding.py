@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 
 import numpy as np
 import pytest
-from support.resharding import Move, migrate_at_once
+from support.resharding import Move, migrate_at_once, slot_of
 from support.selection import thorough
 from support.until import until
 
 import redisacc
-from redisacc._format.keys import Keys
-from redisacc._redis.cluster.slot_map import key_slot
-from redisacc._redis.faults import ReplyError
-from redisacc._redis.node import Node
 
 WORKERS = 3
 # Elements of a gradient: summed in place, buffered in a field, and buffered in parts.
@@ -74,22 +71,26 @@ class Load:
         assert (info.applied, info.num_accumulated, info.unacknowledged) == (sum(self._sent), 0, [])
 
 
+class Refusals:
+    """The codes of the errors by which nodes have redirected, or put off, commands."""
+
+    def __init__(self, nodes):
+        self._nodes = nodes
+        self.forget()
+
+    def forget(self):
+        for node in self._nodes:
+            node.ask("CONFIG", "RESETSTAT")
+
+    @property
+    def codes(self):
+        texts = [node.ask("INFO", "errorstats") for node in self._nodes]
+        return {code for text in texts for code in re.findall(r"errorstat_(\w+):", text)}
+
+
 @pytest.fixture
-def seen(monkeypatch):
-    """The codes of all refusals by which nodes redirect or put off commands."""
-    codes, exchange = set(), Node.exchange
-
-    def noting(self, commands, deadline):
-        try:
-            replies = exchange(self, commands, deadline)
-        except ReplyError as error:
-            codes.add(error.code)
-            raise
-        codes.update(reply.code for reply in replies if isinstance(reply, ReplyError))
-        return replies
-
-    monkeypatch.setattr(Node, "exchange", noting)
-    return codes
+def refusals(shared_cluster):
+    return Refusals(shared_cluster.nodes)
 
 
 def moves_of(cluster, key):
@@ -107,15 +108,16 @@ def moves_of(cluster, key):
         usual=[("key by key", "parts"), ("at once", "in_place"), ("key by key", "partitions")],
     ),
 )
-def test_nothing_is_lost_or_doubled(shared_cluster, background, until, seen, how, size):
+def test_nothing_is_lost_or_doubled(shared_cluster, background, until, refusals, how, size):
     load = Load(shared_cluster.url, f"moving {how} {size}", *SIZES[size], 3 if size == "partitions" else None)
     # With partitions, all four slots move, one after the other.
-    of = Keys(f"moving {how} {size}", load.acc.info().partitions)
-    turns = itertools.cycle([of.record, *of.homes])
+    name = f"moving {how} {size}"
+    partitions = load.acc.info().partitions or ()
+    turns = itertools.cycle([f"redisacc:{{{name}}}", *(f"redisacc:{{{name}/{p}}}" for p in partitions)])
 
     def move():
         key = next(turns)
-        slot = key_slot(key)
+        slot = slot_of(key)
         source, target, others = moves_of(shared_cluster, key)
         if how == "at once":
             migrate_at_once(slot, source, target, until)
@@ -123,36 +125,36 @@ def test_nothing_is_lost_or_doubled(shared_cluster, background, until, seen, how
             Move(slot, source, target, others).whole()
 
     load.run(background, move, moves=8)
-    assert seen & {"MOVED", "ASK", "TRYAGAIN"}
+    assert refusals.codes & {"MOVED", "ASK", "TRYAGAIN"}
     load.acc.delete()
 
 
-def test_a_slot_that_has_moved(shared_cluster, seen):
+def test_a_slot_that_has_moved(shared_cluster, refusals):
     with redisacc.ConditionalAccumulator("float32", [8], "moved", redis=shared_cluster.url) as acc:
         assert acc.apply_grad(np.ones(8))
         source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
-        Move(key_slot(acc.accumulator_ref), source, target, others).whole()
+        Move(slot_of(acc.accumulator_ref), source, target, others).whole()
         assert acc.apply_grad(np.ones(8))
-        assert "MOVED" in seen
-        seen.clear()
+        assert "MOVED" in refusals.codes
+        refusals.forget()
         assert acc.take_grad(2).tolist() == [1] * 8
-        assert "MOVED" not in seen
+        assert "MOVED" not in refusals.codes
         assert shared_cluster.owner(acc.accumulator_ref) is target
         acc.delete()
 
 
-def test_a_slot_that_stays_half_moved(shared_cluster, background, until, seen):
+def test_a_slot_that_stays_half_moved(shared_cluster, background, until, refusals):
     """Scripts wait until all of their keys are on one node. Single keys are read wherever they are."""
     acc = redisacc.ConditionalAccumulator("float32", [8], "half", redis=shared_cluster.url, reduction_type="SUM")
     assert acc.apply_grad(np.ones(8))
     source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
-    move = Move(key_slot(acc.accumulator_ref), source, target, others)
+    move = Move(slot_of(acc.accumulator_ref), source, target, others)
     move.begin()
     move.move(acc.accumulator_ref)
     assert acc.num_accumulated() == 1
-    assert "ASK" in seen
+    assert "ASK" in refusals.codes
     waiting = background(acc.apply_grad, np.ones(8))
-    until(lambda: "TRYAGAIN" in seen)
+    until(lambda: "TRYAGAIN" in refusals.codes)
     assert waiting.running
     move.move_all()
     move.end()
@@ -168,7 +170,7 @@ def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, backgr
     taking = background(acc.take_grad, 1, timeout=30)
     until(lambda: acc.info().waiting)
     source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
-    Move(key_slot(acc.accumulator_ref), source, target, others).whole()
+    Move(slot_of(acc.accumulator_ref), source, target, others).whole()
     channel = f"{acc.accumulator_ref}:wake"
     until(lambda: target.ask("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
     with redisacc.ConditionalAccumulator("float32", [1], "woken", redis=shared_cluster.url) as other:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._format.keys import Keys
 
 pytestmark = pytest.mark.servers("cluster")
 
@@ -38,11 +37,6 @@ def cluster(make_cluster):
     return made
 
 
-def owner_of(acc, cluster, key):
-    port = int(acc._transport.owner_of(key).rpartition(":")[2])
-    return next(node for node in cluster.nodes if node.port == port)
-
-
 def apply_all(acc, background, until, *, between=lambda: None):
     take, step = background(acc.take_grad, 3), acc.global_step()
     until(lambda: acc.info().waiting)
@@ -56,9 +50,9 @@ def apply_all(acc, background, until, *, between=lambda: None):
 def test_a_take_does_not_wait_for_a_node_of_partitions(cluster, background, durations):
     durations(confirmation=100.0)
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, partitions=30) as acc:
-        keys = acc._keys
-        leader = owner_of(acc, cluster, keys.record)
-        other = next(node for home in keys.homes if (node := owner_of(acc, cluster, home)) is not leader)
+        leader = cluster.owner(acc.accumulator_ref)
+        homes = [f"redisacc:{{w/{partition}}}" for partition in acc.info().partitions]
+        other = next(node for home in homes if (node := cluster.owner(home)) is not leader)
         with stopped(other):
             with pytest.raises(redisacc.TakeTimeoutError):
                 background(acc.take_grad, 1, timeout=0.5).result(30)
@@ -78,7 +72,7 @@ def test_a_reducer_goes_on_where_nodes_answer(cluster, background, until, caplog
     ]
     by_node = {}
     for acc in accs:
-        by_node.setdefault(owner_of(acc, cluster, acc._keys.record), acc)
+        by_node.setdefault(cluster.owner(acc.accumulator_ref), acc)
     (silent, bad), (_, good), *_ = by_node.items()
     with redisacc.Reducer(redis=cluster.url) as reducer:
         run = background(reducer.run)
@@ -91,15 +85,16 @@ def test_a_reducer_goes_on_where_nodes_answer(cluster, background, until, caplog
                 if good.info().reducer is None:
                     lapsed.append(1)
 
+        name = bad.info().name
         with stopped(silent):
-            until(lambda: f"{bad._keys.name}: the reducer cannot reach the server" in caplog.text, 30)
+            until(lambda: f"{name}: the reducer cannot reach the server" in caplog.text, 30)
             watching = background(watch)
             # Several attempts to reach it.
             done.wait(8)
             done.set()
             watching.result()
             assert len(lapsed) <= 5
-        until(lambda: f"{bad._keys.name}: the server is back" in caplog.text, 60)
+        until(lambda: f"{name}: the server is back" in caplog.text, 60)
         reducer.close()
         run.result(30)
     for acc in accs:
@@ -109,9 +104,9 @@ def test_a_reducer_goes_on_where_nodes_answer(cluster, background, until, caplog
 @pytest.mark.thorough
 def test_a_reducer_hears_calls_through_its_own_node(cluster, background, until):
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, reduction_type="SUM") as acc:
-        own = owner_of(acc, cluster, acc._keys.record)
+        own = cluster.owner(acc.accumulator_ref)
         # Where a pattern of channels would belong, if it belonged anywhere.
-        pattern = owner_of(acc, cluster, Keys("*").calls)
+        pattern = cluster.owner("redisacc:{*}:calls")
         silent = pattern if pattern is not own else next(node for node in cluster.nodes if node is not own)
         with redisacc.Reducer(redis=cluster.url, node=f"127.0.0.1:{own.port}") as reducer:
             with stopped(silent):
@@ -125,7 +120,7 @@ def test_a_reducer_hears_calls_through_its_own_node(cluster, background, until):
 def test_a_reducer_waits_for_its_node(cluster, background, until, caplog):
     """It is started while the node is down, and works when the node is back."""
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, reduction_type="SUM") as acc:
-        own = owner_of(acc, cluster, acc._keys.record)
+        own = cluster.owner(acc.accumulator_ref)
         address = f"127.0.0.1:{own.port}"
         own.kill()
         with redisacc.Reducer(redis=cluster.url, node=address) as reducer:

@@ -9,8 +9,8 @@ import pytest
 import redis
 from support.resharding import Move, hold_back, hold_back_no_more, migrate_at_once, replication
 
-from redisacc._redis.connect import connect
 from redisacc.cli.checks.slot_moves import examine_moves
+from redisacc.cli.shared.options import transport_of
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def slot_of(node):
 @pytest.mark.slow
 def test_doctor_names_slots_whose_target_has_replicas_that_lag(masters, until):
     cluster, source, target, replica = masters
-    transport = connect(cluster.url)
+    transport = transport_of(cluster.url)
     finding = examine_moves(transport)
     assert (finding.status, finding.found) == ("ok", "no slot is being moved")
     move = Move(slot_of(source), source, target, [])
@@ -59,7 +59,7 @@ def test_doctor_names_slots_whose_target_has_no_replica(masters):
     """A master that has just been added, so that it owns no slot yet."""
     cluster, source, _, _ = masters
     target = cluster.add_master()
-    transport = connect(cluster.url)
+    transport = transport_of(cluster.url)
     slots = [slot_of(source) + n for n in range(5)]
     for slot in slots:
         Move(slot, source, target, []).begin()
@@ -77,14 +77,14 @@ def test_doctor_names_slots_that_the_servers_move_themselves(masters, until):
     os.kill(target.pid, signal.SIGSTOP)
     try:
         source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot + 2, "NODE", node_id(source, target))
-        finding = examine_moves(connect(cluster.url))
+        finding = examine_moves(transport_of(cluster.url))
     finally:
         os.kill(target.pid, signal.SIGCONT)
     assert finding.status == "warn"
     named = f"slots {slot}, {slot + 1}, {slot + 2}"
     assert finding.found == f"being moved: {named} to 127.0.0.1:{target.port}, which does not answer"
     until(lambda: owns(target, slot))
-    assert examine_moves(connect(cluster.url)).found == "no slot is being moved"
+    assert examine_moves(transport_of(cluster.url)).found == "no slot is being moved"
 
 
 def node_id(asked, node):

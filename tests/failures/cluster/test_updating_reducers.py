@@ -11,6 +11,7 @@ from subprocess import DEVNULL
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
+from support.servers import ClusterClient
 from support.training_options import grouped
 from support.warm_python import WarmPython
 
@@ -44,12 +45,13 @@ def test_no_bit_changes_if_one_is_killed_and_one_is_stopped(shared_cluster, redu
     options = {"optimizer": OPTIMIZER, "workers": CREW, "partitions": 3, "redis": shared_cluster.url}
     with contextlib.ExitStack() as opened:
         chief = opened.enter_context(redisacc.Chief("reduced", parameters, **grouped(options)))
+        client = ClusterClient(host="127.0.0.1", port=shared_cluster.nodes[0].port)
+        partitions = client.hget("redisacc:{reduced}", "partitions").decode().split(",")
         processes = [reducer(node) for node in shared_cluster.nodes]
 
         def working():
             """Returns the processes that hold the lease of a partition."""
-            gradients = chief._accumulator
-            read = [gradients._transport.call("HGET", key, "who") for key in gradients._keys.reducers]
+            read = [client.hget(f"redisacc:{{reduced}}:reducer:{partition}", "who") for partition in partitions]
             return {int(who.rpartition(b":")[2]) for who in read if who}
 
         def work(number):

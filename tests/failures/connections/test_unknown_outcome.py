@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from redisacc._protocol.scripts.accumulators import Scripts
 from support.leaks import leftovers
 from support.proxy import Fault
 from support.selection import ONE_NODE
@@ -14,7 +15,6 @@ from support.servers import CLUSTER
 from support.timeouts import SENDING, short_timeouts
 
 import redisacc
-from redisacc._protocol.scripts.accumulators import Scripts
 
 pytestmark = pytest.mark.servers("valkey", CLUSTER)
 

@@ -10,11 +10,11 @@ from member import BEGIN, CREW, OPTIMIZER
 from support.local_updates import LocalTraining, gradient_of
 from support.until import until
 
-from redisacc._protocol.leases.crew import LEASE
-
 pytestmark = pytest.mark.thorough
 
 UNTIL = 12
+# The lease of a chief, in seconds.
+LEASE = 10.0
 # The step at which the host of the chief is cut off, and one that only its successor can reach.
 CUT, LATER = 4, 8
 # Seconds for what a takeover needs besides the lease: the rest of the last renewal, and the first requests.

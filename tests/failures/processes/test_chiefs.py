@@ -50,8 +50,9 @@ def check(chief, size, client):
     local = LocalTraining(OPTIMIZER, model_of(size), weights=(1.0,) * WORKERS, gradient=compute).train(LAST)
     assert differences(local, chief.latest()[1], state_of(chief)) == []
     assert leftovers(client) == []
-    info = chief._accumulator.info()
-    assert (info.takes, info.unacknowledged, info.global_step) == (LAST, [], LAST)
+    record = f"redisacc:{{{NAME}}}"
+    assert client.hmget(record, "takes", "global_step") == [str(LAST).encode()] * 2
+    assert not client.exists(f"{record}:taken")
 
 
 def succeed(client, size, partitions, running, *, child=None, until=None):

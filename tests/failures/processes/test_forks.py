@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
+import redis
 import support
 from support import clients
 from support.leaks import remaining
 
-from redisacc._redis import forks
+import redisacc
 
 PROGRAM = Path(support.__file__).with_name("forking_parent.py")
 CLIENTS = {"valkey": ["url", *clients.ALL], "cluster": ["url", "client"]}
@@ -69,28 +70,37 @@ def test_children_that_are_forked_while_threads_open_connections_end(real_server
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.fixed("client")
-def test_a_fork_waits_for_a_thread_that_opens_a_connection(open_dense, background, until):
+def test_a_fork_waits_for_a_thread_that_opens_a_connection(real_server, background):
     """OpenSSL has locks that a child cannot release, and a child would wait for them without a word."""
-    acc = open_dense("float32", [1])
-    node = acc._transport._server
-    started, opened = threading.Event(), threading.Event()
-    get = node._pool.get_connection
+    is_slow, started, forking, opened = (threading.Event() for _ in range(4))
+    # The latest of these calls is made first.
+    os.register_at_fork(before=forking.set)
 
-    def slow(*arguments):
-        started.set()
-        until(lambda: forks._openings._forks)
-        opened.set()
-        return get(*arguments)
+    class Connection(redis.Connection):
+        def _connect(self):
+            if is_slow.is_set() and not started.is_set():
+                started.set()
+                assert forking.wait(30)
+                # By then, a fork that does not wait is over.
+                time.sleep(0.2)
+                opened.set()
+            return super()._connect()
 
-    with mock.patch.object(node._pool, "get_connection", slow):
-        opening = background(lambda: node._pool.release(node._get_connection()))
-        assert started.wait(30)
+    def child(function):
         pid = os.fork()
         if not pid:
-            os._exit(0 if opened.is_set() else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        opening.result()
-    # Neither side is left waiting.
-    assert not forks._openings._forks
-    assert not forks._openings._threads
+            os._exit(0 if function() else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    pool = redis.ConnectionPool(host="127.0.0.1", port=real_server.port, connection_class=Connection)
+    with redisacc.ConditionalAccumulator("float32", [1], "w", redis=redis.Redis(connection_pool=pool)) as acc:
+        is_slow.set()
+        pool.disconnect()
+        opening = background(acc.num_accumulated)
+        assert started.wait(30)
+        assert child(opened.is_set) == 0
+        assert opening.result() == 0
+        # Neither side is left waiting.
+        assert child(lambda: acc.num_accumulated() == 0) == 0
+        acc.delete()
+    pool.disconnect()

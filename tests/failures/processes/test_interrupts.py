@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 from support.selection import thorough
 
 import redisacc
 from redisacc._protocol.lifecycle.events import Event
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.transport import Transport
 
 PROGRAM = Path(__file__).with_name("interrupted_worker.py")

@@ -8,43 +8,42 @@ import numpy as np
 import pytest
 from support.child_processes import ChildProcesses
 from support.fork_server import NAME, open_shared
-from support.proxy import Fault, all_faults
+from support.proxy import Fault, Proxy, all_faults, proxy_before_server
 from support.selection import thorough
 
 import redisacc
-from redisacc._data.gradient import Gradient, Section
-from redisacc._format import buffered as buffered_format
-from redisacc._format.keys import Keys
-from redisacc._protocol.parts.staging import stage_commands
-from redisacc._protocol.sums import reducer_reliance as reliance
-from redisacc._protocol.sums import reducer_sums as stored_sums
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
-KEYS = Keys(NAME)
+RECORD = f"redisacc:{{{NAME}}}"
 WORKERS = 3
 # Three parts for each gradient.
 SIZE = 150_000
-EMPTY = Gradient((Section(np.zeros(SIZE, np.float32)),))
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_reducers(durations):
+    """Takers try again at once after a reducer was late. On a busy machine, it stores the last parts of a sum late."""
+    durations(without_reducer=0.0, sum_patience=0.5)
 
 
 @pytest.fixture
-def used(durations, monkeypatch):
-    """One item for each take that used the whole sum of a reducer. Takers soon try again after one was late."""
-    monkeypatch.setattr(reliance, "SHORTEST", 0.0)
-    # On a busy machine, a reducer stores the last parts of a sum later than usual.
-    durations(sum_patience=0.5)
-    found = []
-    succeed = reliance.ReducerReliance.succeed
-    monkeypatch.setattr(reliance.ReducerReliance, "succeed", lambda self: (found.append(1), succeed(self)))
-    return found
+def own_proxy(real_server):
+    """The taker's own proxy, which counts what it fetches."""
+    with proxy_before_server(real_server.url) as made:
+        yield made
 
 
 class Rounds:
-    """Rounds of one accumulator, each compared with a plain sum, bit for bit."""
+    """Rounds of one accumulator, each compared with a plain sum, bit for bit.
 
-    def __init__(self, acc, background, until, *, workers=WORKERS):
-        self.acc, self.workers = acc, workers
+    Attributes:
+        reduced: how many of them have used a reducer's sum.
+    """
+
+    def __init__(self, acc, own_proxy, background, until, *, workers=WORKERS):
+        self.acc, self.workers, self.reduced = acc, workers, 0
+        self._own_proxy: Proxy = own_proxy
         self._background, self._until = background, until
         self._random = np.random.default_rng(1)
 
@@ -61,6 +60,7 @@ class Rounds:
             exact: whether the sum is formed in the order of the gradients. Compacting changes it.
         """
         step, rows = self.acc.global_step(), self.gradients()
+        self._own_proxy.listen_anew()
         take = self._background(self.acc.take_grad, self.workers)
         self._until(lambda: len(self.acc.info().waiting) == 1)
         for row in rows:
@@ -70,28 +70,30 @@ class Rounds:
         for row in rows[1:]:
             expected += row
         np.testing.assert_allclose(take.result(), expected, rtol=0, atol=0 if exact else 1e-6 * np.abs(rows).max())
+        # The sum is as large as one gradient.
+        self.reduced += sum(self._own_proxy.lengths["reply"]) < 1.5 * rows[0].nbytes
 
-    def play_until_reduced(self, used):
+    def play_until_reduced(self):
         """Has rounds until one of them uses a reducer's sum."""
-        before = len(used)
-        self._until(lambda: self.play() or len(used) > before, timeout=60)
+        before = self.reduced
+        self._until(lambda: self.play() or self.reduced > before, timeout=60)
 
 
-def opened(client, partitions=None):
+def opened(where, partitions=None):
     return redisacc.ConditionalAccumulator(
         "float32",
         [SIZE],
         NAME,
         reduction_type="SUM",
-        redis=client,
+        redis=where,
         limits=redisacc.Limits(in_place=0),
         partitions=partitions,
     )
 
 
 @pytest.fixture(params=thorough([None, 3], usual=[None]), ids=["whole", "partitions"])
-def rounds(request, real_client, background, until):
-    made = Rounds(opened(real_client, request.param), background, until)
+def rounds(request, own_proxy, background, until):
+    made = Rounds(opened(own_proxy.url, request.param), own_proxy, background, until)
     yield made
     made.acc.delete()
 
@@ -99,21 +101,22 @@ def rounds(request, real_client, background, until):
 @pytest.fixture
 def leases(rounds, real_client):
     """Returns what a field of the leases of the reducers says, as far as there are any."""
-    keys = Keys(NAME, rounds.acc.info().partitions)
+    partitions = rounds.acc.info().partitions
+    keys = [f"{RECORD}:reducer:{partition}" for partition in partitions] if partitions else [f"{RECORD}:reducer"]
 
     def read(field):
-        return {real_client.hget(key, field) for key in keys.reducers} - {None}
+        return {real_client.hget(key, field) for key in keys} - {None}
 
     return read
 
 
 @pytest.fixture
-def rounds_of(real_client, background, until):
+def rounds_of(own_proxy, background, until):
     """Makes rounds of so many gradients, with a buffer limit that holds two."""
     made = []
 
     def make(workers):
-        made.append(Rounds(open_shared(real_client, SIZE, 0), background, until, workers=workers))
+        made.append(Rounds(open_shared(own_proxy.url, SIZE, 0), own_proxy, background, until, workers=workers))
         return made[-1]
 
     yield make
@@ -135,9 +138,9 @@ def number_of(request, usual):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
-def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, used, end, request):
+def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, end, request):
     child = child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     for fault in places(proxy, rounds, number_of(request, 3)):
         proxy.arm(Fault(fault.direction, fault.number, fault.offset, "stall"))
         # It may have nothing to say at this place in this round.
@@ -154,13 +157,13 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, 
             until(lambda child=child: child.gone)
             child = child_processes.start("reduce", 0, SIZE)
         proxy.arm(None)
-        rounds.play_until_reduced(used)
+        rounds.play_until_reduced()
 
 
 @pytest.mark.thorough
-def test_a_second_reducer_takes_over(child_processes, rounds, leases, until, used):
+def test_a_second_reducer_takes_over(child_processes, rounds, leases, until):
     children = [child_processes.start("reduce", 0, SIZE) for _ in range(2)]
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
 
     def work(child):
         return any(who.endswith(f":{child.pid}".encode()) for who in leases("who"))
@@ -168,23 +171,23 @@ def test_a_second_reducer_takes_over(child_processes, rounds, leases, until, use
     # Both may work, each for some of the partitions.
     dying, staying = children if work(children[0]) else reversed(children)
     dying.signal(signal.SIGKILL)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     until(lambda: rounds.play() or (work(staying) and not work(dying)))
 
 
 @pytest.mark.thorough
-def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, rounds, used, request):
+def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, rounds, request):
     child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     for fault in places(proxy, rounds, number_of(request, 4)):
         proxy.arm(fault)
         rounds.play()
         proxy.arm(None)
-        rounds.play_until_reduced(used)
+        rounds.play_until_reduced()
 
 
 @pytest.mark.slow
-def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used, clock):
+def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, clock):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
     try:
         processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path, clock.env)
@@ -192,35 +195,47 @@ def test_a_reducer_that_may_not_write(real_server, real_client, child_processes,
         for _ in range(3):
             rounds.play()
         assert not child.gone
-        assert used == []
+        assert rounds.reduced == 0
         # Another one, which may, works on it as soon as the first one has given up its lease.
         child_processes.start("reduce", 0, SIZE)
-        rounds.play_until_reduced(used)
+        rounds.play_until_reduced()
         processes.end()
     finally:
         real_client.execute_command("ACL", "DELUSER", "reader")
 
 
+@pytest.fixture
+def example(real_client):
+    """The header, in hexadecimal digits, and the parts of a gradient of this size."""
+    with redisacc.ConditionalAccumulator(
+        "float32", [SIZE], "example", redis=real_client, limits=redisacc.Limits(in_place=0)
+    ) as acc:
+        acc.apply_grad(np.zeros(SIZE))
+        ((name, entry),) = real_client.hgetall("redisacc:{example}:buffered").items()
+        parts = [real_client.get(f"redisacc:{{example}}:part:{name.decode()}:{part}") for part in range(3)]
+        acc.delete()
+    return entry.partition(b" ")[2].hex(), parts
+
+
 @pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds, real_client, used):
+def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds, real_client, example):
     child = child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
-    header = buffered_format.pack(EMPTY).header.hex()
     real_client.publish("redisacc:{other}:calls", "required=3")
-    real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={header}")
-    rounds.play_until_reduced(used)
+    real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={example[0]}")
+    rounds.play_until_reduced()
     assert not child.gone
     real_client.delete("redisacc:{other}")
 
 
-def test_a_full_server(daemon, background, until, tmp_path, used, clock):
+def test_a_full_server(daemon, background, until, tmp_path, clock):
     server = daemon("--maxmemory-policy", "noeviction").start()
     processes = ChildProcesses(server.url, tmp_path, clock.env)
     child = processes.start("reduce", 0, SIZE)
-    with server.client() as client:
-        rounds = Rounds(opened(client), background, until)
-        rounds.play_until_reduced(used)
+    with server.client() as client, proxy_before_server(server.url) as own_proxy:
+        rounds = Rounds(opened(own_proxy.url), own_proxy, background, until)
+        rounds.play_until_reduced()
         step, rows = rounds.acc.global_step(), rounds.gradients()
         take = background(rounds.acc.take_grad, WORKERS)
         until(lambda: len(rounds.acc.info().waiting) == 1)
@@ -233,55 +248,53 @@ def test_a_full_server(daemon, background, until, tmp_path, used, clock):
         client.config_set("maxmemory", 0)
         rounds.acc.apply_grad(rows[-1], local_step=step)
         np.testing.assert_array_equal(take.result(), rows[0] + rows[1] + rows[2])
-        rounds.play_until_reduced(used)
+        rounds.play_until_reduced()
         assert not child.gone
         rounds.acc.delete()
     processes.end()
 
 
-def test_gradients_that_are_refused_after_their_parts_were_added(child_processes, rounds, real_client, used, until):
+def test_gradients_that_are_refused_after_their_parts_were_added(child_processes, rounds, real_client, example):
     child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     acc, number = rounds.acc, iter(range(1000))
 
     def upload_and_refuse():
-        """ExpectedGradients a gradient like a worker whose admission is then refused: its parts vanish."""
-        name = f"refused-{next(number)}"
-        packed = buffered_format.pack(EMPTY)
-        place = real_client.hincrby(KEYS.record, "places", 1)
-        shape, header = f"[{SIZE}]", packed.header.hex()
-        real_client.publish(KEYS.wake, f"gradient={name} place={place} shape={shape} header={header}")
-        for part, command in enumerate(stage_commands(KEYS, name, packed.parts)):
-            real_client.set(command[1], bytes(command[2]), px=60_000)
-            real_client.publish(KEYS.wake, f"gradient={name} parts={part + 1}")
-        real_client.delete(*[KEYS.staged(name, part) for part in range(len(packed.parts))])
+        """Uploads a gradient like a worker whose admission is then refused: its parts vanish."""
+        name, (header, parts) = f"refused-{next(number)}", example
+        place = real_client.hincrby(RECORD, "places", 1)
+        real_client.publish(f"{RECORD}:wake", f"gradient={name} place={place} shape=[{SIZE}] header={header}")
+        keys = [f"{RECORD}:staged:{name}:{part}" for part in range(len(parts))]
+        for part, key in enumerate(keys):
+            real_client.set(key, parts[part], px=60_000)
+            real_client.publish(f"{RECORD}:wake", f"gradient={name} parts={part + 1}")
+        real_client.delete(*keys)
 
     for _ in range(3):
         rounds.play(between=upload_and_refuse)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     assert acc.info().applied == WORKERS * acc.global_step()
 
 
 @pytest.mark.thorough
-def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, real_client, used):
+def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, real_client, example):
     child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     step, rows = rounds.acc.global_step(), rounds.gradients()
     for row in rows:
         rounds.acc.apply_grad(row, local_step=step)
     # A worker that has announced everything, and whose parts have expired, comes first in the order.
-    header = buffered_format.pack(EMPTY).header.hex()
-    real_client.publish(KEYS.wake, f"gradient=gone-1 place=0 shape=[{SIZE}] header={header}")
-    real_client.publish(KEYS.wake, "gradient=gone-1 parts=3")
+    real_client.publish(f"{RECORD}:wake", f"gradient=gone-1 place=0 shape=[{SIZE}] header={example[0]}")
+    real_client.publish(f"{RECORD}:wake", "gradient=gone-1 parts=3")
     np.testing.assert_array_equal(rounds.acc.take_grad(WORKERS), rows[0] + rows[1] + rows[2])
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
 
 
 @pytest.mark.thorough
-def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, used, background):
+def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, background):
     rounds = rounds_of(2)
     child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
     step, rows = rounds.acc.global_step(), rounds.gradients()
     # It requires two, and dies after the first one.
     taker = child_processes.start("wait", 0, SIZE)
@@ -291,7 +304,7 @@ def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, u
     take = background(rounds.acc.take_grad, 2)
     rounds.acc.apply_grad(rows[1], local_step=step)
     np.testing.assert_array_equal(take.result(), rows[0] + rows[1])
-    rounds.play_until_reduced(used)
+    rounds.play_until_reduced()
 
 
 @pytest.mark.thorough
@@ -303,16 +316,13 @@ def test_gradients_that_are_compacted_while_they_are_added(child_processes, roun
 
 
 @pytest.mark.thorough
-def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, child_processes, rounds, used, monkeypatch):
+def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, proxy, child_processes, rounds, clock):
     """The patience is for all parts together: a reducer that stops in the middle costs it once."""
     child = child_processes.start("reduce", 0, SIZE)
-    rounds.play_until_reduced(used)
-    pauses = []
-    durations(sum_patience=0.05)
-    sleep = stored_sums.clock.sleep
-    monkeypatch.setattr(stored_sums.clock, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
-    child.signal(signal.SIGSTOP)
+    rounds.play_until_reduced()
+    durations(sum_patience=100.0)
+    proxy.before("SET", lambda: child.signal(signal.SIGSTOP))
+    began = clock.now()
     rounds.play()
-    # A pause is counted before it begins; the last may end after the time is up.
-    assert sum(pause for pause in pauses if pause == stored_sums.SUM_PAUSE) <= 0.05 + stored_sums.SUM_PAUSE
+    assert clock.now() - began < 200
     child.signal(signal.SIGCONT)

@@ -448,7 +448,6 @@ import os, signal, sys, time
 import numpy as np
 import redisacc
 from redisacc._protocol.applying import buffer_writer, partition_writer, upload
-from redisacc._protocol.leases import crew
 from redisacc._protocol.parameters import publisher
 from redisacc._protocol.scripts import applying
 from redisacc._protocol.scripts.parameters import ParameterScripts
@@ -458,8 +457,8 @@ from redisacc._clock import durations
 
 what, url, speed = sys.argv[1:]
 if speed == "short":
-    partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS, crew.LEASE = 1500, 10**6, 1.0
-    durations.call = 1.0
+    partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS = 1500, 10**6
+    durations.call = durations.lease = 1.0
     running_time.LONGEST_GAP = 0.3
     upload.STAGING_MS = applying.STAGING_MS = 1500
 

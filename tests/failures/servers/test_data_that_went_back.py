@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from support.proxy import proxy_before_server
 
 import redisacc
 
@@ -323,21 +324,17 @@ def test_another_incarnation_tells_nobody(data, open_acc):
     assert taken(anew) == 2
 
 
-def test_a_take_that_is_sent_twice_notes_a_loss_once(data, open_acc, monkeypatch):
-    worker, busy = open_acc(), open_acc()
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
-    data.go_back()
-    repeat = busy._transport.repeat
-
-    def twice(call, **options):
-        repeat(call, **options)
-        return repeat(call, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(busy._transport, "repeat", twice)
+def test_a_take_that_is_sent_twice_notes_a_loss_once(data, open_acc):
+    with proxy_before_server(data.server.url) as proxy:
+        worker, busy = open_acc(), open_acc(redis=proxy.url)
+        apply(worker, 1)
+        data.keep()
+        assert taken(busy) == 1
+        data.go_back()
+        # The reply is lost.
+        proxy.after("take", proxy.cut_all)
         assert told(busy, ANY) == 1
+        assert proxy.sent.count("take") > 2
     assert losses(data) == b"1"
 
 

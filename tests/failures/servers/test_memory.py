@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import numpy as np
 import pytest
+from support.command import diagnose
 from support.leaks import leftovers
+from support.proxy import proxy_before_server
 from support.servers import contents
 
 import redisacc
-from redisacc._format.keys import Keys
-from redisacc._protocol.parts.sweep import sweep
-from redisacc._redis.connect import connect
-from redisacc._redis.transport import Hint
-from redisacc.cli.doctor import examine
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -33,11 +31,11 @@ GRADIENTS = {
 class Case:
     """An accumulator, and a gradient of ones for it."""
 
-    def __init__(self, open_accumulator, server, kind, shape, grad, limit, partitions=None):
+    def __init__(self, open_accumulator, where, kind, shape, grad, limit, partitions=None, inline=None):
         self.acc = open_accumulator(
             *(kind, "float32", shape, "w"),
-            redis=server.url,
-            limits=redisacc.Limits(in_place=limit),
+            redis=where,
+            limits=redisacc.Limits(in_place=limit, inline=inline),
             reduction_type="SUM",
             worker="ann",
             partitions=partitions,
@@ -64,7 +62,7 @@ class Case:
 def case(request, daemon, open_accumulator):
     server = daemon("--maxmemory-policy", "noeviction").start()
     partitions = 3 if "partitions" in request.param else None
-    return server, Case(open_accumulator, server, *GRADIENTS[request.param], partitions)
+    return server, Case(open_accumulator, server.url, *GRADIENTS[request.param], partitions)
 
 
 class Full:
@@ -104,6 +102,9 @@ def test_a_full_server_can_be_drained(case, open_accumulator, background, until)
     server, it = case
     for _ in range(3):
         it.apply()
+    if it.acc.info().partitions:
+        # A worker has died.
+        server.client().zadd(f"{RECORD}:attempts", {"given-up-1 3": 1})
     full = Full(server)
     # A chief that starts only now.
     chief = type(it.acc)("float32", it.acc.shape, "w", redis=server.url, reduction_type="SUM")
@@ -115,7 +116,8 @@ def test_a_full_server_can_be_drained(case, open_accumulator, background, until)
     with chief.recover() as found:
         assert it.value(found.gradient) == 3
     assert chief.info().unacknowledged == []
-    assert not [key for key in server.client().scan_iter() if b":part:" in key or b":taken" in key]
+    keys = list(server.client().scan_iter())
+    assert not [key for key in keys if re.search(rb":part:|:partition:|:taken|:attempts", key)]
     # One that waits while the server is full, keeps its place, and is served when there is memory again.
     chief.set_global_step(5)
     chief.set_quorum(least=3)
@@ -145,30 +147,31 @@ def test_a_full_server_can_be_drained(case, open_accumulator, background, until)
 
 @pytest.mark.every_server(kind="sparse-buffered")
 @pytest.mark.parametrize("kind", ["dense-buffered", "dense-large", "sparse-buffered"])
-def test_a_gradient_whose_staging_filled_the_server_is_taken_in(daemon, open_accumulator, kind):
+def test_a_gradient_whose_staging_filled_the_server_is_taken_in(daemon, open_accumulator, kind, until):
     # Its memory is in use already, so a refusal at this point would free nothing.
     server = daemon("--maxmemory-policy", "noeviction").start()
-    it = Case(open_accumulator, server, *GRADIENTS[kind])
     full = Full(server)
     full.empty()
-    run = it.acc._transport.run_and_read
 
-    def fill_before_the_script(script, keys, args, *, before=(), **options):
-        if script.name == "buffer" and before:
-            it.acc._transport.pipeline([command for command in before if not isinstance(command, Hint)])
-            full.fill()
-            before = ()
-        return run(script, keys, args, before=before, **options)
+    def staged():
+        return [key for key in server.client().scan_iter() if b":staged:" in key]
 
-    it.acc._transport.run_and_read = fill_before_the_script
-    try:
+    def fill():
+        # What was sent before the script.
+        until(staged)
+        full.fill()
+
+    with proxy_before_server(server.url) as proxy:
+        it = Case(open_accumulator, proxy.url, *GRADIENTS[kind], inline=0)
         assert it.apply()
-    finally:
-        del it.acc._transport.run_and_read
+        if kind == "dense-large":
+            # It asks first whether the gradient would count.
+            proxy.before("buffer", lambda: None)
+        proxy.before("buffer", fill)
+        assert it.apply()
         full.empty()
-    assert it.apply()
-    assert it.take(2) == 2
-    assert not [key for key in server.client().scan_iter() if b":staged:" in key]
+        assert it.take(2) == 2
+        assert staged() == []
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -204,21 +207,8 @@ def test_what_is_missing_leads_to_doctor_which_knows_whether_keys_are_evicted(da
         acc.take_grad(1)
     assert "`redisacc doctor` tells whether this server evicts keys" in str(failure.value)
     assert "noeviction" not in str(failure.value)
-    finding = next(found for found in examine(connect(server.url), server.url) if found.what == "eviction")
     advice = "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
-    assert finding.advice == ("" if policy == "noeviction" else advice)
-
-
-def test_parts_are_removed_while_the_server_is_full(daemon, open_accumulator):
-    server = daemon("--maxmemory-policy", "noeviction").start()
-    it = Case(open_accumulator, server, *GRADIENTS["dense-partitions"], partitions=3)
-    transport, keys = connect(server.client()), Keys("w", partitions=(0, 1, 2))
-    server.client().zadd(keys.attempts, {"given-up-1 3": 1})
-    full = Full(server)
-    assert sweep(transport, keys) == 1
-    full.empty()
-    assert not server.client().exists(keys.attempts)
-    it.acc.delete()
+    assert diagnose(server.url)["eviction"]["advice"] == ("" if policy == "noeviction" else advice)
 
 
 # The keys that a server may evict, one at a time; and for each way of storing gradients, those that do not exist.
@@ -236,7 +226,7 @@ def test_an_evicted_key_is_noticed(daemon_of_all, open_accumulator, gone, more, 
     server = daemon_of_all
     admin = server.client()
     admin.flushall()
-    it = Case(open_accumulator, server, *GRADIENTS[request_])
+    it = Case(open_accumulator, server.url, *GRADIENTS[request_])
     it.apply()
     it.apply()
     victims = {

@@ -9,7 +9,6 @@ import pytest
 from support.leaks import remaining
 
 import redisacc
-from redisacc._format.keys import ParameterKeys
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -27,6 +26,12 @@ def opened():
         handle.close()
 
 
+def until_heard(server, until):
+    """Waits until somebody waits for parameters."""
+    client, channel = server.client(), "redisacc:{w}:parameters:events"
+    until(lambda: client.pubsub_numsub(channel)[0][1])
+
+
 @pytest.mark.thorough
 def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
     caplog.set_level(logging.WARNING, "redisacc")
@@ -35,7 +40,7 @@ def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background,
     writer.publish([np.zeros((100, 4)), np.zeros(3)], 0)
     assert reader.wait(timeout=20)[0] == 0
     waiting = background(reader.wait, 0)
-    until(lambda: reader._lifetime._alarms)
+    until_heard(server, until)
     server.kill()
     until(lambda: "lost the server while waiting for parameters" in caplog.text, 60)
     server.start()
@@ -83,7 +88,7 @@ def test_a_server_that_comes_back_empty(daemon, opened, background, until):
     writer.publish(np.zeros(3), 0)
     reader.latest()
     waiting = background(reader.wait, 0)
-    until(lambda: reader._lifetime._alarms)
+    until_heard(server, until)
     server.kill()
     server.start()
     for call in (waiting.result, reader.latest, lambda: writer.publish(np.ones(3), 1)):
@@ -125,7 +130,7 @@ def test_an_evicted_part_is_an_error(daemon, opened):
     writer = opened(server)
     writer.publish(np.zeros(700_000), 0)
     (blob,) = server.client().hget("redisacc:{w}:parameters", "full").decode().split(":")[:1]
-    server.client().delete(ParameterKeys("w").part(blob, 1))
+    server.client().delete(f"redisacc:{{w}}:parameters:object:{blob}:1")
     with pytest.raises(redisacc.CorruptDataError, match=r"object:.*:1 is missing: it was evicted"):
         opened(server).latest()
     # Whoever publishes the next version repairs it.

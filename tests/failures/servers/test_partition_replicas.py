@@ -7,30 +7,22 @@ import pytest
 from support.proxy import Fault, proxy_before
 
 import redisacc
-from redisacc._protocol.scripts.partitions import PartitionScripts
 
 pytestmark = [
     pytest.mark.servers("valkey", "redis7", "redis62"),
     pytest.mark.every_server,
-    pytest.mark.usefixtures("force_parts"),
 ]
 
 
-def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(monkeypatch, pair, open_accumulator, durations):
+def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_accumulator, durations):
     """The second connection finds the parts there, and its WAIT must not ask about nothing."""
     durations(replication=0.3)
     master, replica = pair
-    commit = PartitionScripts.commit
-
-    def commit_when_the_replica_is_back(*args, **options):
-        # Otherwise, WAIT for the commit would speak for the parts, which are on the same server here.
-        replica.go_on()
-        return commit(*args, **options)
-
     with proxy_before(("127.0.0.1", master.port)) as proxy:
         options = {"redis": proxy.url, "reduction_type": "SUM", "min_replicas": 1, "partitions": 3}
-        acc = open_accumulator("dense", "float32", [30], "w", limits=redisacc.Limits(in_place=0), **options)
-        monkeypatch.setattr(PartitionScripts, "commit", commit_when_the_replica_is_back)
+        acc = open_accumulator("dense", "float32", [30], "w", limits=redisacc.Limits(in_place=0, inline=0), **options)
+        # Otherwise, WAIT for the commit would speak for the parts, which are on the same server here.
+        proxy.before("commit", replica.go_on)
         replica.stall()
         # The server has registered the attempt, and written all parts, with 3 commands each. WAIT is still waiting.
         proxy.arm(Fault("reply", 1 + 3 * 3, 0))

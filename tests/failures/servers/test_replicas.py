@@ -13,14 +13,11 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 from support.clients import ClientKind
+from support.proxy import proxy_before_server
 from support.selection import thorough
 from support.training_options import grouped
 
 import redisacc
-from redisacc._protocol.updates import committer
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import SocketConnection
-from redisacc._redis.transport import limited
 
 pytestmark = pytest.mark.servers("redis7", "redis62")
 
@@ -170,47 +167,58 @@ def test_what_the_replicas_have_is_said(pair, open_stored, daemon, until):
     assert apply(acc, 4, step=0).outcome == "stale"
 
 
-@contextlib.contextmanager
-def short_wait(acc, milliseconds=300):
-    """Shortens this handle's wait for replicas, in a block whose calls wait in vain."""
-    usual = acc._scripts._replicate
-    ((command, replicas, _),) = usual
-    acc._scripts._replicate = [(command, replicas, milliseconds)]
-    yield
-    acc._scripts._replicate = usual
+@pytest.fixture
+def open_hasty(durations):
+    """Opens a handle that does not wait for long for replicas, for calls that wait in vain."""
+
+    def make(open_one, *args, seconds=0.3, **options):
+        with durations(replication=seconds):
+            return open_one(*args, **options)
+
+    return make
 
 
-@pytest.mark.thorough
-def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
+PARTITIONED = {"limits": redisacc.Limits(in_place=0, inline=0), "partitions": 3}
+
+
+@pytest.mark.slow(keep="partitions")
+@pytest.mark.parametrize(
+    "stored",
+    [*({"limits": redisacc.Limits(in_place=limit)} for limit in STORAGES.values()), PARTITIONED],
+    ids=[*STORAGES, "partitions"],
+)
+def test_replicas_that_do_not_confirm(pair, open_acc, open_hasty, durations, stored):
+    """However short the time is in which a call must reach the server: it has longer to reply than its replicas."""
     master, replica = pair
-    acc = open_stored(master.url, min_replicas=1)
+    acc = open_hasty(open_acc, master.url, seconds=1.5, min_replicas=1, **stored)
+    patient = open_acc(master.url, min_replicas=1, **stored)
     assert apply(acc, 1)
     replica.stall()
-    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
-        apply(acc, 2)
-    assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
-    # It is counted all the same.
-    assert acc.num_accumulated() == 2
-    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="taken"):
-        acc.take_grad(2, timeout=20)
-    assert acc.global_step() == 1
-    assert [one.num_accumulated for one in acc.info().unacknowledged] == [2]
-    # Recovering it is no way around the wait, except with a handle that does not ask for it.
-    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="recovered"), acc.recover():
-        pass
+    with durations(call=1.0):
+        with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+            apply(acc, 2)
+        assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+        # It is counted all the same.
+        assert acc.num_accumulated() == 2
+        with pytest.raises(redisacc.NotReplicatedError, match="taken"):
+            acc.take_grad(2, timeout=20)
+        assert acc.global_step() == 1
+        assert [one.num_accumulated for one in acc.info().unacknowledged] == [2]
+        # Recovering it is no way around the wait, except with a handle that does not ask for it.
+        with pytest.raises(redisacc.NotReplicatedError, match="recovered"), acc.recover():
+            pass
     with open_acc(master.url).recover() as found:
         assert found.gradient.tolist() == [3, 3]
     # A stale one changes nothing that could be lost.
-    with short_wait(acc):
-        assert apply(acc, 4, step=0).outcome == "stale"
+    assert apply(acc, 4, step=0).outcome == "stale"
     replica.go_on()
-    assert apply(acc, 8, step=1)
-    assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
+    assert apply(patient, 8, step=1)
+    assert patient.take_grad(1, timeout=20).tolist() == [8, 8]
 
 
 @pytest.mark.slow(keep="None")
 @pytest.mark.parametrize("partitions", [None, 3])
-def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, partitions):
+def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, open_hasty, partitions):
     master, replica = pair
     options = {
         "reduction_type": "SUM",
@@ -218,10 +226,12 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, parti
         "partitions": partitions,
         "limits": redisacc.Limits(in_place=0),
     }
-    acc = open_accumulator("tree", {"a": ("float32", (200_000,))}, "w", redis=master.url, **options)
+    schema = ("tree", {"a": ("float32", (200_000,))}, "w")
+    acc = open_accumulator(*schema, redis=master.url, **options)
+    hasty = open_hasty(open_accumulator, *schema, redis=master.url, **options)
     gradient = {"a": np.ones(200_000, np.float32)}
 
-    def upload(before_parts=lambda: None, before_commit=lambda: None):
+    def upload(acc, before_parts=lambda: None, before_commit=lambda: None):
         before_parts()
         begun = acc._begin(0)
         begun.put(0, gradient["a"])
@@ -232,21 +242,21 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, parti
     def parts(client):
         return {key for key in client.scan_iter() if b":part:" in key or b":partition:" in key}
 
-    assert upload()
+    assert upload(acc)
     # The call waited for the replica, so everything is there.
     copy = replica.client()
     assert copy.hget("redisacc:{w}", "num_accumulated") == b"1"
     assert parts(copy) == parts(master.client()) != set()
-    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
-        upload(before_commit=replica.stall)
+    with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+        upload(hasty, before_commit=replica.stall)
     assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
     replica.go_on()
     if partitions:
         # In a cluster, the replica that confirms the commit is another one than those of the parts.
-        with short_wait(acc), pytest.raises(redisacc.NotReplicatedError):
-            upload(replica.stall, replica.go_on)
+        with pytest.raises(redisacc.NotReplicatedError):
+            upload(hasty, replica.stall, replica.go_on)
     else:
-        assert upload(replica.stall, replica.go_on)
+        assert upload(acc, replica.stall, replica.go_on)
     # They are counted all the same, and once.
     assert acc.num_accumulated() == 3
     found = acc.take_grad(3, timeout=20)
@@ -254,21 +264,20 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, parti
 
 
 @pytest.mark.slow
-def test_a_master_that_is_demoted_while_it_waits_for_its_replicas(pair, open_acc, background, until):
+def test_a_master_that_is_demoted_while_it_waits_for_its_replicas(pair, open_acc, open_hasty, background, until):
     """It did what it was asked to do; but only what the new master has counts."""
     master, replica = pair
     address = MovingAddress(master)
     assert apply(open_acc(address.client), 1)
-    acc = open_acc(address.client, min_replicas=2)
-    with short_wait(acc, 3000):
-        asked = background(apply, acc, 1)
-        until(lambda: replica.client().hget("redisacc:{w}", "num_accumulated") == b"2")
-        until(lambda: master.client().info("clients")["blocked_clients"])
-        replica.client().replicaof("NO", "ONE")
-        master.client().replicaof("127.0.0.1", replica.port)
-        address.move_to(replica)
-        with pytest.raises(redisacc.NotReplicatedError):
-            asked.result(60)
+    acc = open_hasty(open_acc, address.client, seconds=3.0, min_replicas=2)
+    asked = background(apply, acc, 1)
+    until(lambda: replica.client().hget("redisacc:{w}", "num_accumulated") == b"2")
+    until(lambda: master.client().info("clients")["blocked_clients"])
+    replica.client().replicaof("NO", "ONE")
+    master.client().replicaof("127.0.0.1", replica.port)
+    address.move_to(replica)
+    with pytest.raises(redisacc.NotReplicatedError):
+        asked.result(60)
     info = acc.info()
     assert (info.num_accumulated, info.applied, info.duplicates) == (2, 2, 1)
 
@@ -284,60 +293,13 @@ def test_opening_while_the_master_is_demoted(pair, open_acc, short_timeout):
 
 
 @pytest.mark.thorough
-def test_more_replicas_than_there_are(pair, open_acc):
+def test_more_replicas_than_there_are(pair, open_acc, open_hasty):
     master, _ = pair
-    acc = open_acc(master.url, min_replicas=2)
     # Long enough for the one that is there.
-    with short_wait(acc, 2000), pytest.raises(redisacc.NotReplicatedError) as failure:
+    acc = open_hasty(open_acc, master.url, seconds=2.0, min_replicas=2)
+    with pytest.raises(redisacc.NotReplicatedError) as failure:
         apply(acc, 1)
     assert (failure.value.replicas, failure.value.min_replicas) == (1, 2)
-
-
-@pytest.mark.servers("redis7")
-@pytest.mark.parametrize(
-    "options",
-    [{"limits": redisacc.Limits(in_place=10**9)}, {"limits": redisacc.Limits(in_place=0), "partitions": 3}],
-    ids=str,
-)
-@pytest.mark.usefixtures("force_parts")
-def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, open_acc, monkeypatch, options):
-    """However short the time is in which a call must reach the server."""
-    patience, margins = 3.0, []
-    exchange = SocketConnection.exchange
-
-    def exchange_seen(connection, commands, deadline):
-        waits_for = sum(command[2] for command in commands if command[0] == "WAIT")
-        if waits_for:
-            margins.append(deadline - running_time() - waits_for / 1000)
-        return exchange(connection, commands, deadline)
-
-    master, _ = pair
-    acc = open_acc(master.url, min_replicas=1, **options)
-    monkeypatch.setattr(SocketConnection, "exchange", exchange_seen)
-
-    def waits(call):
-        """Returns how often a call waits for replicas."""
-        margins.clear()
-        with limited(patience):
-            call()
-        # A call that writes to partitions has used some of its time by then.
-        assert all(0 < margin <= patience for margin in margins)
-        return len(margins)
-
-    def take_and_fail():
-        with contextlib.suppress(InterruptedError), acc.take(1, timeout=20):
-            raise InterruptedError
-
-    def recover():
-        with acc.recover() as found:
-            assert found.gradient.tolist() == [1, 1]
-
-    in_partitions = "partitions" in options
-    # Once more for each script that the server does not have yet.
-    assert waits(lambda: apply(acc, 1)) >= (2 if in_partitions else 1)
-    assert waits(take_and_fail) >= 1
-    # In partitions, a sweep follows.
-    assert waits(recover) >= (2 if in_partitions else 1)
 
 
 @pytest.mark.slow
@@ -491,32 +453,29 @@ def test_replicas_have_what_publish_returned_for(pair, open_weights, partitions)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, monkeypatch, durations):
+def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, durations):
     master, replica = pair
     weights = open_weights(master.url, min_replicas=1, partitions=partitions)
     tree = {"w": np.ones(3)}
     weights.publish(tree, 0)
     replica.stall()
-    durations(replication=0.3)
-    with pytest.raises(
-        redisacc.NotReplicatedError,
-        match=r"step 1 is published, but only 0 of the 1 .* Publish the same again, which waits again",
-    ) as failure:
-        weights.publish(tree, 1)
-    assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
-    # It is published all the same. The same call, by any process, waits again.
-    assert weights.step() == 1
-    for again in (weights, open_weights(master.url, min_replicas=1)):
-        with pytest.raises(redisacc.NotReplicatedError):
-            again.publish(tree, 1)
+    match = r"step 1 is published, but only 0 of the 1 .* Publish the same again, which waits again"
+    with durations(replication=0.3):
+        with pytest.raises(redisacc.NotReplicatedError, match=match) as failure:
+            weights.publish(tree, 1)
+        assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+        # It is published all the same. The same call, by any process, waits again.
+        assert weights.step() == 1
+        for again in (weights, open_weights(master.url, min_replicas=1)):
+            with pytest.raises(redisacc.NotReplicatedError):
+                again.publish(tree, 1)
     open_weights(master.url).publish(tree, 1)
-    monkeypatch.undo()
     replica.go_on()
     weights.publish(tree, 1)
     assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
 
 
-def test_a_chief_waits_for_replicas_to_have_its_parameters(durations, pair, monkeypatch):
+def test_a_chief_waits_for_replicas_to_have_its_parameters(durations, pair):
     master, replica = pair
     with (
         redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, accumulator={"min_replicas": 1}) as chief,
@@ -535,39 +494,31 @@ def test_a_chief_waits_for_replicas_to_have_its_parameters(durations, pair, monk
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, monkeypatch, durations, partitions):
+def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, durations, partitions):
     master, replica = pair
-    options = {"workers": 1, "redis": master.url, "min_replicas": 1, "partitions": partitions}
-    parameters = {"w": np.zeros(40_000, np.float32)}
-    with (
-        redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **grouped(options)) as chief,
-        redisacc.Worker("w", redis=master.url) as worker,
-    ):
-        steps = worker.steps()
-        for until in (1, 2):
+    parameters, gradient = {"w": np.zeros(40_000, np.float32)}, {"w": np.ones(40_000, np.float32)}
+    with proxy_before_server(master.url) as proxy:
+        options = {"workers": 1, "redis": proxy.url, "min_replicas": 1, "partitions": partitions}
+        with (
+            redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **grouped(options)) as chief,
+            redisacc.Worker("w", redis=master.url) as worker,
+        ):
+            steps = worker.steps()
             next(steps)
-            worker.apply({"w": np.ones(40_000, np.float32)})
-            confirm = committer.confirm_version
-
-            def behind(*args, until=until, confirm=confirm, **kwargs):
-                if until == 2:
-                    replica.stall()
-                confirm(*args, **kwargs)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(committer, "confirm_version", behind)
-                if until == 1:
-                    assert list(chief.updates(until=1)) == [1]
-                    chief._parameters.finish(False)
-                    continue
-                match = "step 2 is published"
-                with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError, match=match):
-                    list(chief.updates(until=2))
-        replica.go_on()
-        assert chief.step == 2
-        assert list(chief.updates(until=2)) == []
-        copy = replica.client()
-        parts = {key for key in copy.scan_iter() if b":object:" in key or b":partition:" in key}
-        assert len(parts) == len(
-            {key for key in master.client().scan_iter() if b":object:" in key or b":partition:" in key}
-        )
+            worker.apply(gradient)
+            for step in chief.updates():
+                assert step == 1
+                break
+            next(steps)
+            worker.apply(gradient)
+            proxy.after("commit_update", replica.stall)
+            with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError, match="step 2 is published"):
+                list(chief.updates(until=2))
+            replica.go_on()
+            assert chief.step == 2
+            assert list(chief.updates(until=2)) == []
+            clients = (replica.client(), master.client())
+            ours, theirs = (
+                {key for key in client.scan_iter() if b":object:" in key or b":partition:" in key} for client in clients
+            )
+            assert ours == theirs != set()

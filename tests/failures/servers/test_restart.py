@@ -7,15 +7,14 @@ import os
 import numpy as np
 import pytest
 import redis
+from support.command import run_json
 from support.daemons import PowerFailure
 from support.leaks import leftovers
+from support.proxy import proxy_before_server
 from support.selection import thorough
 from support.servers import contents
 
 import redisacc
-from redisacc._admin import catalogue
-from redisacc._redis.connect import connect
-from redisacc._redis.transport import Transport
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -74,55 +73,46 @@ def open_kind(request, open_accumulator):
 # A large hash is read in pieces. A cursor means nothing to another server process, whose hash function is seeded anew.
 @pytest.mark.parametrize("operation", ["take", "peek", "info", "names"])
 @pytest.mark.servers("valkey", "redis7")
-def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(
-    daemon, open_accumulator, monkeypatch, operation
-):
+def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemon, open_accumulator, operation):
     server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
     rows = 2000
-    acc = open_accumulator(
-        "sparse",
-        "float32",
-        [None, 1],
-        "w",
-        redis=server.url,
-        limits=redisacc.Limits(in_place=10**9),
-        reduction_type="SUM",
-    )
-    if operation in ("take", "peek"):
-        acc.apply_grad(np.arange(rows), np.ones((rows, 1), np.float32))
-    else:
-        # Sessions of other workers, and the names of other accumulators.
-        client = server.client()
-        (entry,) = [acc.apply_grad([1], [[1.0]]) and client.hvals("redisacc:{w}:sessions")[0]]
-        client.hset("redisacc:{w}:sessions", mapping={f"s-{k}": entry + b"%d" % k for k in range(rows)})
-        client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
-    pieces, piece_of = [], Transport.converse
+    limits = redisacc.Limits(in_place=10**9)
 
-    def converse(self, key, talk, **options):
-        def told(send):
-            def restarting(command):
-                reply = send(command)
-                pieces.append(command)
-                if len(pieces) == 3:
-                    server.kill()
-                    server.start()
-                return reply
+    def restart():
+        server.kill()
+        server.start()
 
-            return talk(restarting)
-
-        return piece_of(self, key, told, **options)
-
-    monkeypatch.setattr(Transport, "converse", converse)
-    match operation:
-        case "take":
-            assert acc.take_grad(1, timeout=30)[0].tolist() == list(range(rows))
-        case "peek":
-            assert acc.peek().gradient.indices.tolist() == list(range(rows))
-        case "info":
-            assert len(acc.info().known_workers) == rows + 1
-        case "names":
-            assert len(catalogue.list_names(connect(server.url))) == rows + 1
-    assert len(pieces) > 3
+    with proxy_before_server(server.url) as proxy:
+        options = {"redis": proxy.url, "limits": limits, "reduction_type": "SUM"}
+        acc = open_accumulator("sparse", "float32", [None, 1], "w", **options)
+        scan = "HSCAN"
+        if operation in ("take", "peek"):
+            acc.apply_grad(np.arange(rows), np.ones((rows, 1), np.float32))
+        else:
+            # Sessions of other workers, and the names of other accumulators.
+            client = server.client()
+            acc.apply_grad([1], [[1.0]])
+            (entry,) = client.hvals("redisacc:{w}:sessions")
+            client.hset("redisacc:{w}:sessions", mapping={f"s-{k}": entry + b"%d" % k for k in range(rows)})
+            if operation == "names":
+                scan = "SSCAN"
+                for k in range(rows):
+                    client.copy("redisacc:{w}", f"redisacc:{{n{k}}}")
+                client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
+        proxy.listen_anew()
+        # The first pieces of all hashes are read at once, and then a whole one, in eight pieces.
+        proxy.before(scan, lambda: None, times=7 if scan == "HSCAN" else 3)
+        proxy.before(scan, restart)
+        match operation:
+            case "take":
+                assert acc.take_grad(1, timeout=30)[0].tolist() == list(range(rows))
+            case "peek":
+                assert acc.peek().gradient.indices.tolist() == list(range(rows))
+            case "info":
+                assert len(acc.info().known_workers) == rows + 1
+            case "names":
+                assert len(run_json("ls", url=proxy.url)) == rows + 1
+        assert proxy.sent.count(scan) > (8 + 3 if scan == "HSCAN" else 4 + 3)
 
 
 @pytest.mark.every_server(open_kind="sparse-buffered")

@@ -10,6 +10,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import redis
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.opening import Schema
+from redisacc._protocol.scripts.requests import GradientRequest, Request
 from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
@@ -25,9 +28,6 @@ from redisacc._format.keys import Keys
 from redisacc._format.quorum import quorum_change
 from redisacc._format.record import FORMAT, Record
 from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.opening import Schema
-from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.faults import FAULTS

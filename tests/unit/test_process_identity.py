@@ -89,16 +89,16 @@ def test_no_signal_goes_to_a_process_id_that_is_none(pid: int) -> None:
 
 
 @linux
-@pytest.mark.parametrize("hidden", ["everything", "the process"])
-def test_without_proc_nothing_is_known(
-    other: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str
-) -> None:
-    identity = other[1]
-    own_identity()
-    monkeypatch.setattr(process_identity, "_PROC", tmp_path)
-    if hidden == "everything":
-        process_identity._identity_of.cache_clear()
-        assert "." not in own_identity()
-        assert fate_of(own_identity()) == "alive"
-    assert fate_of(identity) is None
-    process_identity._identity_of.cache_clear()
+def test_without_proc_nothing_is_known(other: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
+    assert "." not in own_identity(tmp_path)
+    assert fate_of(own_identity(tmp_path), tmp_path) == "alive"
+    assert fate_of(other[1], tmp_path) is None
+
+
+@linux
+def test_a_process_that_proc_hides_is_unknown(other: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
+    pid = str(os.getpid())
+    for name, target in (("self", pid), (pid, f"/proc/{pid}"), ("sys", "/proc/sys")):
+        (tmp_path / name).symlink_to(target)
+    assert own_identity(tmp_path) == own_identity()
+    assert fate_of(other[1], tmp_path) is None

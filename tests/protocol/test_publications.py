@@ -1,0 +1,92 @@
+"""What publications of parameters leave on the server, whatever gets in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from support.leaks import remaining
+from support.proxy import Fault, Proxy
+from support.selection import ONE_NODE
+
+import redisacc
+
+RECORD = "redisacc:{w}:parameters"
+
+
+def opened(where: Any) -> redisacc.Parameters:
+    return redisacc.Parameters("w", redis=where, publisher="me")
+
+
+def parts(client: redis.Redis) -> list[bytes]:
+    return sorted(client.scan_iter(f"{RECORD}:object:*"))
+
+
+@pytest.mark.servers(*ONE_NODE)
+def test_a_version_and_its_successor(client: redis.Redis) -> None:
+    weights = opened(client)
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(f"{RECORD}:events")
+        heard.get_message(timeout=5)
+        weights.publish(np.zeros(3), 1)
+        first, (part,) = client.hgetall(RECORD), parts(client)
+        assert first.keys() >= {b"incarnation", b"version", b"step", b"full", b"publisher", b"structure"}
+        assert (first[b"step"], first[b"publisher"]) == (b"1", b"me")
+        assert int(first[b"created_ms"]) == int(first[b"published_ms"]) > 1_600_000_000_000
+        assert client.pttl(part) == -1
+        # It is sent once more, and tells nobody.
+        weights.publish(np.zeros(3), 1)
+        weights.publish(np.ones(3), 2)
+        second = client.hgetall(RECORD)
+        assert [name for name in first if second[name] == first[name]] >= [b"incarnation", b"created_ms"]
+        assert 0 < client.pttl(part) <= 60_000
+        assert [client.pttl(one) for one in parts(client) if one != part] == [-1]
+        weights.delete()
+        with pytest.raises(redisacc.NotFoundError, match="no parameters"):
+            weights.finish()
+        texts = []
+        while (message := heard.get_message(timeout=0.5)) is not None:
+            texts.append(message["data"].split(b" ")[0])
+    assert texts == [b"published", b"published", b"deleted"]
+
+
+@pytest.mark.every_server
+def test_a_part_that_is_gone_before_its_version_is_visible_is_written_again(
+    real_client: redis.Redis, proxy: Proxy
+) -> None:
+    weights = opened(proxy.where)
+    weights.publish(np.zeros(40_000), 0)
+    known = parts(real_client)
+    proxy.before("publish", lambda: real_client.unlink(*set(parts(real_client)).difference(known)))
+    weights.publish(np.ones(40_000), 1)
+    assert set(weights.latest()[1]) == {1.0}
+    assert proxy.sent.count("publish") == 3
+    weights.delete()
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("script", ["publish", "delete"])
+def test_a_late_copy_brings_nothing_back(
+    real_client: redis.Redis, proxy: Proxy, until: Callable[..., Any], script: str
+) -> None:
+    """Parameters that were deleted are not published again, and those that follow them are not deleted."""
+    weights = opened(proxy.where)
+    operations = {"publish": lambda: weights.publish(np.ones(3), 0), "delete": weights.delete}
+    proxy.before(script, lambda: proxy.arm(Fault("request", 0, 0, "late")))
+    for name, operate in operations.items():
+        operate()
+        if name == script:
+            assert proxy.happened()
+    assert remaining(real_client) == []
+    if script == "delete":
+        weights = opened(real_client)
+        weights.publish(np.zeros(3), 0)
+    assert proxy.deliver_late() == 1
+    if script == "publish":
+        assert remaining(real_client) == []
+    else:
+        assert weights.latest()[0] == 0
+        weights.delete()

@@ -1,0 +1,29 @@
+"""Runs commands of `redisacc` in this process, as a person does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from click.testing import CliRunner
+
+from redisacc.cli import main
+
+
+def run_json(*words: str, url: str) -> Any:
+    """Runs a command with --json, and returns what it prints, whatever its exit code is."""
+    done = CliRunner().invoke(main, [*words, "--json", "--redis", url])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return json.loads(done.stdout)
+
+
+def collect_garbage(url: str, *options: str) -> list[dict[str, Any]]:
+    """Removes the garbage on a server, and returns what `gc` says of each piece; with ``--dry-run``, only that."""
+    found: list[dict[str, Any]] = run_json("gc", "--yes", *options, url=url)["leftovers"]
+    return found
+
+
+def diagnose(url: str) -> dict[str, dict[str, str]]:
+    """Returns what `doctor` finds: the status, the text and the advice of each check."""
+    return {finding["what"]: finding for finding in run_json("doctor", url=url)}
