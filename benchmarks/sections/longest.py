@@ -30,13 +30,10 @@ from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.lifecycle.deletion import delete
+from redisacc._protocol.parts.staging import staging
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.crews import CrewScripts
-from redisacc._protocol.scripts.reducers import ReducerScripts
-from redisacc._protocol.scripts.requests import GradientRequest, Request
-from redisacc._protocol.scripts.sessions import Session
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
+from redisacc._protocol.scripts.sessions import GradientRequest, Request, Session
 from redisacc._redis.connect import connect
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.script_loader import load, names
@@ -242,7 +239,7 @@ class Hostile:
 
     def _scripts(self) -> Scripts:
         incarnation = self._client.hget(self._keys.record, "incarnation") or b""
-        return Scripts(self._transport, self._keys, incarnation=incarnation.decode())
+        return Scripts(self._transport, self._keys, OF_ACCUMULATORS, incarnation=incarnation.decode())
 
     def _session(self) -> Session:
         return Session(int(time.time() * 1000))
@@ -271,15 +268,17 @@ class Hostile:
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
         request, header = GradientRequest(self._session(), 1, "w", step, (ROW,)), bytes(2000)
         self._transport.call("SCRIPT", "LOAD", load("stage").text)
-        self._repeat("stage", lambda: self._transport.call(*scripts.stage(request, gradient="new-1", header=header)))
-        self._repeat("resolve", lambda: scripts.resolve(Request(self._session(), 1, "w")))
+        self._repeat("stage", lambda: self._transport.call(*staging(scripts, request, gradient="new-1", header=header)))
+        self._repeat(
+            "resolve", lambda: scripts.resolve(**Request(self._session(), 1, "w").arguments(), allowed=("fenced",))
+        )
         known = acc.info().known_workers[0].name
         (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
         self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
-        reducer = ReducerScripts(self._transport, self._keys, None)
-        hold = partial(reducer.hold_reducer, holder="h", who="w" * 200, stored=0, late=0, sums="", lease_ms=60_000)
+        reducer = Scripts(self._transport, self._keys, holder="h", who="w" * 200)
+        hold = partial(reducer.hold_reducer, stored=0, late=0, sums="", lease_ms=60_000)
         self._repeat("hold_reducer", hold)
-        self._repeat("release_reducer", lambda: reducer.release_reducer(holder="h"))
+        self._repeat("release_reducer", reducer.release_reducer)
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
 
     def _partitions(self, indices: Any, values: Any) -> None:
@@ -304,15 +303,14 @@ class Hostile:
         with Parameters(f"{self.name}-partitions", redis=self._url, partitions=3) as spread:
             self._repeat("publish rows in partitions", lambda: spread.publish(tree, next(steps), changed=rows))
             spread.delete()
-        crew = CrewScripts(self._transport, self._keys)
+        options = {"holder": "h", "process": "p", "who": "w" * 200}
+        crew = Scripts(self._transport, self._keys, **options)
         places = [f"worker {number}" for number in range(self._sizes.calls)]
-        who = "w" * 200
         held = iter(places)
-        self._repeat(
-            "hold_lease", lambda: crew.hold_lease(place=next(held), holder="h", process="p", who=who, lease_ms=1000)
-        )
+        hold = partial(crew.hold_lease, lease_ms=1000, dead="", renews=False, extends=False)
+        self._repeat("hold_lease", lambda: hold(place=next(held)))
         released = iter(places)
-        self._repeat("release_lease", lambda: crew.release_lease(place=next(released), holder="h"))
+        self._repeat("release_lease", lambda: crew.release_lease(place=next(released)))
         self._repeat("delete parameters", parameters.delete, 1)
 
     def _take(self, scripts: Scripts, required: int, session: Session | None = None, sequence: int = 1) -> Any:
@@ -320,12 +318,18 @@ class Hostile:
         token = f"{session.id}-{sequence}"
         return scripts.take(
             token=token,
-            session=session,
+            session=session.id,
             sequence=sequence,
-            required=TakeRequirement(required, required),
+            acknowledged=session.acknowledged,
+            num_required=required,
+            min_weight=0,
+            most=required,
+            grace_ms=0,
             lease_ms=60_000,
             taker="t" * 200,
-        )()
+            takes=0,
+            losses=0,
+        )
 
     def takes(self) -> None:
         """Waits and leaves behind a long queue, then behind one of dead takers; takes, recovers and acknowledges."""
@@ -335,7 +339,7 @@ class Hostile:
         def wait_and_leave() -> None:
             session = self._session()
             self._take(scripts, 10**9, session)
-            scripts.leave(token=f"{session.id}-1")
+            scripts.leave(token=f"{session.id}-1", confirm=False)
 
         self._repeat("take behind live takers", wait_and_leave)
         acc = self.open()

@@ -11,11 +11,11 @@ import socket
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from redisacc._protocol.scripts.accumulators import Scripts
 
 import redisacc
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.parameters.info import read_parameters_info
+from redisacc._protocol.scripts.runner import Scripts
 from redisacc._redis.connect import connect
 from redisacc.cli.export import Metrics
 
@@ -77,7 +77,10 @@ def test_info_has_the_metrics_of_the_latest_round(open_dense, client):
 
 def test_a_round_whose_record_is_gone_leaves_none(real_client):
     real_client.hset("redisacc:{w}:taken", "TOKEN", "granted 0 1 1 - chief")
-    assert Scripts(connect(real_client), Keys("w")).acknowledge(token="TOKEN", parts=[], metrics="a=1", more=False)
+    reply = Scripts(connect(real_client), Keys("w")).acknowledge(
+        token="TOKEN", parts=[], attempts=[], metrics="a=1", more=False
+    )
+    assert reply.outcome == "acknowledged"
     assert real_client.keys() == []
 
 

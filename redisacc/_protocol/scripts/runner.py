@@ -296,9 +296,9 @@ class Scripts:
         """Returns a call whose reply is not needed, to be sent before another."""
         return Hint.running(*(self._bounds.get(script) or self._bound(script))(**values))
 
-    def parse(self, script: str, reply: Sequence[Any]) -> Reply:
-        """Returns what a reply of a script says, or raises what it refuses."""
-        return self._reply(script, reply, [])
+    def parse(self, script: str, reply: Sequence[Any], **given: Any) -> Reply:
+        """Returns what a reply of a script to these arguments says, or raises what it refuses."""
+        return self._reply(script, reply, [], given=given)
 
     def _reply(
         self,

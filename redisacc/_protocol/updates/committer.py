@@ -301,7 +301,7 @@ class Committer:
         if self._spec.reduction_type == "MEAN":
             total = counted(buffered)
             # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
-            weight = total.weight if in_parts else self._spec.weight_of(total, granted.given_weight)
+            weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         self._round = _Round(found, contents, shape, digest, divisor, in_parts)
@@ -320,7 +320,7 @@ class Committer:
             round_sum = self._taker.rows_of(of.found, of.contents, of.shape) if of.has_updaters else None
             round_sum = round_sum or self._sum_of(of)
             granted, (_, places) = of.found.granted, model.sections
-            total = self._spec.divisor(granted.num_accumulated, granted.given_weight)
+            total = self._spec.divisor(granted.num_accumulated, granted.total_weight)
             by_index = self._spec.reduction_type == "MEAN" and self._spec.sparse_mean == "index"
             of.rows = {}
             for leaf in model.tables:
