@@ -311,9 +311,7 @@ def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(
     began = time.monotonic()
     with (
         caplog.at_level(logging.WARNING, "redisacc"),
-        pytest.raises(
-            redisacc.ServerError, match=r"step 0 .* tries within 1 s\. .* parts of it disappeared"
-        ) as e,
+        pytest.raises(redisacc.ServerError, match=r"step 0 .* tries within 1 s\. .* parts of it disappeared") as e,
     ):
         weights.publish(version(0), 0)
     # It pauses for 50 ms, and for twice as long each time.
