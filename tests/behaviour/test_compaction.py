@@ -174,7 +174,7 @@ def test_many_clients_share_the_room(real_server, open_dense, limits):
 
 @pytest.mark.forges
 def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
-    acc = open_dense("float64", [10], "w", limits=redisacc.Limits(in_place=0, buffer=100))
+    acc = open_dense("float64", [10], "w", limits=redisacc.Limits(in_place=0, buffer=100, inline=0))
     acc.apply_grad(np.ones(10))
     (name,) = client.hkeys("redisacc:{w}:buffered")
     client.hset("redisacc:{w}:buffered", name, b"0 \xc1")

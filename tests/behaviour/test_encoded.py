@@ -223,7 +223,7 @@ def test_a_pickled_handle_keeps_its_encoding(real_server, client):
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, open_dense, encoding):
+def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, open_dense, client, until, encoding):
     """A gradient is encoded once: however often it is sent, the bytes are the same."""
     limits = redisacc.Limits(in_place=0, inline=0)
     acc = open_dense("float32", [40_000], "w", redis=proxy.where, limits=limits, encoding=encoding)
@@ -232,12 +232,14 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, ope
 
     def write():
         gradient[:] = 0
-        proxy.cut_all()
+        # At the first attempt, the server misses a part, and asks for it again.
+        client.delete(*until(lambda: list(client.scan_iter("redisacc:{w}:staged:*"))))
+        proxy.before("buffer", proxy.cut_all)
 
     proxy.before("buffer", write)
     acc.apply_grad(gradient)
     assert not gradient.any()
-    assert proxy.sent.count("buffer") == 2
+    assert proxy.sent.count("buffer") >= 3
     np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, encoding))
 
 

@@ -359,6 +359,24 @@ def test_only_rows_that_changed_are_uploaded_and_fetched(proxy, open_parameters,
     assert other.nbytes < fetched() < other.nbytes + 2000
 
 
+def test_leaves_change_in_turn_whole_and_by_rows(open_parameters):
+    rng = np.random.default_rng(2)
+    tree = {name: rng.random((50, 3)) for name in ("a", "b", "c")}
+    writer, often, seldom = open_parameters(), open_parameters(), open_parameters()
+    writer.publish(tree, 0)
+    for step in range(1, 40):
+        changed = {}
+        for name, leaf in tree.items():
+            how = rng.integers(0, 4)
+            rows = rng.integers(0, 50, 50 if how == 0 else (how - 1) * 2)
+            leaf[rows] += 1
+            if how:
+                changed[name] = rows
+        writer.publish(tree, step, changed=changed)
+        for reader in (often, open_parameters(), *([seldom] if step % 9 == 0 else [])):
+            assert same(reader.latest()[1], tree)
+
+
 def stored(client, *, living):
     """The size of all objects, or of those that the latest version consists of."""
     keys = list(client.scan_iter("redisacc:{weights}:parameters:object:*"))

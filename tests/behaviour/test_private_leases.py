@@ -33,10 +33,11 @@ def test_close_removes_a_private_accumulator(open_dense_stored, open_sparse_stor
         acc.apply_grad(np.ones(500, np.float32), local_step=1)
         assert client.keys()
     assert client.keys() == []
-    acc = open_sparse_stored("float32")
-    acc.apply_grad([1], [1.0])
-    acc.close()
-    assert client.keys() == []
+    for end in ("close", "delete"):
+        acc = open_sparse_stored("float32")
+        acc.apply_grad([1], [1.0])
+        getattr(acc, end)()
+        assert client.keys() == []
 
 
 def test_garbage_collection_removes_a_private_accumulator(client, until):

@@ -108,6 +108,7 @@ def test_slices_that_do_not_fit_are_refused():
             redisacc.IndexedSlices(np.array(values), np.array(indices), shape).to_dense()
 
 
+@pytest.mark.fixed("client")
 def test_a_peek_ends_with_its_handle(proxy, open_dense):
     """It would otherwise go on for as long as gradients come."""
     limits = redisacc.Limits(in_place=0, inline=0)
