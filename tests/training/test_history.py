@@ -63,9 +63,8 @@ def test_a_training_that_continues_adds_to_it(real_client):
 
 @pytest.mark.parametrize("dies", ["before", "after", None])
 @pytest.mark.parametrize("own", [False, True])
-def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, background, proxy, durations, dies, own):
+def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, background, proxy, clock, dies, own):
     """The chief dies before or after the server has published, or lives and sends it again."""
-    durations(last_poll=0.1)
     model = {"w": np.zeros(2)}
     options = {"reduction_type": "MEAN"} if own else {"optimizer": redisacc.optim.SGD(0.1)}
     script = "publish" if own else "commit_update"
@@ -90,7 +89,7 @@ def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, ba
     if dies is None:
         lead(chief, lambda: proxy.after(script, proxy.cut_all))
     else:
-        with pytest.raises(redisacc.ServerUnavailableError):
+        with clock.running(), pytest.raises(redisacc.ServerUnavailableError):
             lead(chief, lambda: (proxy.before if dies == "before" else proxy.after)(script, die))
         proxy.refuses = False
         assert len(chief.history()) == (1 if dies == "before" else 2)
