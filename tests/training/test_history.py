@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from support.selection import thorough
 
 import redisacc
 
@@ -61,11 +64,16 @@ def test_a_training_that_continues_adds_to_it(real_client):
     assert [past.step for past in steps] == list(range(5))
 
 
-@pytest.mark.parametrize("dies", ["before", "after", None])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("dies", "own"),
+    thorough(
+        list(product(["before", "after", None], [False, True])),
+        usual=[("before", False), ("after", True), (None, False), (None, True)],
+    ),
+)
 def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, background, proxy, durations, dies, own):
     """The chief dies before or after the server has published, or lives and sends it again."""
-    durations(last_poll=0.1)
+    durations(last_poll=1.5)
     model = {"w": np.zeros(2)}
     options = {"reduction_type": "MEAN"} if own else {"optimizer": redisacc.optim.SGD(0.1)}
     script = "publish" if own else "commit_update"
