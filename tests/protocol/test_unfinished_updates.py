@@ -206,8 +206,8 @@ def test_another_optimizer_makes_the_update_under_another_name(
     """The order that its predecessor had registered is given up."""
     worker = work()
     killed(2, "before the commit", until=1)
-    abandoned = len(parts(real_client)) - len(listed(real_client))
-    assert abandoned == 3 * 2
+    abandoned = parts(real_client) - listed(real_client)
+    assert len(abandoned) == 3 * 2
     with begin(2, weight_decay=0.5) as chief:
         update(chief, 1)
         worker.result(30)
@@ -216,6 +216,7 @@ def test_another_optimizer_makes_the_update_under_another_name(
         worker = work()
         update(chief, 2)
         worker.result(30)
+        assert not abandoned & parts(real_client)
         only_what_is_listed(real_client)
         chief.delete()
     assert left(real_client) == []

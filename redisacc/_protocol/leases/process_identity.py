@@ -33,7 +33,7 @@ def fate_of(identity: str, proc: Path = _PROC) -> Literal["alive", "dead"] | Non
 
     Args:
         identity: what ``own_identity`` returned in that process.
-        proc: where this machine describes its processes.
+        proc: where the kernel describes processes.
     """
     own = own_identity(proc)
     if identity == own:
