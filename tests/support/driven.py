@@ -21,7 +21,14 @@ import redisacc.asyncio
 
 KINDS: dict[Any, Any] = {
     getattr(redisacc, name): getattr(redisacc.asyncio, name)
-    for name in ("ConditionalAccumulator", "SparseConditionalAccumulator", "TreeAccumulator", "Parameters")
+    for name in (
+        "ConditionalAccumulator",
+        "SparseConditionalAccumulator",
+        "TreeAccumulator",
+        "Parameters",
+        "Chief",
+        "Worker",
+    )
 }
 
 
@@ -217,9 +224,10 @@ class Driven:
         if isinstance(value, redisacc.asyncio.Events):
             self._driver.run(value.__aenter__)
             return Driven(self._driver, value)
+        if isinstance(value, AsyncIterator | redisacc.asyncio.Upload):
+            return Driven(self._driver, value)
         if isinstance(value, contextlib.AbstractAsyncContextManager):
             return self._block(value)
-        assert not isinstance(value, AsyncIterator)
         return value
 
     @contextlib.contextmanager

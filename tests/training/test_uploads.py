@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from support.local_updates import LocalTraining, differences
-from support.suspension import Suspension
+from support.suspension import suspend
 
 import redisacc
 import redisacc.asyncio
@@ -192,10 +192,16 @@ def test_an_upload_whose_parts_are_lost_is_sent_again(training, until, partition
 @pytest.mark.parametrize("is_suspended", [False, True])
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_reducers_update_with_the_bits_of_an_undisturbed_training(
-    training, background, reducing, monkeypatch, partitions, is_suspended, clock
+    training, background, reducing, real_server, partitions, is_suspended, clock
 ):
     """Each worker streams, pauses for longer than other uploads may, or than parts last, and uses another order."""
-    pause = Suspension(monkeypatch, training.client).suspend if is_suspended else lambda: clock.advance(STALLED)
+
+    def pause():
+        if is_suspended:
+            suspend(clock, real_server.url)
+        else:
+            clock.advance(STALLED)
+
     optimizer, crew, until = AdamW(0.01), 3, 3
     chief = training.chief(zeros(), workers=crew, optimizer=optimizer, reduction_type="MEAN", partitions=partitions)
     reducing(wanted=crew)

@@ -6,8 +6,6 @@ import signal
 
 import numpy as np
 import pytest
-from support.child_processes import ChildProcesses
-from support.fork_server import NAME, open_shared
 from support.proxy import Fault, all_faults
 from support.selection import thorough
 
@@ -21,6 +19,7 @@ from redisacc._protocol.sums import reducer_sums as stored_sums
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
+NAME = "child"
 KEYS = Keys(NAME)
 WORKERS = 3
 # Three parts for each gradient.
@@ -77,16 +76,26 @@ class Rounds:
         self._until(lambda: self.play() or len(used) > before, timeout=60)
 
 
-def opened(client, partitions=None):
-    return redisacc.ConditionalAccumulator(
-        "float32",
-        [SIZE],
-        NAME,
-        reduction_type="SUM",
-        redis=client,
-        limits=redisacc.Limits(in_place=0),
-        partitions=partitions,
-    )
+def opened(client, partitions=None, buffer=None):
+    limits = redisacc.Limits(in_place=0, buffer=buffer)
+    options = {"reduction_type": "SUM", "limits": limits, "partitions": partitions}
+    return redisacc.ConditionalAccumulator("float32", [SIZE], NAME, redis=client, **options)
+
+
+def reducer(url):
+    """Returns the work of a process that adds up gradients until it is killed."""
+
+    def work():
+        redisacc.Reducer(NAME, redis=url).run()
+        yield None
+
+    return work
+
+
+@pytest.fixture
+def reduce(fork, proxy):
+    """Starts a process that adds up gradients until it is killed."""
+    return lambda: fork(reducer(proxy.url))
 
 
 @pytest.fixture(params=thorough([None, 3], usual=[None]), ids=["whole", "partitions"])
@@ -113,7 +122,7 @@ def rounds_of(real_client, background, until):
     made = []
 
     def make(workers):
-        made.append(Rounds(open_shared(real_client, SIZE, 0), background, until, workers=workers))
+        made.append(Rounds(opened(real_client, buffer=2 * 4 * SIZE), background, until, workers=workers))
         return made[-1]
 
     yield make
@@ -135,8 +144,8 @@ def number_of(request, usual):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
-def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, used, end, request):
-    child = child_processes.start("reduce", 0, SIZE)
+def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, reduce, rounds, leases, until, used, end, request):
+    child = reduce()
     rounds.play_until_reduced(used)
     for fault in places(proxy, rounds, number_of(request, 3)):
         proxy.arm(Fault(fault.direction, fault.number, fault.offset, "stall"))
@@ -151,15 +160,15 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, 
             rounds.play()
             child.signal(signal.SIGCONT)
         else:
-            until(lambda child=child: child.gone)
-            child = child_processes.start("reduce", 0, SIZE)
+            child.kill()
+            child = reduce()
         proxy.arm(None)
         rounds.play_until_reduced(used)
 
 
 @pytest.mark.thorough
-def test_a_second_reducer_takes_over(child_processes, rounds, leases, until, used):
-    children = [child_processes.start("reduce", 0, SIZE) for _ in range(2)]
+def test_a_second_reducer_takes_over(reduce, rounds, leases, until, used):
+    children = [reduce() for _ in range(2)]
     rounds.play_until_reduced(used)
 
     def work(child):
@@ -173,8 +182,8 @@ def test_a_second_reducer_takes_over(child_processes, rounds, leases, until, use
 
 
 @pytest.mark.thorough
-def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, rounds, used, request):
-    child_processes.start("reduce", 0, SIZE)
+def test_a_reducer_whose_connections_break_anywhere(proxy, reduce, rounds, used, request):
+    reduce()
     rounds.play_until_reduced(used)
     for fault in places(proxy, rounds, number_of(request, 4)):
         proxy.arm(fault)
@@ -184,40 +193,38 @@ def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, roun
 
 
 @pytest.mark.slow
-def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used, clock):
+def test_a_reducer_that_may_not_write(real_server, real_client, fork, reduce, rounds, used):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
     try:
-        processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path, clock.env)
-        child = processes.start("reduce", 0, SIZE)
+        child = fork(reducer(real_server.url.replace("://", "://reader:secret@")))
         for _ in range(3):
             rounds.play()
-        assert not child.gone
+        assert not child.has_value
         assert used == []
         # Another one, which may, works on it as soon as the first one has given up its lease.
-        child_processes.start("reduce", 0, SIZE)
+        reduce()
         rounds.play_until_reduced(used)
-        processes.end()
+        child.close()
     finally:
         real_client.execute_command("ACL", "DELUSER", "reader")
 
 
 @pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds, real_client, used):
-    child = child_processes.start("reduce", 0, SIZE)
+def test_an_accumulator_of_another_version_is_left_alone(reduce, rounds, real_client, used):
+    child = reduce()
     rounds.play_until_reduced(used)
     real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
     header = buffered_format.pack(EMPTY).header.hex()
     real_client.publish("redisacc:{other}:calls", "required=3")
     real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={header}")
     rounds.play_until_reduced(used)
-    assert not child.gone
+    assert not child.has_value
     real_client.delete("redisacc:{other}")
 
 
-def test_a_full_server(daemon, background, until, tmp_path, used, clock):
+def test_a_full_server(daemon, background, until, used, fork):
     server = daemon("--maxmemory-policy", "noeviction").start()
-    processes = ChildProcesses(server.url, tmp_path, clock.env)
-    child = processes.start("reduce", 0, SIZE)
+    child = fork(reducer(server.url))
     with server.client() as client:
         rounds = Rounds(opened(client), background, until)
         rounds.play_until_reduced(used)
@@ -234,13 +241,13 @@ def test_a_full_server(daemon, background, until, tmp_path, used, clock):
         rounds.acc.apply_grad(rows[-1], local_step=step)
         np.testing.assert_array_equal(take.result(), rows[0] + rows[1] + rows[2])
         rounds.play_until_reduced(used)
-        assert not child.gone
+        assert not child.has_value
         rounds.acc.delete()
-    processes.end()
+    child.close()
 
 
-def test_gradients_that_are_refused_after_their_parts_were_added(child_processes, rounds, real_client, used, until):
-    child_processes.start("reduce", 0, SIZE)
+def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds, real_client, used, until):
+    reduce()
     rounds.play_until_reduced(used)
     acc, number = rounds.acc, iter(range(1000))
 
@@ -263,8 +270,8 @@ def test_gradients_that_are_refused_after_their_parts_were_added(child_processes
 
 
 @pytest.mark.thorough
-def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, real_client, used):
-    child_processes.start("reduce", 0, SIZE)
+def test_staged_parts_that_expire_while_they_are_added(reduce, rounds, real_client, used):
+    reduce()
     rounds.play_until_reduced(used)
     step, rows = rounds.acc.global_step(), rounds.gradients()
     for row in rows:
@@ -278,13 +285,17 @@ def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, 
 
 
 @pytest.mark.thorough
-def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, used, background):
+def test_a_taker_that_fetches_sums_and_dies(fork, proxy, reduce, rounds_of, until, used, background):
     rounds = rounds_of(2)
-    child_processes.start("reduce", 0, SIZE)
+    reduce()
     rounds.play_until_reduced(used)
     step, rows = rounds.acc.global_step(), rounds.gradients()
+
+    def wait():
+        yield opened(proxy.url, buffer=2 * 4 * SIZE).take_grad(2, timeout=60)
+
     # It requires two, and dies after the first one.
-    taker = child_processes.start("wait", 0, SIZE)
+    taker = fork(wait)
     until(lambda: rounds.acc.info().waiting)
     rounds.acc.apply_grad(rows[0], local_step=step)
     taker.signal(signal.SIGKILL)
@@ -295,17 +306,17 @@ def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, u
 
 
 @pytest.mark.thorough
-def test_gradients_that_are_compacted_while_they_are_added(child_processes, rounds_of):
-    child_processes.start("reduce", 0, SIZE)
+def test_gradients_that_are_compacted_while_they_are_added(reduce, rounds_of):
+    reduce()
     rounds = rounds_of(5)
     for _ in range(4):
         rounds.play(exact=False)
 
 
 @pytest.mark.thorough
-def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, child_processes, rounds, used, monkeypatch):
+def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, reduce, rounds, used, monkeypatch):
     """The patience is for all parts together: a reducer that stops in the middle costs it once."""
-    child = child_processes.start("reduce", 0, SIZE)
+    child = reduce()
     rounds.play_until_reduced(used)
     pauses = []
     durations(sum_patience=0.05)
