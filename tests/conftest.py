@@ -62,6 +62,8 @@ from redisacc._clock import durations
 
 # Clients of Redis read their own version from a file for every connection, which takes longer than connecting.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
+# The tables of tests/faults make assertions as well.
+pytest.register_assert_rewrite("operations", "faults")
 
 # A machine that stands still would fail a test at random. In a first run, without compiled files and without the
 # examples of earlier runs, the first examples are the slowest.

@@ -1,8 +1,7 @@
-"""The scenes of operations, and a proxy in front of their server."""
+"""Plays operations."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,22 +11,10 @@ import pytest
 from click.testing import CliRunner
 from faults import CLUSTER_CLIENTS, USUAL_CLIENTS, FaultKind, Scene
 from operations import Operation, Outcome
-from support.proxy import ClusterProxy, Proxy, proxy_before_server
 from support.selection import clients as chosen_clients
 from support.servers import CLUSTER
 
 from redisacc.cli import main
-
-
-@pytest.fixture
-def proxy(real_server: Any, real_client: Any) -> Iterator[Proxy]:
-    """A proxy before the server of this test, or each master of its cluster."""
-    if real_server.name != CLUSTER:
-        with proxy_before_server(real_server.url) as proxy:
-            yield proxy
-        return
-    with contextlib.closing(ClusterProxy([node.port for node in real_client.get_primaries()])) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -131,10 +131,10 @@ class FaultKind:
 
 
 class Broken(FaultKind):
-    """The connection breaks, before, in or after a message; or a request arrives only when it was sent again."""
+    """The connection breaks, before, in or after a message."""
 
     def places(self, lengths):
-        return list(all_faults(lengths))
+        return [fault for fault in all_faults(lengths) if fault.action != "late"]
 
     def meet(self, scene, operation, place, client):
         scene.connect(client)
@@ -143,6 +143,13 @@ class Broken(FaultKind):
         value = operation.do(scene)
         assert place is None or scene.proxy.happened()
         return Outcome("done", value)
+
+
+class Late(Broken):
+    """The connection breaks before a request, which arrives when it was sent again, and much else has happened."""
+
+    def places(self, lengths):
+        return [Fault("request", number, 0, "late") for number in range(len(lengths["request"]))]
 
 
 class Bytewise(Broken):
@@ -436,6 +443,7 @@ def _locks() -> Iterator[Any]:
 LIKE_FAULTS = (TimeoutError, ConnectionResetError, OSError)
 FAULTS: dict[str, FaultKind] = {
     "broken": Broken(),
+    "late": Late(),
     "bytewise": Bytewise(),
     "flushed": Flushed(),
     "interrupted": Interrupted(),

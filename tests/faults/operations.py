@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 NAME = "w"
 RECORD = "redisacc:{w}"
-# Elements of float32: those of a gradient in parts, and of one that is sent only when the server would accept it.
-IN_PARTS, LARGE = 20_000, 1_200_000
+# Elements of float32 of a gradient that is sent only when the server would accept it.
+LARGE = 1_200_000
 # A step that no round reaches, so that a gradient of it is never stale.
 FOREVER = 2**62
 # How long calls wait that wait in vain, and takes that must not, in seconds.
@@ -103,7 +103,7 @@ class OnAccumulator(Operation):
     Attributes:
         kind: a key of ``SCHEMAS``.
         size: the number of elements of a dense leaf, or of a row.
-        in_place, partitions, options: how the accumulator is opened.
+        in_place, inline, partitions, options: how the accumulator is opened.
         room: how many gradients fit into the buffer. None: any number.
         before: the gradients that are in the round already.
         left: the sum of those that are there afterwards.
@@ -112,6 +112,7 @@ class OnAccumulator(Operation):
     kind = "dense"
     size = 6
     in_place = 10**9
+    inline: int | None = None
     partitions: int | None = None
     options: ClassVar[dict[str, Any]] = {}
     room: int | None = None
@@ -120,7 +121,8 @@ class OnAccumulator(Operation):
 
     def open(self, opener: Callable[..., Any]) -> Any:
         make, *schema = SCHEMAS[self.kind](self.size)
-        limits = redisacc.Limits(self.in_place, self.room and self.room * BYTES[self.kind](self.size))
+        room = self.room and self.room * BYTES[self.kind](self.size)
+        limits = redisacc.Limits(self.in_place, room, self.inline)
         given = {"reduction_type": "SUM", "limits": limits, "partitions": self.partitions, **self.options}
         return opener(make, *schema, NAME, **given)
 
@@ -687,7 +689,7 @@ HEAD_START = 0.005
 class Step(Stream):
     """A step of a training: its gradient, its round, and what it publishes."""
 
-    size = IN_PARTS
+    size = 60
 
     def enter(self, scene):
         self.chief.close()
@@ -901,47 +903,47 @@ class DeleteParameters(OnParameters):
         super().end(scene)
 
 
-BIG = {"in_place": 0, "size": IN_PARTS}
-SPREAD = {**BIG, "partitions": 3}
+IN_PARTS = {"in_place": 0, "inline": 0, "size": 60}
+SPREAD = {**IN_PARTS, "partitions": 3}
 TABLE = {"rows": 20_000, "partitions": 3}
 TREE = {"kind": "tree", "options": {"mean": redisacc.Mean(missing="skip")}}
 
 OPERATIONS: dict[str, Operation] = {
     "apply": Apply(),
     "apply inline": Apply(in_place=0),
-    "apply in parts": Apply(**BIG),
+    "apply in parts": Apply(**IN_PARTS),
     "apply in partitions": Apply(**SPREAD),
     "apply large": Apply(in_place=0, size=LARGE),
     "apply encoded": Apply(in_place=0, size=LARGE, arguments={"encoding": "int8"}),
     "apply rows": Apply(kind="rows"),
-    "apply rows in parts": Apply(kind="rows", **BIG),
+    "apply rows in parts": Apply(kind="rows", **IN_PARTS),
     "apply a tree": Apply(**TREE),
-    "apply a tree in parts": Apply(**TREE, **BIG),
+    "apply a tree in parts": Apply(**TREE, **IN_PARTS),
     "apply again": ApplyAgain(),
     "apply stale": ApplyStale(),
     "apply late": ApplyLate(),
     "apply late inline": ApplyLate(in_place=0),
-    "apply late in parts": ApplyLate(**BIG),
+    "apply late in parts": ApplyLate(**IN_PARTS),
     "apply refused": ApplyRefused(),
     "make room": ApplyMakingRoom(),
-    "make room in parts": ApplyMakingRoom(size=IN_PARTS),
-    "make room in partitions": ApplyMakingRoom(size=IN_PARTS, partitions=3),
+    "make room in parts": ApplyMakingRoom(**IN_PARTS),
+    "make room in partitions": ApplyMakingRoom(**SPREAD),
     "make room in a tree": ApplyMakingRoom(**TREE),
     "take": Take(),
     "take inline": Take(in_place=0),
-    "take in parts": Take(**BIG),
+    "take in parts": Take(**IN_PARTS),
     "take in partitions": Take(**SPREAD),
     "take large": Take(in_place=0, size=LARGE),
     "take rows": Take(kind="rows"),
     "take a tree": Take(**TREE),
-    "take a tree in parts": Take(**TREE, **BIG),
+    "take a tree in parts": Take(**TREE, **IN_PARTS),
     "take in a block": TakeInABlock(in_place=0),
     "take with a grace": Take(number=2, arguments={"most": 3, "grace": 3600}),
     "take with settings": Take(number=None, quorum=3),
     "take in vain": TakeInVain(),
     "take in vain with a grace": TakeInVainWithAGrace(),
     "recover": Recover(),
-    "recover in parts": Recover(**BIG),
+    "recover in parts": Recover(**IN_PARTS),
     "recover in partitions": Recover(**SPREAD),
     "look": Look(),
     "look in partitions": Look(**SPREAD),
@@ -953,7 +955,7 @@ OPERATIONS: dict[str, Operation] = {
     "open an existing one": OpenExisting(),
     "open a private one": OpenPrivate(),
     "delete": Delete(),
-    "delete in parts": Delete(**BIG),
+    "delete in parts": Delete(**IN_PARTS),
     "delete in partitions": Delete(**SPREAD),
     "stream": Stream(),
     "stream in partitions": Stream(partitions=3),

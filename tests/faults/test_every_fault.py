@@ -16,17 +16,22 @@ from operations import OPERATIONS, operation
 from support.servers import CLUSTER
 
 # A cluster adds nothing to what a signal, or the end of a process, does to a call.
-ON_CLUSTERS = ("broken", "bytewise", "flushed", "suspended")
+ON_CLUSTERS = ("broken", "late", "bytewise", "flushed", "suspended")
 pytestmark = pytest.mark.servers("valkey", CLUSTER)
 
 # The operations that `make test` lets meet a fault. Others differ less from those of their kind.
 USUAL = {
     "broken": [
-        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply large", "apply encoded"),
-        *("apply stale", "apply refused", "apply rows", "apply a tree in parts", "make room in parts"),
-        *("make room in partitions", "take", "take inline", "take in parts", "take in partitions", "take large"),
-        *("take in a block", "take in vain", "take a tree in parts", "recover", "set the step", "look", "open"),
-        *("delete in parts", "stream", "publish", "publish in partitions", "read", "delete parameters"),
+        *("apply", "apply in parts", "apply in partitions", "apply large", "apply encoded", "apply rows"),
+        *("apply a tree in parts", "make room in partitions", "take", "take inline", "take in partitions"),
+        *("take large", "take in a block", "take in vain", "take a tree in parts", "recover", "set the step", "look"),
+        *("open", "delete in parts", "stream", "publish in partitions", "publish large", "read", "delete parameters"),
+    ],
+    "late": [
+        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply again", "apply stale", "apply late"),
+        *("apply refused", "make room", "make room in parts", "take", "take in parts", "take in vain"),
+        *("take in vain with a grace", "recover", "set the step", "set the quorum", "open", "delete", "publish"),
+        "delete parameters",
     ],
     "bytewise": ["apply inline", "take", "read"],
     "flushed": ["apply", "make room in partitions", "take in parts", "recover", "set the step", "publish", "delete"],
