@@ -64,11 +64,11 @@ def play(request, proxy, real_server, real_client) -> Callable[..., Outcome]:
 def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Outcome]]:
     """Lets an operation meet a fault at some of its places, or at all of them. Returns how it has ended each time."""
 
-    def play_everywhere(kind: FaultKind, make: Callable[[], Operation], number: int = 4) -> list[Outcome]:
-        assert play(kind, make(), None, next(turns)).how == "done"
+    def play_everywhere(kind: FaultKind, make: Callable[[], Operation]) -> list[Outcome]:
+        play(kind.without, make(), None, next(turns))
         places = kind.places(proxy.lengths)
         if not request.config.getoption("--long"):
-            places = _some(places, 3 * number if everything else number)
+            places = _some(places, kind.number * (3 if everything else 1))
         return [play(kind, make(), place, client) for place, client in zip(places, turns, strict=False)]
 
     return play_everywhere

@@ -117,9 +117,16 @@ class FaultKind:
 
     Attributes:
         needs_clock: whether time passes.
+        number: at how many places it is tried, unless all are.
     """
 
     needs_clock = False
+    number = 3
+
+    @property
+    def without(self) -> FaultKind:
+        """How an operation that is done without a fault finds the places."""
+        return self
 
     def places(self, lengths: Any) -> list[Any]:
         """Returns where it can happen in exchanges whose messages have these lengths."""
@@ -147,6 +154,8 @@ class Broken(FaultKind):
 
 class Late(Broken):
     """The connection breaks before a request, which arrives when it was sent again, and much else has happened."""
+
+    number = 4
 
     def places(self, lengths):
         return [Fault("request", number, 0, "late") for number in range(len(lengths["request"]))]
@@ -191,6 +200,8 @@ class Interrupted(FaultKind):
         kind: what the handler raises. Calls know some errors from sockets, where they mean that the connection broke.
         client: the kind of client.
     """
+
+    number = 6
 
     def __init__(self, kind: type[BaseException] = Interrupt, client: str = "client") -> None:
         self._kind = kind
@@ -264,6 +275,11 @@ class Killed(FaultKind):
 
     needs_clock = True
 
+    @property
+    def without(self):
+        # The messages are the same without a process.
+        return Broken()
+
     def places(self, lengths):
         return [
             Stop(Fault(direction, number, offset, "stall"), breaks=breaks)
@@ -283,10 +299,8 @@ class Killed(FaultKind):
         child = Child(work)
         scene.closing.callback(child.close)
         child.value()
-        scene.proxy.arm(place and place.fault)
+        scene.proxy.arm(place.fault)
         child.go()
-        if place is None:
-            return Outcome("done", child.value())
         assert scene.proxy.happened(PATIENCE)
         return self.stop(scene, operation, child, breaks=place.breaks)
 
@@ -317,7 +331,9 @@ class Stopped(Killed):
         self.meanwhile(scene, operation)
         self.let_pass(scene, breaks=breaks)
         child.signal(signal.SIGCONT)
-        return Outcome("done", child.value())
+        outcome = Outcome("done", child.value())
+        child.kill()
+        return outcome
 
     def meanwhile(self, scene: Scene, operation: Operation) -> None:
         """What happens while it does not run."""
@@ -328,10 +344,12 @@ class Suspended(Stopped):
 
     Args:
         others: what else they do; it gets the operation.
+        number: of places.
     """
 
-    def __init__(self, others: Callable[[Any], object] = lambda operation: None) -> None:
+    def __init__(self, others: Callable[[Any], object] = lambda operation: None, number: int = 3) -> None:
         self._others = others
+        self.number = number
 
     def places(self, lengths):
         # Nothing, or half of a pipeline, was executed; or all was, and the reply is on its way.
@@ -343,7 +361,11 @@ class Suspended(Stopped):
 
 
 class Forked(FaultKind):
-    """Another thread's call waits for its reply, and a forked child uses the same handle."""
+    """A call waits for its reply, and a child that another thread forks uses the same handle."""
+
+    @property
+    def without(self):
+        return Broken()
 
     def places(self, lengths):
         return [Fault("reply", number, 0, "hold") for number in range(len(lengths["reply"]))]
@@ -352,24 +374,27 @@ class Forked(FaultKind):
         scene.connect(client)
         operation.enter(scene)
         scene.proxy.arm(place)
-        values: list[Any] = []
-        thread = threading.Thread(target=lambda: values.append(operation.do(scene)))
-        thread.start()
-        if place is not None:
+
+        def work() -> Iterator[Any]:
+            operation.look(scene)
+            yield None
+
+        def fork() -> None:
             assert scene.proxy.happened()
-
-            def work() -> Iterator[Any]:
-                operation.look(scene)
-                yield None
-
             child = Child(work)
             try:
-                child.value()
+                used.append(child.value())
             finally:
                 child.close()
                 scene.proxy.resume()
+
+        used: list[Any] = []
+        thread = threading.Thread(target=fork)
+        thread.start()
+        value = operation.do(scene)
         thread.join(PATIENCE)
-        return Outcome("done", *values)
+        assert used
+        return Outcome("done", value)
 
 
 class ForkedWhileLocked(Broken):
@@ -379,9 +404,11 @@ class ForkedWhileLocked(Broken):
         # One for each kind of client.
         return [Fault("request", 0, 0, "pass")] * 12
 
+    @property
+    def without(self):
+        return Broken()
+
     def meet(self, scene, operation, place, client):
-        if place is None:
-            return super().meet(scene, operation, place, client)
         scene.connect(client)
         operation.enter(scene)
 

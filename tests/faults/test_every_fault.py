@@ -83,7 +83,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(fault, name, marks=marks)
 
 
-@pytest.mark.parametrize(("fault", "name"), cases())
+@pytest.mark.parametrize(("fault", "name"), list(cases()))
 def test_an_operation_meets_a_fault_anywhere(everywhere, fault, name):
     ends = {outcome.how for outcome in everywhere(FAULTS[fault], lambda: operation(name))}
     assert ends != {"done"} or not fault.startswith(("interrupted", "cancelled"))

@@ -121,7 +121,7 @@ class TakenMeanwhile(Apply):
         assert self.direct.num_accumulated() == 0
 
 
-@pytest.mark.parametrize("name", ["apply in parts", "apply in partitions"])
+@pytest.mark.parametrize("name", thorough(["apply in parts", "apply in partitions"], usual=["apply in partitions"]))
 def test_a_round_that_is_taken_meanwhile(everywhere, name):
     acted = []
 
@@ -129,7 +129,7 @@ def test_a_round_that_is_taken_meanwhile(everywhere, name):
         acted.append(TakenMeanwhile(**vars(OPERATIONS[name])))
         return acted[-1]
 
-    everywhere(Suspended(TakenMeanwhile.take_round), make, 100)
+    everywhere(Suspended(TakenMeanwhile.take_round, 10), make)
     assert {acting.how[0] for acting in acted} == {"applied", "stale"}
 
 
@@ -147,7 +147,9 @@ class OtherPublisher(Publish):
         return ""
 
     def publish_other(self):
-        tree = {path: np.full_like(leaf, self.value) for path, leaf in self.tree(2).items()}
+        tree = self.tree(2)
+        for leaf in tree.values():
+            leaf[leaf != 0] = self.value
         try:
             self.direct.publish(tree, 2)
         except redisacc.ConflictError:
@@ -202,6 +204,7 @@ class Builder(OtherPublisher):
         assert self.direct.step() == 3
 
 
+@pytest.mark.slow(keep="(Other|Builder).*partitions")
 @pytest.mark.parametrize("name", ["publish", "publish in partitions"])
 @pytest.mark.parametrize(
     ("kind", "ways"),
@@ -214,8 +217,10 @@ def test_a_version_that_others_publish_meanwhile(everywhere, name, kind, ways):
         acted.append(kind(**vars(OPERATIONS[name])))
         return acted[-1]
 
-    everywhere(Suspended(kind.publish_other), make, 100)
-    assert {acting.refused for acting in acted} == ways
+    everywhere(Suspended(kind.publish_other, 10), make)
+    seen = {acting.refused for acting in acted}
+    assert seen <= ways
+    assert len(seen) > 1 or len(ways) == 1
 
 
 @pytest.mark.parametrize("partitions", [None, 3])

@@ -218,13 +218,14 @@ class Driven:
             return value if inspect.iscoroutine(value) else contextlib.nullcontext(value)
 
         value = self._driver.run(call)
+        if isinstance(value, redisacc.asyncio.Upload):
+            return Driven(self._driver, value)
         if not isinstance(value, contextlib.nullcontext):
             return value
         value = value.enter_result
         if isinstance(value, redisacc.asyncio.Events):
             self._driver.run(value.__aenter__)
-            return Driven(self._driver, value)
-        if isinstance(value, AsyncIterator | redisacc.asyncio.Upload):
+        if isinstance(value, AsyncIterator):
             return Driven(self._driver, value)
         if isinstance(value, contextlib.AbstractAsyncContextManager):
             return self._block(value)

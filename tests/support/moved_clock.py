@@ -332,6 +332,11 @@ class MovedClock:
 _followed: MovedClock | None = None
 
 
+def ahead() -> float:
+    """Returns by how many seconds scripts that this process runs are ahead of their server's clock."""
+    return 0.0 if _followed is None else _followed._state[0]
+
+
 def follow(folder: str) -> None:
     """Lets this process follow a clock until it ends."""
     MovedClock(Path(folder), moves=False)
