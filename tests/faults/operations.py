@@ -27,7 +27,7 @@ RECORD = "redisacc:{w}"
 LARGE = 1_200_000
 # A step that no round reaches, so that a gradient of it is never stale.
 FOREVER = 2**62
-# How long calls wait that wait in vain, and takes that must not, in seconds.
+# How long calls wait in vain, and for what must arrive, in seconds.
 IN_VAIN, PATIENCE = 0.1, 600
 
 
@@ -50,9 +50,11 @@ class Operation:
 
     Attributes:
         never: the faults that it cannot meet.
+        is_timed: whether the number of its messages depends on the time that they take.
     """
 
     never: tuple[str, ...] = ()
+    is_timed = False
 
     def __init__(self, **attributes: Any) -> None:
         assert all(hasattr(self, name) for name in attributes), attributes
@@ -417,10 +419,11 @@ class TakeInVain(OnAccumulator):
     """A take that times out leaves nothing, and takes nothing later."""
 
     before = (1,)
+    timeout = 0.0
 
     def do(self, scene):
         with pytest.raises(redisacc.TakeTimeoutError):
-            self.take(self.through, 2, timeout=IN_VAIN)
+            self.take(self.through, 2, timeout=self.timeout)
 
     def check(self, scene, outcome):
         self.apply(2)
@@ -504,6 +507,8 @@ class SetQuorum(OnAccumulator):
 class WaitForStep(OnAccumulator):
     """In vain."""
 
+    is_timed = True
+
     def do(self, scene):
         with pytest.raises(redisacc.WaitTimeoutError, match="was not reached in time"):
             self.through.wait_for_step(1, timeout=IN_VAIN)
@@ -514,6 +519,8 @@ class WaitForStep(OnAccumulator):
 
 
 class ListenToEvents(OnAccumulator):
+    is_timed = True
+
     def do(self, scene):
         with self.through.events(timeout=IN_VAIN) as events:
             return [event.kind for event in events]
@@ -872,6 +879,8 @@ class ReadState(Read):
 
 
 class WaitInVain(OnParameters):
+    is_timed = True
+
     def do(self, scene):
         with pytest.raises(redisacc.WaitTimeoutError, match="timed out waiting for parameters"):
             self.through.wait(after=1, timeout=IN_VAIN)
@@ -953,6 +962,7 @@ OPERATIONS: dict[str, Operation] = {
     "take with a grace": Take(number=2, arguments={"most": 3, "grace": 3600}),
     "take with settings": Take(number=None, quorum=3),
     "take in vain": TakeInVain(),
+    "wait in vain for a round": TakeInVain(timeout=IN_VAIN, is_timed=True),
     "take in vain with a grace": TakeInVainWithAGrace(),
     "recover": Recover(),
     "recover in parts": Recover(**IN_PARTS),
@@ -983,7 +993,7 @@ OPERATIONS: dict[str, Operation] = {
     "read in partitions": Read(**TABLE),
     "read the state": ReadState(),
     "wait": Read(call=lambda handle: handle.wait(after=1)),
-    "wait in vain": WaitInVain(),
+    "wait in vain for a version": WaitInVain(),
     "finish": Finish(),
     "delete parameters": DeleteParameters(),
 }

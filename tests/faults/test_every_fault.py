@@ -36,8 +36,9 @@ USUAL = {
     "bytewise": ["apply inline", "take", "read"],
     "flushed": ["apply", "make room in partitions", "take in parts", "recover", "set the step", "publish", "delete"],
     "interrupted": [
-        *("apply", "apply in partitions", "apply again", "make room in parts", "take", "take in vain", "recover"),
-        *("set the step", "listen", "open", "publish", "publish the first", "read", "wait in vain"),
+        *("apply", "apply in partitions", "apply again", "make room in parts", "take", "recover"),
+        *("wait in vain for a round", "set the step", "listen", "open", "publish", "publish the first", "read"),
+        "wait in vain for a version",
     ],
     "interrupted by OSError": ["apply in parts", "take", "read in partitions"],
     "cancelled": [
@@ -64,7 +65,7 @@ SLOW = [
         ["forked while locked"],
         [
             *("apply in partitions", "apply rows", "apply a tree", "take", "recover", "look", "set the step", "listen"),
-            *("open a private one", "publish", "read", "wait in vain"),
+            *("open a private one", "publish", "read", "wait in vain for a version"),
         ],
     ),
 ]

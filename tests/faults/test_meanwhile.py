@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 
 import numpy as np
 import pytest
 from faults import Suspended
 from operations import FOREVER, OPERATIONS, Apply, Publish, operation, value_of
+from support.child_processes import PATIENCE
 from support.proxy import Fault
 from support.selection import thorough
 from support.suspension import suspend
@@ -50,38 +52,48 @@ def test_the_queue_goes_on_without_its_head(fork, proxy, real_client, until, clo
 
 
 @pytest.mark.parametrize("in_place", [0, 10**9])
-def test_whoever_wakes_does_not_touch_a_round_that_was_recovered(fork, proxy, real_client, in_place):
-    """A taker is stopped before it has read its round, and the next chief assumes that it is dead. Then it resumes."""
+@pytest.mark.parametrize("has_read", [False, True])
+def test_whoever_wakes_does_not_touch_a_round_that_was_recovered(fork, proxy, real_client, in_place, has_read):
+    """A taker is stopped when it has a round, and the next chief assumes that it is dead. Then it resumes."""
     acc = opened(real_client, in_place)
     for value in (2, 4):
         acc.apply_grad(np.full(6, value))
 
     def work():
-        taker = opened(proxy.url, in_place)
-        yield "ready"
-        with contextlib.suppress(redisacc.ConflictError):
-            taker.take_grad(1, timeout=600)
-        yield "conflict"
+        try:
+            yield value_of(opened(proxy.url, in_place).take_grad(1, timeout=600))
+        except redisacc.ConflictError:
+            yield "conflict"
 
+    reached, passes = threading.Event(), threading.Event()
+    add = proxy.before if has_read else proxy.after
+    add("acknowledge" if has_read else "take", lambda: (reached.set(), passes.wait(PATIENCE)))
     taker = fork(work)
-    taker.value()
-    proxy.arm(Fault("reply", 0, 0, "stall"))
-    taker.go()
-    assert proxy.happened()
-    # From reply to reply until the one that grants the round.
-    while not acc.info().unacknowledged:
-        proxy.arm(Fault("reply", 1, 0, "stall"))
-        proxy.resume()
-        assert proxy.happened()
+    assert reached.wait(PATIENCE)
     taker.signal(signal.SIGSTOP)
     with acc.recover() as found:
-        proxy.resume()
+        passes.set()
         taker.signal(signal.SIGCONT)
-        # Whether it has read the whole round already or not, it knows that the round is no longer its own.
+        # It knows that the round is no longer its own.
         assert taker.value() == "conflict"
         assert value_of(found.gradient) == 6
         assert len(acc.info().unacknowledged) == 1
     assert acc.info().unacknowledged == []
+
+
+def test_a_taker_whose_connection_breaks_keeps_its_place(proxy, real_client, background, until):
+    acc, first = opened(real_client), opened(proxy.url)
+    taking = []
+    for handle in (first, acc):
+        taking.append(background(handle.take_grad, 1, timeout=600))
+        until(lambda: len(acc.info().waiting) == len(taking))
+    proxy.listen_anew()
+    proxy.cut_all()
+    until(lambda: "take" in proxy.sent)
+    for value, one in enumerate(taking):
+        acc.apply_grad(np.full(6, value), local_step=FOREVER)
+        assert value_of(one.result(60)) == value
+    acc.delete()
 
 
 def test_a_fork_in_the_middle_of_an_apply(fork, proxy, background):
