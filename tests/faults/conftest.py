@@ -81,4 +81,5 @@ def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Ou
 
 def _some(places: list[Any], number: int) -> list[Any]:
     """Returns so many places, or all: the last one, and others at equal distances from it."""
-    return [places[-1 - each * len(places) // number] for each in range(min(number, len(places)))]
+    number = min(number, len(places))
+    return [places[-1 - each * len(places) // number] for each in range(number)]
