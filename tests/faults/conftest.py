@@ -67,6 +67,7 @@ def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Ou
     def play_everywhere(kind: FaultKind, make: Callable[[], Operation]) -> list[Outcome]:
         play(kind.without, make(), None, next(turns))
         places, sent = kind.places(proxy.lengths), proxy.sent
+        assert places
         if not request.config.getoption("--long"):
             # Scripts, whose names are not upper-case, and what is written for them, are what a fault could spoil.
             writing = [place for place in places if not sent[place.number].isupper() or sent[place.number] == "SET"]

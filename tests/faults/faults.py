@@ -240,10 +240,10 @@ class Interrupted(FaultKind):
                 raise
         finally:
             self._armed = False
-            # What the proxy keeps for later is complete.
-            assert not happens.is_set() or scene.proxy.happened()
-            # From here on, everything passes, except for what is held.
-            scene.proxy.arm(None)
+            if place is not None:
+                # What the proxy keeps for later is complete. From here on, everything passes, except for what is held.
+                assert not happens.is_set() or scene.proxy.happened()
+                scene.proxy.arm(None)
             scene.proxy.when_it_happens = lambda: None
             signal.signal(signal.SIGUSR1, before)
         assert outcome.how == "over" or self._raised is None, "the call has swallowed what the signal handler raised"
