@@ -13,6 +13,7 @@
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
 | `open_parameters(name, ...)` | opens parameters; `redis=` names another client; behaviour tests also partitions |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
+| `fork(work)` | forks a process, which stops at each value that ``work`` yields; see support/child_processes.py |
 | `until(condition)` | waits for a condition and returns its first true value |
 | `durations(opening=0.3)` | changes how long the library waits for something |
 | `proxy` | a proxy before the server: faults, and `proxy.before("take", action)`; open handles at `proxy.where` |
@@ -45,6 +46,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from support import selection
+from support.child_processes import Child
 from support.clients import ClientKind
 from support.daemons import Daemon
 from support.driven import DrivenClient
@@ -60,6 +62,8 @@ from redisacc._clock import durations
 
 # Clients of Redis read their own version from a file for every connection, which takes longer than connecting.
 importlib.metadata.version = functools.cache(importlib.metadata.version)
+# The tables of tests/faults make assertions as well.
+pytest.register_assert_rewrite("operations", "faults")
 
 # A machine that stands still would fail a test at random. In a first run, without compiled files and without the
 # examples of earlier runs, the first examples are the slowest.
@@ -416,6 +420,20 @@ def background() -> Iterator[Callable[..., Background]]:
     yield start
     for one in started:
         one.join()
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[..., Child]]:
+    """Forks processes. They end with the test, before the server is looked at."""
+    children: list[Child] = []
+
+    def start(work: Callable[[], Iterator[Any]]) -> Child:
+        children.append(Child(work))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.close()
 
 
 class Background:

@@ -143,3 +143,33 @@ def test_a_password_does_not_get_into_a_pickle(url, client):
             handle.delete()
     finally:
         client.config_set("requirepass", "")
+
+
+def test_a_copy_is_a_handle_on_the_same_parameters(real_server, real_client):
+    handle = redisacc.Parameters("w", redis=real_server.url, name="label", publisher="ann")
+    empty = pickle.loads(pickle.dumps(handle))
+    assert empty.latest() is None
+    handle.publish(np.ones(3), 0)
+    again = pickle.loads(pickle.dumps(handle))
+    assert (repr(again), again.name) == (repr(handle), "label")
+    again.publish(np.zeros(3), 1)
+    assert real_client.hget("redisacc:{w}:parameters", "publisher") == b"ann"
+    assert handle.latest()[0] == 1
+    held = pickle.dumps(handle)
+    handle.delete()
+    empty.publish(np.ones(3), 5)
+    with pytest.raises(redisacc.NotFoundError, match="parameters"):
+        pickle.loads(held)
+
+
+def test_parameters_that_cannot_be_pickled(real_client, real_server):
+    with pytest.raises(TypeError, match="opened with a client"):
+        pickle.dumps(redisacc.Parameters("w", redis=real_client))
+    url = real_server.url.replace("redis://", "redis://default:secret@")
+    real_client.config_set("requirepass", "secret")
+    try:
+        with pytest.raises(TypeError, match="holds a password") as caught:
+            pickle.dumps(redisacc.Parameters("w", redis=url))
+        assert "secret" not in str(caught.value)
+    finally:
+        real_client.config_set("requirepass", "")

@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 from networks import Large, loss_of
-from support.suspension import Suspension
+from support.suspension import suspend
 from support.until import until
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -259,9 +259,10 @@ def test_a_gradient_with_nan_counts_nowhere(optimizer, seen):
     assert_equal(optimizer.model, alone(1))
 
 
-def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(optimizer, real_client, monkeypatch):
+def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(
+    optimizer, real_server, real_client, clock
+):
     """As in a debugger. By the time that it continues, the parts that were sent are gone, and so are all leases."""
-    suspension = Suspension(monkeypatch, real_client)
     lost = []
 
     def staged():
@@ -269,7 +270,7 @@ def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(
 
     def pause(*_):
         sent = until(staged)
-        suspension.suspend()
+        suspend(clock, real_server.url)
         lost.append(len(sent - staged()))
 
     for step in range(2):

@@ -1,94 +1,91 @@
-"""Processes that do one operation each, through a proxy, and may be killed or stopped in the middle of it."""
+"""Processes that are forked from the tests' own, and may be killed or stopped in the middle of what they do."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import gc
+import multiprocessing
 import os
 import signal
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from support.moved_clock import runs
 from support.until import until
-from support.warm_python import PIPE, WarmPython
 
-PROGRAM = Path(__file__).with_name("fork_server.py")
+# How long a process may take for anything, in seconds.
+PATIENCE = 60.0
 
 
-class ChildProcess:
-    """A process that does one operation.
+class Child:
+    """A process that was forked from this one.
+
+    Args:
+        work: what it does. It stops at each value that this yields, until ``go()``.
 
     Attributes:
         pid: its process id.
     """
 
-    def __init__(self, pid: int, out: Path) -> None:
-        self.pid = pid
-        self._out = out
+    def __init__(self, work: Callable[[], Iterator[Any]]) -> None:
+        self._ours, theirs = multiprocessing.Pipe()
+        with warnings.catch_warnings():
+            # From Python 3.12 on, a fork beside threads warns.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if not self.pid:
+            self._ours.close()
+            _run(work, theirs)
+        theirs.close()
+        self._has_ended = False
+
+    def go(self) -> None:
+        """Lets it continue."""
+        self._ours.send(None)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it has another value, or has ended."""
+        return self._ours.poll(0)
+
+    def value(self) -> Any:
+        """Waits for its next value. Raises EOFError if it has ended without one."""
+        assert self._ours.poll(PATIENCE), "the process does not answer"
+        failed, value = self._ours.recv()
+        assert not failed, value
+        return value
 
     def signal(self, number: int) -> None:
-        """Sends a signal; a process that has done its operation and ended may miss it."""
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            # It was stalled after the end of its last reply, and has ended by itself.
-            assert self.done
+        """Sends a signal."""
+        os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             # What a thread is sending still leaves.
             until(lambda: not runs(self.pid))
 
-    @property
-    def done(self) -> bool:
-        """Whether the operation has ended."""
-        return self._out.exists()
+    def kill(self) -> None:
+        """Kills it. What it has said stays."""
+        if not self._has_ended:
+            self._has_ended = True
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
-    @property
-    def value(self) -> Any:
-        """The operation's value, or the name of its exception."""
-        return json.loads(self._out.read_text())
-
-    @property
-    def gone(self) -> bool:
-        """Whether the process no longer exists."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+    def close(self) -> None:
+        """Kills it, and forgets what it has said."""
+        self.kill()
+        self._ours.close()
 
 
-class ChildProcesses:
-    """Starts child processes by means of a fork server, since hundreds of them have to start in a few seconds.
-
-    Args:
-        url: the address that they connect to.
-        folder: where they write their values.
-        env: their environment.
-    """
-
-    def __init__(self, url: str, folder: Path, env: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._fork_server = WarmPython([str(PROGRAM), url], stdin=PIPE, stderr=sys.stderr, text=True, env=env)
-        self._started: list[ChildProcess] = []
-
-    def start(self, operation: str, limit: int, size: int, kind: str = "dense") -> ChildProcess:
-        """Starts a process that does one operation of `fork_server.operate`."""
-        out = self._folder / f"out{len(self._started)}"
-        task = {"operation": operation, "limit": limit, "size": size, "kind": kind, "out": str(out)}
-        print(json.dumps(task), file=self._fork_server.stdin, flush=True)
-        assert self._fork_server.stdout is not None
-        self._started.append(ChildProcess(int(self._fork_server.stdout.readline()), out))
-        return self._started[-1]
-
-    def end(self) -> None:
-        """Kills the remaining processes and the fork server."""
-        for child in self._started:
-            if not child.done and not child.gone:
-                child.signal(signal.SIGKILL)
-        assert self._fork_server.stdin is not None
-        assert self._fork_server.stdout is not None
-        self._fork_server.stdin.close()
-        self._fork_server.stdout.close()
-        self._fork_server.wait(20)
+def _run(work: Callable[[], Iterator[Any]], pipe: Any) -> None:
+    # A collection would end what belongs to the parent.
+    gc.disable()
+    try:
+        for value in work():
+            pipe.send((False, value))
+            pipe.recv()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            pipe.send((True, traceback.format_exc()))
+    finally:
+        os._exit(0)

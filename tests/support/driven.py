@@ -21,7 +21,14 @@ import redisacc.asyncio
 
 KINDS: dict[Any, Any] = {
     getattr(redisacc, name): getattr(redisacc.asyncio, name)
-    for name in ("ConditionalAccumulator", "SparseConditionalAccumulator", "TreeAccumulator", "Parameters")
+    for name in (
+        "ConditionalAccumulator",
+        "SparseConditionalAccumulator",
+        "TreeAccumulator",
+        "Parameters",
+        "Chief",
+        "Worker",
+    )
 }
 
 
@@ -211,15 +218,17 @@ class Driven:
             return value if inspect.iscoroutine(value) else contextlib.nullcontext(value)
 
         value = self._driver.run(call)
+        if isinstance(value, redisacc.asyncio.Upload):
+            return Driven(self._driver, value)
         if not isinstance(value, contextlib.nullcontext):
             return value
         value = value.enter_result
         if isinstance(value, redisacc.asyncio.Events):
             self._driver.run(value.__aenter__)
+        if isinstance(value, AsyncIterator):
             return Driven(self._driver, value)
         if isinstance(value, contextlib.AbstractAsyncContextManager):
             return self._block(value)
-        assert not isinstance(value, AsyncIterator)
         return value
 
     @contextlib.contextmanager

@@ -1,106 +1,100 @@
-"""Forks while other threads of the parent hold locks: the child can make every call, with every kind of client."""
+"""Forks at any moment: the child can use what its parent has opened, with every kind of client."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import contextlib
+import random
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-import redis
-import support
 from support import clients
 from support.leaks import remaining
+from support.proxy import Fault
+from support.selection import thorough
 
 import redisacc
 
-PROGRAM = Path(support.__file__).with_name("forking_parent.py")
-CLIENTS = {"valkey": ["url", *clients.ALL], "cluster": ["url", "client"]}
+# A step that no round reaches.
+LATEST = 10**9
+PATIENCE = 60
 # TLS and Unix sockets have no locks of their own.
-CLIENTS_BY_LOCKS = {
-    "valkey": ["url", *(name for name, kind in clients.ALL.items() if kind.wire in ("tcp", "sentinel"))],
-    "cluster": CLIENTS["cluster"],
-}
-
-
-def fork(mode, server, kinds, forks):
-    """Runs forking_parent.py, and returns the number that it prints for each kind of client."""
-    port = server.client().get_nodes()[0].port if server.name == "cluster" else server.port
-    arguments = [mode, "1" if server.name == "cluster" else "0", port, forks, *kinds]
-    process = subprocess.run(
-        [sys.executable, PROGRAM, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    printed = [line.split() for line in process.stdout.splitlines()]
-    assert [kind for kind, _ in printed] == kinds
-    return [int(number) for _, number in printed]
+USUAL = ["url", *(name for name, kind in clients.ALL.items() if kind.wire in ("tcp", "sentinel"))]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
-@pytest.mark.every_server
-@pytest.mark.servers("valkey", "cluster")
-@pytest.mark.fixed("client")
-def test_a_child_makes_every_call_though_another_thread_of_its_parent_held_every_lock(
-    real_server, real_client, everything
-):
-    found = fork("held", real_server, (CLIENTS if everything else CLIENTS_BY_LOCKS)[real_server.name], 1)
-    # A pool alone has two locks, and each handle has some.
-    assert min(found) > 20
-    assert remaining(real_client) == []
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("kind", thorough(["url", *clients.ALL], usual=USUAL))
+def test_children_that_are_forked_while_threads_open_connections_end(fork, real_server, real_client, everything, kind):
+    with contextlib.ExitStack() as stack:
+        where = real_server.url
+        if kind != "url":
+            where = stack.enter_context(clients.ALL[kind].connected(real_server.port, socket_timeout=20))
+        mine, childs = (
+            stack.enter_context(redisacc.ConditionalAccumulator("float32", [2], redis=where)) for _ in range(2)
+        )
+        stop = threading.Event()
+        opened = []
 
+        def open_connections():
+            while not stop.is_set():
+                if kind == "url":
+                    redisacc.ConditionalAccumulator("float32", [2], redis=where).close()
+                else:
+                    # Those that are not in use. The next call opens another one.
+                    where.connection_pool.disconnect(inuse_connections=False)
+                mine.apply_grad([1.0, 2.0], local_step=LATEST)
+                opened.append(None)
 
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-@pytest.mark.every_server
-@pytest.mark.servers("valkey", "cluster")
-@pytest.mark.fixed("client")
-def test_children_that_are_forked_while_threads_open_connections_end(real_server, real_client, everything):
-    # On Valkey, with every kind of client, that is 500 in all.
-    fork("at_random", real_server, CLIENTS[real_server.name], 20 if everything else 1)
+        def work():
+            sys.setswitchinterval(0.005)
+            for _ in range(2):
+                childs.apply_grad([1.0, 2.0], local_step=LATEST)
+            childs.take_grad(2, timeout=PATIENCE)
+            yield childs.num_accumulated()
+
+        threads = [threading.Thread(target=open_connections) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        # A thread pauses anywhere, and so also where it holds a lock.
+        sys.setswitchinterval(1e-6)
+        chance = random.Random(0)
+        try:
+            for _ in range(20 if everything else 2):
+                before = len(opened)
+                while len(opened) == before and all(thread.is_alive() for thread in threads):
+                    time.sleep(0.0005)
+                time.sleep(chance.random() * 0.002)
+                assert fork(work).value() == 0
+            assert all(thread.is_alive() for thread in threads)
+        finally:
+            sys.setswitchinterval(0.005)
+            stop.set()
+            for thread in threads:
+                thread.join()
     assert remaining(real_client) == []
 
 
 @pytest.mark.servers("valkey")
-def test_a_fork_waits_for_a_thread_that_opens_a_connection(real_server, background):
+def test_a_fork_waits_for_a_thread_that_opens_a_connection(fork, proxy, background):
     """OpenSSL has locks that a child cannot release, and a child would wait for them without a word."""
-    is_slow, started, forking, opened = (threading.Event() for _ in range(4))
-    # The latest of these calls is made first.
-    os.register_at_fork(before=forking.set)
+    proxy.arm(Fault("reply", 0, 0, "hold"))
+    opening = background(lambda: redisacc.ConditionalAccumulator("float32", [1], redis=proxy.url).close())
+    assert proxy.happened()
+    passed = []
 
-    class Connection(redis.Connection):
-        def _connect(self):
-            if is_slow.is_set() and not started.is_set():
-                started.set()
-                assert forking.wait(30)
-                # By then, a fork that does not wait is over.
-                time.sleep(0.2)
-                opened.set()
-            return super()._connect()
+    def let_pass():
+        # By now, the fork would be over if it did not wait.
+        time.sleep(0.2)
+        passed.append(None)
+        proxy.resume()
 
-    def child(function):
-        pid = os.fork()
-        if not pid:
-            os._exit(0 if function() else 1)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    passing = background(let_pass)
 
-    pool = redis.ConnectionPool(host="127.0.0.1", port=real_server.port, connection_class=Connection)
-    with redisacc.ConditionalAccumulator("float32", [1], "w", redis=redis.Redis(connection_pool=pool)) as acc:
-        is_slow.set()
-        pool.disconnect()
-        opening = background(acc.num_accumulated)
-        assert started.wait(30)
-        assert child(opened.is_set) == 0
-        assert opening.result() == 0
-        # Neither side is left waiting.
-        assert child(lambda: acc.num_accumulated() == 0) == 0
-        acc.delete()
-    pool.disconnect()
+    def work():
+        yield len(passed)
+
+    assert fork(work).value() == 1
+    passing.result()
+    opening.result()

@@ -6,8 +6,6 @@ import signal
 
 import numpy as np
 import pytest
-from support.child_processes import ChildProcesses
-from support.fork_server import NAME, open_shared
 from support.proxy import Fault, Proxy, all_faults, proxy_before_server
 from support.selection import thorough
 
@@ -15,6 +13,7 @@ import redisacc
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.usefixtures("time_runs")]
 
+NAME = "child"
 RECORD = f"redisacc:{{{NAME}}}"
 WORKERS = 3
 # Three parts for each gradient.
@@ -79,16 +78,26 @@ class Rounds:
         self._until(lambda: self.play() or self.reduced > before, timeout=60)
 
 
-def opened(where, partitions=None):
-    return redisacc.ConditionalAccumulator(
-        "float32",
-        [SIZE],
-        NAME,
-        reduction_type="SUM",
-        redis=where,
-        limits=redisacc.Limits(in_place=0),
-        partitions=partitions,
-    )
+def opened(where, partitions=None, buffer=None):
+    limits = redisacc.Limits(in_place=0, buffer=buffer)
+    options = {"reduction_type": "SUM", "limits": limits, "partitions": partitions}
+    return redisacc.ConditionalAccumulator("float32", [SIZE], NAME, redis=where, **options)
+
+
+def reducer(url):
+    """Returns the work of a process that adds up gradients until it is killed."""
+
+    def work():
+        redisacc.Reducer(NAME, redis=url).run()
+        yield None
+
+    return work
+
+
+@pytest.fixture
+def reduce(fork, proxy):
+    """Starts a process that adds up gradients until it is killed."""
+    return lambda: fork(reducer(proxy.url))
 
 
 @pytest.fixture(params=thorough([None, 3], usual=[None]), ids=["whole", "partitions"])
@@ -116,7 +125,7 @@ def rounds_of(own_proxy, background, until):
     made = []
 
     def make(workers):
-        made.append(Rounds(open_shared(own_proxy.url, SIZE, 0), own_proxy, background, until, workers=workers))
+        made.append(Rounds(opened(own_proxy.url, buffer=2 * 4 * SIZE), own_proxy, background, until, workers=workers))
         return made[-1]
 
     yield make
@@ -138,8 +147,8 @@ def number_of(request, usual):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
-def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, end, request):
-    child = child_processes.start("reduce", 0, SIZE)
+def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, reduce, rounds, leases, until, end, request):
+    child = reduce()
     rounds.play_until_reduced()
     for fault in places(proxy, rounds, number_of(request, 3)):
         proxy.arm(Fault(fault.direction, fault.number, fault.offset, "stall"))
@@ -154,15 +163,15 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, 
             rounds.play()
             child.signal(signal.SIGCONT)
         else:
-            until(lambda child=child: child.gone)
-            child = child_processes.start("reduce", 0, SIZE)
+            child.kill()
+            child = reduce()
         proxy.arm(None)
         rounds.play_until_reduced()
 
 
 @pytest.mark.thorough
-def test_a_second_reducer_takes_over(child_processes, rounds, leases, until):
-    children = [child_processes.start("reduce", 0, SIZE) for _ in range(2)]
+def test_a_second_reducer_takes_over(reduce, rounds, leases, until):
+    children = [reduce() for _ in range(2)]
     rounds.play_until_reduced()
 
     def work(child):
@@ -176,8 +185,8 @@ def test_a_second_reducer_takes_over(child_processes, rounds, leases, until):
 
 
 @pytest.mark.thorough
-def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, rounds, request):
-    child_processes.start("reduce", 0, SIZE)
+def test_a_reducer_whose_connections_break_anywhere(proxy, reduce, rounds, request):
+    reduce()
     rounds.play_until_reduced()
     for fault in places(proxy, rounds, number_of(request, 4)):
         proxy.arm(fault)
@@ -187,19 +196,18 @@ def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, roun
 
 
 @pytest.mark.slow
-def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, clock):
+def test_a_reducer_that_may_not_write(real_server, real_client, fork, reduce, rounds):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
     try:
-        processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path, clock.env)
-        child = processes.start("reduce", 0, SIZE)
+        child = fork(reducer(real_server.url.replace("://", "://reader:secret@")))
         for _ in range(3):
             rounds.play()
-        assert not child.gone
+        assert not child.has_value
         assert rounds.reduced == 0
         # Another one, which may, works on it as soon as the first one has given up its lease.
-        child_processes.start("reduce", 0, SIZE)
+        reduce()
         rounds.play_until_reduced()
-        processes.end()
+        child.close()
     finally:
         real_client.execute_command("ACL", "DELUSER", "reader")
 
@@ -218,21 +226,20 @@ def example(real_client):
 
 
 @pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds, real_client, example):
-    child = child_processes.start("reduce", 0, SIZE)
+def test_an_accumulator_of_another_version_is_left_alone(reduce, rounds, real_client, example):
+    child = reduce()
     rounds.play_until_reduced()
     real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
     real_client.publish("redisacc:{other}:calls", "required=3")
     real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={example[0]}")
     rounds.play_until_reduced()
-    assert not child.gone
+    assert not child.has_value
     real_client.delete("redisacc:{other}")
 
 
-def test_a_full_server(daemon, background, until, tmp_path, clock):
+def test_a_full_server(daemon, background, until, fork):
     server = daemon("--maxmemory-policy", "noeviction").start()
-    processes = ChildProcesses(server.url, tmp_path, clock.env)
-    child = processes.start("reduce", 0, SIZE)
+    child = fork(reducer(server.url))
     with server.client() as client, proxy_before_server(server.url) as own_proxy:
         rounds = Rounds(opened(own_proxy.url), own_proxy, background, until)
         rounds.play_until_reduced()
@@ -249,13 +256,13 @@ def test_a_full_server(daemon, background, until, tmp_path, clock):
         rounds.acc.apply_grad(rows[-1], local_step=step)
         np.testing.assert_array_equal(take.result(), rows[0] + rows[1] + rows[2])
         rounds.play_until_reduced()
-        assert not child.gone
+        assert not child.has_value
         rounds.acc.delete()
-    processes.end()
+    child.close()
 
 
-def test_gradients_that_are_refused_after_their_parts_were_added(child_processes, rounds, real_client, example):
-    child_processes.start("reduce", 0, SIZE)
+def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds, real_client, example):
+    reduce()
     rounds.play_until_reduced()
     acc, number = rounds.acc, iter(range(1000))
 
@@ -277,8 +284,8 @@ def test_gradients_that_are_refused_after_their_parts_were_added(child_processes
 
 
 @pytest.mark.thorough
-def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, real_client, example):
-    child_processes.start("reduce", 0, SIZE)
+def test_staged_parts_that_expire_while_they_are_added(reduce, rounds, real_client, example):
+    reduce()
     rounds.play_until_reduced()
     step, rows = rounds.acc.global_step(), rounds.gradients()
     for row in rows:
@@ -291,13 +298,17 @@ def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, 
 
 
 @pytest.mark.thorough
-def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, background):
+def test_a_taker_that_fetches_sums_and_dies(fork, proxy, reduce, rounds_of, until, background):
     rounds = rounds_of(2)
-    child_processes.start("reduce", 0, SIZE)
+    reduce()
     rounds.play_until_reduced()
     step, rows = rounds.acc.global_step(), rounds.gradients()
+
+    def wait():
+        yield opened(proxy.url, buffer=2 * 4 * SIZE).take_grad(2, timeout=60)
+
     # It requires two, and dies after the first one.
-    taker = child_processes.start("wait", 0, SIZE)
+    taker = fork(wait)
     until(lambda: rounds.acc.info().waiting)
     rounds.acc.apply_grad(rows[0], local_step=step)
     taker.signal(signal.SIGKILL)
@@ -308,17 +319,17 @@ def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, b
 
 
 @pytest.mark.thorough
-def test_gradients_that_are_compacted_while_they_are_added(child_processes, rounds_of):
-    child_processes.start("reduce", 0, SIZE)
+def test_gradients_that_are_compacted_while_they_are_added(reduce, rounds_of):
+    reduce()
     rounds = rounds_of(5)
     for _ in range(4):
         rounds.play(exact=False)
 
 
 @pytest.mark.thorough
-def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, proxy, child_processes, rounds, clock):
+def test_a_take_never_waits_longer_for_a_reducer_than_it_may(durations, proxy, reduce, rounds, clock):
     """The patience is for all parts together: a reducer that stops in the middle costs it once."""
-    child = child_processes.start("reduce", 0, SIZE)
+    child = reduce()
     rounds.play_until_reduced()
     durations(sum_patience=100.0)
     proxy.before("SET", lambda: child.signal(signal.SIGSTOP))

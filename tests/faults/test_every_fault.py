@@ -1,0 +1,90 @@
+"""Every operation meets every fault, wherever that can happen: it is done once, or at most once, and nothing is left.
+
+A caller that is still there knows the outcome. One that is interrupted learns it. Requests that arrive late change
+nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faults import FAULTS
+from operations import OPERATIONS, operation
+from support.servers import CLUSTER
+
+# A cluster adds nothing to what a signal, or the end of a process, does to a call.
+ON_CLUSTERS = ("broken", "late", "bytewise", "flushed", "suspended")
+pytestmark = pytest.mark.servers("valkey", CLUSTER)
+
+# The operations that `make test` lets meet a fault. Others differ less from those of their kind.
+USUAL = {
+    "broken": [
+        *("apply", "apply in parts", "apply in partitions", "apply large", "apply encoded", "apply rows"),
+        *("apply a tree in parts", "make room in partitions", "take", "take inline", "take in partitions"),
+        *("take large", "take in a block", "take in vain", "take a tree in parts", "recover", "set the step", "look"),
+        *("open", "delete in parts", "stream", "publish in partitions", "publish large", "read", "delete parameters"),
+    ],
+    "late": [
+        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply again", "apply stale", "apply late"),
+        *("apply refused", "make room", "make room in parts", "take", "take in parts", "take in vain"),
+        *("take in vain with a grace", "recover", "set the step", "set the quorum", "open", "delete", "publish"),
+        "delete parameters",
+    ],
+    "bytewise": ["apply inline", "take", "read"],
+    "flushed": ["apply", "make room in partitions", "take in parts", "recover", "set the step", "publish", "delete"],
+    "interrupted": [
+        *("apply", "apply in partitions", "apply again", "make room in parts", "take", "recover"),
+        *("wait in vain for a round", "set the step", "listen", "open", "publish", "publish the first", "read"),
+        "wait in vain for a version",
+    ],
+    "interrupted by OSError": ["apply in parts", "take", "read in partitions"],
+    "cancelled": [
+        *("apply in parts", "take in partitions", "take in a block", "look", "open a private one", "delete"),
+        *("publish in partitions", "delete parameters", "stream"),
+    ],
+    "killed": [
+        *("apply", "apply large", "apply in partitions", "apply a tree in parts", "make room in partitions", "take"),
+        *("take inline", "take in partitions", "take a tree in parts", "recover", "set the step", "open", "delete"),
+        *("stream in partitions", "publish", "publish in partitions"),
+    ],
+    "stopped": ["apply inline", "take inline"],
+    "suspended": [
+        *("apply in parts", "apply in partitions", "take in parts", "recover in parts", "open", "open an existing one"),
+        *("make room in partitions", "stream", "publish", "publish in partitions", "step in partitions"),
+    ],
+    "forked": ["apply in parts", "take", "publish"],
+}
+# The same with `make check`.
+SLOW = [
+    *(("interrupted by TimeoutError", "take"), ("interrupted by ConnectionResetError", "apply in parts")),
+    ("interrupted by TimeoutError over TLS", "take"),
+    *itertools.product(
+        ["forked while locked"],
+        [
+            *("apply in partitions", "apply rows", "apply a tree", "take", "recover", "look", "set the step", "listen"),
+            *("open a private one", "publish", "read", "wait in vain for a version"),
+        ],
+    ),
+]
+
+
+def cases() -> Iterator[Any]:
+    """Yields all faults and operations that fit together, as parameters."""
+    for fault, name in itertools.product(FAULTS, OPERATIONS):
+        if fault in OPERATIONS[name].never:
+            continue
+        marks = [] if fault in ON_CLUSTERS else [pytest.mark.servers("valkey")]
+        if (fault, name) in SLOW:
+            marks.append(pytest.mark.slow)
+        elif name not in USUAL.get(fault, ()):
+            marks.append(pytest.mark.thorough)
+        yield pytest.param(fault, name, marks=marks)
+
+
+@pytest.mark.parametrize(("fault", "name"), list(cases()))
+def test_an_operation_meets_a_fault_anywhere(everywhere, fault, name):
+    ends = {outcome.how for outcome in everywhere(FAULTS[fault], lambda: operation(name))}
+    assert "over" in ends or not fault.startswith(("interrupted", "cancelled"))
