@@ -26,6 +26,7 @@ class Disturbed:
         self.proxy = proxy
         self.parameters = {"w": np.linspace(-1, 1, 300_000).astype(np.float32), "b": np.ones(3)}
         self.options = {}
+        self.begun = set()
 
     def begin(self, reducers_at=None, **options):
         self.options = options
@@ -42,6 +43,7 @@ class Disturbed:
     def work(self, number):
         with self.training.worker(number) as worker:
             for step, parameters in worker.steps():
+                self.begun.add(step)
                 worker.apply(gradient_of(number, step, parameters))
 
     def lead(self, chief, disturb, *, after=3, until=LAST):
@@ -176,6 +178,7 @@ def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durat
     chief = disturbed.begin()
 
     def lose():
+        until(lambda: 3 in disturbed.begun)
         client.flushall()
         # The reducer finds that out, and forgets what it has, or not.
         began = clock.now()
