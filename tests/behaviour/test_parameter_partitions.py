@@ -47,7 +47,7 @@ def reader(open_parameters, weights):
 
 
 def parts_of(client):
-    return sorted(key.decode() for key in client.scan_iter("redisacc:{*/*}:parameters:partition:*"))
+    return sorted(key.decode() for key in client.scan_iter("redisacc:{*/*}:partition:blob:*"))
 
 
 def attempts_of(client):
@@ -118,7 +118,7 @@ def test_each_partition_has_its_share_of_every_blob(weights, reader, client):
     assert len(found) == 6
     assert all(client.pttl(key) == -1 for key in found)
     for partition in client.hget(RECORD, "partitions").decode().split(","):
-        of_one = [key for key in found if key.startswith(f"redisacc:{{w/{partition}}}:")]
+        of_one = [key for key in found if key.startswith(f"redisacc:{{w/{int(partition):05}}}:partition:")]
         assert [client.strlen(key) for key in of_one] == [4 * ELEMENTS // 3] * 2
     assert attempts_of(client) == {}
     is_version(reader, 0)
@@ -411,9 +411,9 @@ def test_gc_removes_parts_that_no_version_has_and_no_others(open_parameters, wei
     weights.publish(version(1), 1)
     assert gc() == ([], 0)
     first, second, _ = client.hget(RECORD, "partitions").decode().split(",")
-    orphan = f"redisacc:{{w/{first}}}:parameters:partition:0123456789abcdef-1-full:0"
+    orphan = f"redisacc:{{w/{int(first):05}}}:partition:blob:0123456789abcdef-1-full:0"
     client.set(orphan, b"late")
-    client.set(f"redisacc:{{w/{second}}}:parameters:partition:0123456789abcdef-2-full:1", b"expires", px=60_000)
+    client.set(f"redisacc:{{w/{int(second):05}}}:partition:blob:0123456789abcdef-2-full:1", b"expires", px=60_000)
     assert gc("--yes") == ([("w", "blob")], 1)
     assert not client.exists(orphan)
     assert gc() == ([], 0)

@@ -105,7 +105,7 @@ def test_every_partition_has_the_same_elements_of_all_gradients(acc, client):
     assert len(found) == 6
     assert all(client.pttl(key) == -1 for key in found)
     for partition, start, stop in zip(acc.info().partitions, (0, 12, 24), (12, 24, 30), strict=True):
-        of_one = [data for key, data in found.items() if key.startswith(f"redisacc:{{w/{partition}}}:")]
+        of_one = [data for key, data in found.items() if key.startswith(f"redisacc:{{w/{partition:05}}}:partition:")]
         assert sorted(of_one) == sorted(gradient(number)[start:stop].tobytes() for number in (1, 2))
     assert_same(acc.peek().gradient, gradient(3))
     with acc.take(2) as taken:
@@ -354,9 +354,9 @@ def test_gc_removes_parts_that_no_attempt_has_and_no_others(acc, open_parted, cl
     acc.apply_grad(gradient(4), local_step=1)
     assert gc() == ([], 0)
     first, second, *_ = acc.info().partitions
-    late = f"redisacc:{{w/{first}}}:partition:1-1-1:0"
+    late = f"redisacc:{{w/{first:05}}}:partition:part:1-1-1:0"
     client.set(late, b"late")
-    client.set(f"redisacc:{{w/{second}}}:partition:1-1-2:1", b"expires", px=60_000)
+    client.set(f"redisacc:{{w/{second:05}}}:partition:part:1-1-2:1", b"expires", px=60_000)
     assert gc("--yes") == ([("w", "partition")], 1)
     assert not client.exists(late)
     assert gc() == ([], 0)

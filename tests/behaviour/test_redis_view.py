@@ -58,7 +58,7 @@ def test_every_key_is_in_one_slot_and_known(open_dense_stored, open_sparse_store
     until(lambda: dense.info().waiting)
     known = r"redisacc:\{[wv]\}(:(sums|buffered|inline|workers|sessions|queue|takers|taken|taken:.+|part:.+:\d+))?"
     # Only parts lie elsewhere, if there are partitions.
-    known += r"|redisacc:\{[wv]/\d+\}:partition:[\w-]+:\d+"
+    known += r"|redisacc:\{[wv]/\d{5}\}:partition:part:[\w-]+:\d+"
     keys = {key.decode() for key in client.scan_iter()} - {"redisacc:names"}
     assert len(keys) >= 8
     assert [key for key in keys if not re.fullmatch(known, key)] == []

@@ -356,7 +356,7 @@ def test_reducers_beside_the_nodes_share_the_partitions(
 ):
     acc = open_taker(partitions=6)
     nodes = [node.name for node in client.get_primaries()]
-    at = {number: client.get_node_from_key(f"redisacc:{{w/{number}}}").name for number in acc.info().partitions}
+    at = {number: client.get_node_from_key(f"redisacc:{{w/{number:05}}}").name for number in acc.info().partitions}
     assert sorted(at.values()) == sorted(nodes * 2)
     reducers = {node: reducer(node=node) for node in nodes[:2]}
     take = background(acc.take_grad, 3)

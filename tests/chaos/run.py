@@ -148,7 +148,7 @@ class Chaos:
             )
             self._stack.callback(self._accumulator.close)
             if isinstance(self._victim, ClusterVictim):
-                self._victim.keys += [f"redisacc:{{{NAME}/{number}}}" for number in self._accumulator.info().partitions]
+                self._victim.keys += [f"redisacc:{{{NAME}/{number:05}}}" for number in self._accumulator.info().partitions]
             for name in self._roles:
                 self._start(name)
             self._victim.weather(self._weather)

@@ -149,7 +149,7 @@ class Training:
         if not self._on_cluster:
             return Server(directory)
         victim = ClusterVictim(directory, f"redisacc:{{{NAME}}}", replicas=0, seed=self._seed)
-        victim.keys += [f"redisacc:{{{NAME}/{number}}}" for number in range(3)]
+        victim.keys += [f"redisacc:{{{NAME}/{number:05}}}" for number in range(3)]
         return victim
 
     # Processes

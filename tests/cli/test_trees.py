@@ -85,7 +85,7 @@ def test_ls_and_show(cli, cli_json, open_tree):
     assert [leaf["path"] for leaf in facts["leaves"]] == PATHS
     assert facts["leaves"][0] == {"path": "embed", "kind": "sparse", "dtype": "float32", "shape": [100, 2]}
     assert cli_json("show", "model", "--leaves") == facts["leaves"]
-    assert facts["missing_leaves"] == "zero"
+    assert facts["missing"] == "zero"
 
 
 def test_show_lists_some_of_many_leaves(cli, cli_json, open_tree):

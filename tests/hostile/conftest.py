@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.memory import limited_memory
+from support.searching import searching
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +14,9 @@ def little_memory() -> Iterator[None]:
     """An allocation of gigabytes, because a forged length says so, is an error here and not a slow machine."""
     with limited_memory(2 * 2**30):
         yield
+
+
+@pytest.fixture
+def search(pytestconfig: pytest.Config) -> Callable[..., None]:
+    """Calls a function with drawn examples."""
+    return searching(pytestconfig)

@@ -166,6 +166,7 @@ class Gradient(NamedTuple):
         present: how many leaves are counted at the end.
         blocks: the int8 blocks at the end.
         integers: whether sums are doubles that must be integers.
+        booleans: whether the last byte is a boolean, if it is 0 or 1.
     """
 
     indices: tuple[int, ...] = ()
@@ -174,6 +175,7 @@ class Gradient(NamedTuple):
     present: int = 0
     blocks: int = 0
     integers: bool = False
+    booleans: bool = False
 
 
 # What may stand where a list of sizes, a number or a text belongs.
@@ -239,6 +241,8 @@ def data(held: bytes, gradient: Any) -> Iterator[bytes]:
         if of.highest is not None:
             others += [[*right[:-1], of.highest + 1], [*right[:-1], 2**63 - 1]]
         yield from (np.array(other, "<i8").tobytes() + held[len(packed) :] for other in others)
+    if of.booleans and held[-1:] in (b"\0", b"\1"):
+        yield held[:-1] + b"\2"
     if len(held) != of.nbytes:
         return
     # The sum of all gradients is checked, so -1 in one of them may look like a leaf that it lacks.

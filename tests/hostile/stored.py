@@ -119,7 +119,6 @@ STORED: dict[str, dict[str, str] | tuple[str, str]] = {
         "created_ms": "time~",
     },
     ":parameters:object:*": ("string", "data"),
-    ":parameters:partition:*": ("string", "data"),
     ":parameters:attempts": ("zset", "id~ number~"),
     ":parameters:history": ("zset", "history"),
     ":parameters:deleted": ("string", "id~"),

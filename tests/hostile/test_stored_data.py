@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 import redis
+from damages import damages
+from stored import STORED
 from support.servers import contents
 from uses import (
     Use,
@@ -33,6 +35,8 @@ from uses import (
     served,
 )
 from worlds import HEAD, WORLDS, Place, Rounds, Trained, World
+
+import redisacc
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
 
@@ -128,6 +132,8 @@ class Watch:
                 assert there == before, "what reads has changed something"
             if use.name == "delete":
                 self._check_deleted(before, there)
+            # An error inside a script, which did not expect what it found.
+            assert found is not redisacc.ServerError
             self._noticed |= refused
             if self._learn:
                 self._right[use.name] = found, after[1]
@@ -214,10 +220,12 @@ def test_one_damage(watch: Watch, everything: bool) -> None:
 @pytest.mark.slow(keep="trained|weighted sparse|int8 inline")
 @pytest.mark.parametrize("watch", WORLDS, indirect=True)
 def test_several_damages(watch: Watch, everything: bool, request: pytest.FixtureRequest) -> None:
-    drawn = random.Random(1)
+    long = request.config.getoption("--long")
+    seed = random.randrange(10**9) if long else 1
+    drawn = random.Random(seed)
     watch.world.restore()
     places = list(watch.world.places())
-    for _ in range(2000 if request.config.getoption("--long") else 100 if everything else 10):
+    for _ in range(2000 if long else 100 if everything else 10):
         chosen = [
             (place, *drawn.choice([*place.damages.items()])) for place in drawn.sample(places, drawn.randint(2, 4))
         ]
@@ -228,6 +236,26 @@ def test_several_damages(watch: Watch, everything: bool, request: pytest.Fixture
                 with contextlib.suppress(redis.ResponseError, redis.DataError):
                     change(client)
 
-        where = "; ".join(f"{place.what}: {name}" for place, name, _ in chosen)
+        where = f"seed {seed}: " + "; ".join(f"{place.what}: {name}" for place, name, _ in chosen)
         watch.look(damage, where, fits=any(fits for _, _, (_, fits) in chosen))
     watch.raise_all()
+
+
+def test_the_session_of_a_handle_that_goes_on(real_client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Above, each handle is a new one. This one has a session, which is damaged."""
+    world, key = Rounds(real_client, "dense", "in place"), f"{HEAD}:sessions"
+    before = real_client.hkeys(key)
+    with world.open() as acc:
+        world.apply(acc)
+        (session,) = set(real_client.hkeys(key)) - set(before)
+        entry = real_client.hget(key, session)
+        for damage in damages(STORED[":sessions"]["<id>"], entry):
+            if damage.value is None or damage.fits:
+                continue
+            real_client.hset(key, session, damage.value)
+            there = contents(real_client)
+            for call in (lambda: world.apply(acc), lambda: acc.set_global_step(7)):
+                assert attempt(Use(damage.name, call), caplog) == (True, redisacc.CorruptDataError), damage
+            assert contents(real_client) == there
+        real_client.hset(key, session, entry)
+        assert world.apply(acc)

@@ -166,7 +166,7 @@ def of_parameters(world: Any, handle: redisacc.Parameters) -> Iterator[Use]:
     yield Use("wait", lambda: bits(handle.wait(-(2**62), timeout=0)))
     if isinstance(world, Published):
         yield Use("publish", lambda: world.publish(handle, 7), True, latest)
-        rows = {"table": [1, 7], "flags": [2]}
+        rows = {"table": [1, 7], "used": [2]}
         yield Use("publish rows", lambda: world.publish(handle, 3, changed=rows), True, latest)
     yield Use("finish", handle.finish, True, latest)
     yield Use("delete parameters", handle.delete, True)
@@ -284,6 +284,8 @@ def run(words: tuple[str, ...], url: str, *, exact: bool, codes: Sequence[int]) 
     assert result.exit_code in codes, result.output
     assert raw_text(result.stdout_bytes) == []
     assert raw_text(result.stderr_bytes) == []
+    # An error inside a script, which did not expect what it found.
+    assert "attempt to" not in result.stderr
     assert len(result.stderr) < 3000
     if result.exit_code:
         assert result.stderr.strip() or words[0] == "doctor", result.output

@@ -80,7 +80,9 @@ class World:
         # Nobody reads the blobs that the record does not list.
         record = client.hmget(f"{HEAD}:parameters", "full", "rows", "state", "slots")
         listed = b" ".join(filter(None, record))
-        self._read = {key for key in self._dumps if b":parameters:" not in key or _blob_of(key) in listed}
+        found = [key for key in self._dumps if b":parameters:" not in key or _blob_of(key) in listed]
+        # Ids are random, and the last blob of a sort comes first.
+        self._read = sorted(found, key=lambda key: (-listed.find(_blob_of(key)), key))
         self.incarnation = client.hget(HEAD, "incarnation")
 
     def _build(self) -> None:
@@ -109,7 +111,7 @@ class World:
             AssertionError: there is a key, or a field, that stored.py does not have.
         """
         seen: set[str] = set()
-        for key in sorted(self._read):
+        for key in self._read:
             name = key.decode()
             pattern = pattern_of(name)
             if not any(fnmatch.fnmatch(pattern, one) for one in self.damaged.split("|")):
@@ -273,20 +275,22 @@ class Weighted(Rounds):
         super().__init__(client, kind, storage, **options)
 
     def apply(self, acc: Any, **options: Any) -> Any:
-        # Those of a tree with integers weigh 1.
-        weight = 1 if self.kind is redisacc.TreeAccumulator else 2.5
-        return super().apply(acc, **{"weight": weight, "metrics": {"loss": 0.5}, **options})
+        return super().apply(acc, **{"metrics": {"loss": 0.5}, **options})
 
     def _build(self) -> None:
         client, now = self.client, int(time.time() * 1000)
-        with self.open() as acc, self.open(worker="worker 10") as other:
+        # Whose sums depend on the order, but for those of trees with integers, which weigh 1.
+        of = {"worker 3": 2.5, "worker 10": 1e8, "worker 2": 3.0}
+        with contextlib.ExitStack() as stack:
             for step in range(3):
-                self.apply(acc, local_step=step)
-                self.apply(other, local_step=0)
+                for name, weight in of.items():
+                    acc = stack.enter_context(self.open(worker=name))
+                    weighs = {} if self.kind is redisacc.TreeAccumulator else {"weight": weight}
+                    self.apply(acc, local_step=step, **weighs)
                 if step == 0:
-                    acc.take_grad(2)
+                    acc.take_grad(3)
                 elif step == 1:
-                    _take_and_fail(acc, 2)
+                    _take_and_fail(acc, 3)
             acc.set_quorum(least=2, most=3, grace=0.5)
         client.hset(HEAD, mapping={"losses": "1", "wanted": "9", "wanted_weight": "9.5", "grace_count": "2"})
         client.hset(HEAD, mapping={"grace_began_ms": "0", "grace_weight": "5.0"})
@@ -307,16 +311,18 @@ class Weighted(Rounds):
 
 def weights(step: int) -> dict[str, Any]:
     """Returns a version of a tree, which differs from the one before in a leaf and in two rows of two others."""
-    table, flags = np.zeros((50, 4)), np.zeros(32, bool)
-    table[[1, 7]], flags[2] = step, step % 2
+    table, used = np.zeros((50, 4)), np.zeros(32, bool)
+    table[[1, 7]], used[2] = step, step % 2
     # No other length of a leaf fills as many multiples of 16 bytes.
-    return {"table": table, "flags": flags, "dense": np.full(8, step, np.float32)}
+    return {"table": table, "used": used, "dense": np.full(8, step, np.float32)}
 
 
 class Published(World):
     """Parameters of three versions: rows of a table and of booleans, a leaf, a state, and claims of workers."""
 
     damaged = ":parameters*"
+    # Blobs of rows begin with those of the table, and all end with a boolean.
+    gradient = Gradient((1, 7), 49, booleans=True)
 
     def __init__(self, client: redis.Redis, **options: Any) -> None:
         self._options = options
@@ -334,7 +340,7 @@ class Published(World):
         with self.open() as parameters:
             self.publish(parameters, 0)
             for step in (1, 2):
-                self.publish(parameters, step, changed={"table": [1, 7], "flags": [2]})
+                self.publish(parameters, step, changed={"table": [1, 7], "used": [2]})
         client.zadd(f"{HEAD}:parameters:attempts", {"other-1-full 2": now + 600_000})
         client.set(f"{HEAD}:parameters:deleted", "0" * 32)
         client.hset(f"{HEAD}:parameters:claims", "worker 0", f"7 {'0' * 32} {now} elsewhere.1.1")
@@ -344,6 +350,8 @@ class Trained(World):
     """An optimiser has made two versions, of dense leaves and a table. A gradient of the next step is there."""
 
     damaged = ":parameters*"
+    # Of the table, in the last step.
+    gradient = Gradient((1, 50), 99)
 
     def lead(self) -> redisacc.Chief:
         """Opens a chief."""

@@ -181,7 +181,7 @@ def a_loss_of_a_part(client: redis.Redis, background: Callable[..., Any]) -> Non
             first.publish(first.parameters - taken.gradient / 2)
             break
     blob = client.hget("redisacc:{every}:parameters", "full").decode().partition(":")[0]
-    assert client.unlink(*client.scan_iter(f"redisacc:{{every/*}}:parameters:partition:{blob}:*")) > 0
+    assert client.unlink(*client.scan_iter(f"redisacc:{{every/*}}:partition:blob:{blob}:*")) > 0
     with chief() as second:
         assert second.step == 1
         for taken in second.rounds(until=2):

@@ -228,7 +228,7 @@ def part_key(client: redis.Redis, blob: str, number: int) -> str:
     if not text:
         return f"{RECORD}:object:{blob}:{number}"
     partitions = text.decode().split(",")
-    return f"redisacc:{{half/{partitions[number % len(partitions)]}}}:parameters:partition:{blob}:{number}"
+    return f"redisacc:{{half/{int(partitions[number % len(partitions)]):05}}}:partition:blob:{blob}:{number}"
 
 
 def parts(client: redis.Redis) -> set[str]:

@@ -17,7 +17,8 @@
 | `leaks` | the keys that no test may leave behind |
 | `memory` | a limit on what the process of the tests may allocate |
 | `model` | an independent accumulator in plain numpy |
-| `planting` | hostile text for every field of every key, and whether it comes out raw |
+| `planting` | hostile text, and whether it comes out raw |
+| `searching` | how many examples a test draws |
 | `strategies` | hypothesis strategies for bytes that look nearly like ours |
 | `selection` | which tests and parameters belong to `make test`, and which to `make test-rest` |
 """

@@ -64,10 +64,14 @@ def leftovers(client: redis.Redis) -> list[str]:
 def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:
     """Returns why a key has no owner, or None if it has one."""
     if what is not None and what.startswith(b"partition:"):
-        # It belongs to the accumulator NAME, and is in its partition {NAME/p}.
-        return _unowned_part_of_partition(client, record[:-1].rpartition(b"/")[0] + b"}", what)
-    if what is not None and what.startswith(b"parameters:partition:"):
-        return _unowned_blob(client, record[:-1].rpartition(b"/")[0] + b"}:parameters", what)
+        # It belongs to NAME, and is in its partition {NAME/p}.
+        owner = record[:-1].rpartition(b"/")[0] + b"}"
+        kind, _, rest = what.removeprefix(b"partition:").partition(b":")
+        if kind == b"part":
+            return _unowned_part_of_partition(client, owner, *rest.split(b":"))
+        if kind == b"blob":
+            return _unowned_blob(client, owner + b":parameters", rest.partition(b":")[0])
+        return "nothing ever removes it"
     if what is not None and what.partition(b":")[0] == b"parameters":
         return _unowned_parameters(client, record + b":parameters", what)
     if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
@@ -95,10 +99,9 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
     return "nothing ever removes it"
 
 
-def _unowned_part_of_partition(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+def _unowned_part_of_partition(client: redis.Redis, record: bytes, attempt: bytes, number: bytes) -> str | None:
     if not client.hexists(record, "partitions"):
         return "no record of an accumulator with partitions"
-    _, attempt, number = what.split(b":")
     attempts = record + b":attempts"
     for listed in client.zrange(attempts, 0, -1):
         if listed.startswith(attempt + b" ") and _is_under_way(client, attempts, listed):
@@ -135,10 +138,10 @@ def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str 
     return None if blob in _published(client, record) else "the record does not list it"
 
 
-def _unowned_blob(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+def _unowned_blob(client: redis.Redis, record: bytes, blob: bytes) -> str | None:
     if not client.hexists(record, "partitions"):
         return "no record of parameters with partitions"
-    blob, attempts = what.split(b":")[2], record + b":attempts"
+    attempts = record + b":attempts"
     for listed in client.zrange(attempts, 0, -1):
         if listed.startswith(blob + b" ") and _is_under_way(client, attempts, listed):
             return None

@@ -135,7 +135,7 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
     lost = []
 
     def lose():
-        updated = "redisacc:{train/*}:parameters:partition:*:1"
+        updated = "redisacc:{train/*}:partition:blob:*:1"
         # The weights and two slots, which the reducer does not write again.
         until(lambda: sum(client.pttl(key) > 0 for key in client.scan_iter(updated)) == 3)
         lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))

@@ -68,7 +68,7 @@ def test_a_loss_that_nobody_can_make_good(training, durations, proxy, when):
         working.result(20)
         worker.close()
     with training.chief(weights, optimizer=SGD, redis=proxy.url) as chief:
-        (part,) = training.client.scan_iter("redisacc:{train/*}:parameters:partition:*-3-flat:0")
+        (part,) = training.client.scan_iter("redisacc:{train/*}:partition:blob:*-3-flat:0")
         if when == "before it begins":
             training.client.delete(part)
         else:

@@ -49,7 +49,7 @@ def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     ones = {"w": np.ones(SIZE, np.int64)}
     first = training.work(gradient=lambda *_: ones)
     until(lambda: int(training.record[b"num_accumulated"]) == 1)
-    lost = sorted(training.client.scan_iter("redisacc:{train/*}:parameters:partition:*"))[1]
+    lost = sorted(training.client.scan_iter("redisacc:{train/*}:partition:blob:*"))[1]
     training.client.delete(lost)
     with caplog.at_level(logging.WARNING, "redisacc"):
         second = training.work(gradient=lambda *_: ones)
@@ -80,7 +80,7 @@ class Interrupted:
         until(lambda: 2 in self.begun)
         self.weights = chief.latest()[1]["w"] if optimizer else chief.parameters["w"]
         chief.close()
-        part = sorted(training.client.scan_iter("redisacc:{train/*}:parameters:partition:*"))[-1]
+        part = sorted(training.client.scan_iter("redisacc:{train/*}:partition:blob:*"))[-1]
         slot = part[: part.index(b"}") + 1].decode()
         assert training.client.delete(*training.client.scan_iter(f"{slot}:*"))
 

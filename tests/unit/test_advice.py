@@ -187,7 +187,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "pass its full_tensor(), or its to_local() to an accumulator of that shard",
     ),
     "hostile/test_arguments.py": ("fill them first",),
-    "hostile/test_foreign_parameters.py": (
+    "hostile/test_unusual_data.py": (
         "delete them with the version that published them",
         "read them with the version that published them",
     ),

@@ -21,7 +21,7 @@ def test_each_partition_has_the_parts_whose_turn_it_is() -> None:
     keys = Keys("w", (4, 7))
     one, other = sums_text({ONE: 2}).encode(), sums_text({ONE: 1}).encode()
     assert parse_sums(keys, [one, other]) == [keys.sum(ONE, 0), keys.sum(ONE, 2), keys.sum(ONE, 1)]
-    assert keys.sum(ONE, 2) == f"redisacc:{{w/4}}:sum:{ONE}:2"
+    assert keys.sum(ONE, 2) == f"redisacc:{{w/00004}}:partition:sum:{ONE}:2"
 
 
 def test_several_leases_count_as_the_slowest() -> None:

@@ -52,7 +52,7 @@ class Spread:
         self._handles = []
         self._proxies = {}
         self.partitions = self.open().info().partitions
-        self.homes = [f"redisacc:{{w/{partition}}}" for partition in self.partitions]
+        self.homes = [f"redisacc:{{w/{partition:05}}}" for partition in self.partitions]
         self.leader = cluster.owner(RECORD)
         owners = [cluster.owner(home) for home in self.homes]
         (self.other,) = [node for node in owners if node is not self.leader]

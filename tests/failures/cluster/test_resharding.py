@@ -113,7 +113,7 @@ def test_nothing_is_lost_or_doubled(shared_cluster, background, until, refusals,
     # With partitions, all four slots move, one after the other.
     name = f"moving {how} {size}"
     partitions = load.acc.info().partitions or ()
-    turns = itertools.cycle([f"redisacc:{{{name}}}", *(f"redisacc:{{{name}/{p}}}" for p in partitions)])
+    turns = itertools.cycle([f"redisacc:{{{name}}}", *(f"redisacc:{{{name}/{p:05}}}" for p in partitions)])
 
     def move():
         key = next(turns)

@@ -51,7 +51,7 @@ def test_a_take_does_not_wait_for_a_node_of_partitions(cluster, background, dura
     durations(confirmation=100.0)
     with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, partitions=30) as acc:
         leader = cluster.owner(acc.accumulator_ref)
-        homes = [f"redisacc:{{w/{partition}}}" for partition in acc.info().partitions]
+        homes = [f"redisacc:{{w/{partition:05}}}" for partition in acc.info().partitions]
         other = next(node for home in homes if (node := cluster.owner(home)) is not leader)
         with stopped(other):
             with pytest.raises(redisacc.TakeTimeoutError):

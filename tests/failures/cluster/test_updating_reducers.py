@@ -107,7 +107,7 @@ def test_a_reader_of_lost_parts_gets_an_error_until_the_chief_has_published_them
                 lost = 0
                 for node in shared_cluster.nodes:
                     with node.client() as client:
-                        for key in client.scan_iter("redisacc:{lost*:parameters:partition:*:1"):
+                        for key in client.scan_iter("redisacc:{lost*:partition:blob:*:1"):
                             lost += client.delete(key)
                 assert lost
                 # Either it sees the loss, or the chief has been faster.

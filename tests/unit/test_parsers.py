@@ -10,9 +10,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import redis
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.opening import Schema
-from redisacc._protocol.scripts.requests import GradientRequest, Request
+from support.memory import limited_memory
+from support.searching import searching
 from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
@@ -25,20 +24,28 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
-from redisacc._format.quorum import quorum_change
-from redisacc._format.record import FORMAT, Record
+from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.scripts.sessions import Session
 from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.faults import FAULTS
-from redisacc._redis.hash_scan import scan
 from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets import fast_socket, lanes
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("w")
-FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
+
+
+@pytest.fixture
+def search(pytestconfig):
+    return searching(pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def little_memory():
+    """An allocation of gigabytes, because a forged length says so, is an error here and not a slow machine."""
+    with limited_memory(2 * 2**30):
+        yield
 
 
 def spec_of(dtype, kind):
@@ -140,12 +147,12 @@ def test_records(search):
 
     def one(reply, changed):
         typed(lambda: Record(KEYS, reply))
-        fields = [changed.get(name, right.get(name, b"0")) for name in Record.FIELDS]
+        fields = [changed.get(name, right.get(name, b"0")) for name in FIELDS]
         record = typed(lambda: Record(KEYS, fields))
         if record is not None:
             assert -(2**63) <= record.global_step < 2**63
 
-    changed = st.dictionaries(st.sampled_from(Record.FIELDS), st.one_of(st.none(), TEXTS), max_size=3)
+    changed = st.dictionaries(st.sampled_from(FIELDS), st.one_of(st.none(), TEXTS), max_size=3)
     search(one, REPLIES, changed, examples=40)
 
 
@@ -161,82 +168,6 @@ def test_shapes_takers_rounds_and_workers(search):
             np.broadcast_to(np.float64(0), shape)
 
     search(one, TEXTS, TEXTS, examples=50)
-
-
-class Replaying:
-    """A transport with given replies, the same to every call."""
-
-    def __init__(self, reply):
-        self._reply = reply
-
-    def call(self, *command, **options):
-        return self._reply
-
-    def pipeline(self, commands, **options):
-        return [self._reply for _ in commands]
-
-    def converse(self, key, talk, **options):
-        return talk(lambda command: self._reply)
-
-    def converse_with_all(self, talk, **options):
-        return [talk(lambda command: self._reply)]
-
-    def run(self, *args, **options):
-        return self.run_and_read(*args, **options)[0]
-
-    def prepare(self, script, keys, args, *, after=()):
-        return after
-
-    def repeat(self, call, *, timeout=1.0):
-        return self.run_and_read(None, (), (), after=call)
-
-    def run_and_read(self, script, keys, args, *, before=(), after=(), timeout=1.0):
-        # As the real transport checks.
-        if not isinstance(self._reply, list) or not self._reply:
-            raise redisacc.CorruptDataError("no reply of a script")
-        items = [item if isinstance(item, bytes) else str(item).encode() for item in self._reply]
-        return items, [self._reply for _ in after]
-
-
-def test_replies_of_scripts(search):
-    request = GradientRequest(Session(0), 1, "w", 0, (2,))
-    schema = Schema("1", "dense", "float32", "[2]", "SUM", "index", "zero", "")
-
-    def one(reply):
-        scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
-        for call in (
-            lambda: scripts.open(
-                incarnation="x",
-                schema=schema,
-                chunk=1,
-                lease_ms=0,
-                buffer_limit=0,
-                once_per_worker=False,
-                max_staleness=0,
-            ),
-            lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", "4", b"0", b"1234")]),
-            lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
-            scripts.take(
-                token="t", session=Session(0), sequence=1, required=TakeRequirement(1, 1), lease_ms=1, taker="w"
-            ),
-            scripts.take(token="t", session=Session(0), sequence=1, required=None, lease_ms=1, taker="w"),
-            lambda: scripts.resolve(Request(Session(0), 1, "w")),
-            lambda: scripts.leave(token="t", replicated=True),
-            lambda: scripts.acknowledge(token="t", parts=(), more=False),
-            lambda: scripts.recover(old="o", token="t", taker="w"),
-            lambda: scripts.set_global_step(Request(Session(0), 1, "w"), 1),
-            lambda: scripts.set_quorum(Request(Session(0), 1, "w"), quorum_change(1, ..., None)),
-            lambda: scripts.delete(finish=True),
-            lambda: scripts.remove_orphans(owners={"k": "staged"}),
-        ):
-            typed(call)
-        # The cursor is always the same one: it must not be followed forever.
-        if not (
-            isinstance(reply, list) and reply and isinstance(reply[0], (int, bytes)) and not isinstance(reply[0], bool)
-        ):
-            typed(lambda: scan(Replaying(reply), "w"))
-
-    search(one, st.one_of(REPLIES, st.lists(TEXTS, min_size=1, max_size=12)), examples=40)
 
 
 def test_events(search):

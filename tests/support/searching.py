@@ -1,0 +1,26 @@
+"""How long a test searches for an example that fails: a little in the suite, long with --long (`make fuzz`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+
+def searching(config: pytest.Config) -> Callable[..., None]:
+    """Returns what calls a function with drawn examples: the given number, and a hundred times as many with --long."""
+    long = config.getoption("--long")
+
+    def run(function: Callable[..., None], *strategies: Any, examples: int) -> None:
+        limited = settings(
+            max_examples=examples * (100 if long else 1),
+            deadline=None,
+            database=None,
+            derandomize=not long,
+            suppress_health_check=list(HealthCheck),
+        )
+        limited(given(*strategies)(function))()
+
+    return run
