@@ -148,7 +148,8 @@ class Chaos:
             )
             self._stack.callback(self._accumulator.close)
             if isinstance(self._victim, ClusterVictim):
-                self._victim.keys += [f"redisacc:{{{NAME}/{number:05}}}" for number in self._accumulator.info().partitions]
+                partitions = self._accumulator.info().partitions
+                self._victim.keys += [f"redisacc:{{{NAME}/{number:05}}}" for number in partitions]
             for name in self._roles:
                 self._start(name)
             self._victim.weather(self._weather)

@@ -11,7 +11,6 @@
 | `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
 | `until` | waits for a condition, and says which one if it never comes true |
-| `timeouts` | shorter timeouts, for tests in which a server is silent |
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | minutes in which no process runs |
 | `leaks` | the keys that no test may leave behind |

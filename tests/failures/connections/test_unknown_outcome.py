@@ -7,12 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from redisacc._protocol.scripts.accumulators import Scripts
 from support.leaks import leftovers
 from support.proxy import Fault
 from support.selection import ONE_NODE
 from support.servers import CLUSTER
-from support.timeouts import SENDING, short_timeouts
 
 import redisacc
 
@@ -36,28 +34,29 @@ def both(request, proxy, real_client):
     assert leftovers(real_client) == []
 
 
-# How a handle acknowledges a round. The requests of a take before that one travel by other methods.
-ACKNOWLEDGES = ("run",)
-
-
-@contextlib.contextmanager
-def silence(proxy, handle, direction, number=0, methods=SENDING):
+@pytest.fixture
+def silence(proxy, durations):
     """Lets nothing pass from one message on, by default the first: the request never arrives, or the reply doesn't.
 
-    The handle gives up on it soon, if it sends it by one of the methods.
+    Handles give up on it soon.
     """
-    proxy.arm(Fault(direction, number, 0, "stall"))
-    with short_timeouts(handle._transport, methods=methods):
-        yield
-    assert proxy.happened()
-    proxy.resume()
+
+    @contextlib.contextmanager
+    def from_message(direction, number=0, patience=0.4):
+        proxy.arm(Fault(direction, number, 0, "stall"))
+        with durations(call=patience):
+            yield
+        assert proxy.happened()
+        proxy.resume()
+
+    return from_message
 
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
-def test_an_apply_without_reply_is_finished_by_settle(proxy, both, direction):
+def test_an_apply_without_reply_is_finished_by_settle(both, direction, silence):
     through, direct = both
     with (
-        silence(proxy, through, direction),
+        silence(direction),
         pytest.raises(
             redisacc.OutcomeUnknownError,
             match=r"unknown whether .*\. settle\(\) of this error sends the same request again",
@@ -78,7 +77,7 @@ def test_an_apply_without_reply_is_finished_by_settle(proxy, both, direction):
 
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
-def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_client, direction):
+def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_client, direction, silence):
     spec = dict.fromkeys("ab", ("float32", (80_000,)))
     gradient = dict.fromkeys("ab", np.full(80_000, 2, np.float32))
     options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0)}
@@ -95,7 +94,7 @@ def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_cli
     # The server knows all scripts.
     assert through._commit(streamed(), gradient, 1.0, None, "")
     upload = streamed()
-    with silence(proxy, through, direction), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+    with silence(direction), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through._commit(upload, gradient, 1.0, None, "")
     for _ in range(2):
         assert failure.value.settle().outcome == "applied"
@@ -105,16 +104,16 @@ def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_cli
     assert leftovers(real_client) == []
 
 
-def test_settle_may_be_in_vain_many_times(proxy, both):
+def test_settle_may_be_in_vain_many_times(proxy, both, silence, durations):
     through, direct = both
-    with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+    with silence("reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through.apply_grad(np.ones(4))
     error = failure.value
     proxy.refuses = True
     proxy.cut_all()
     for _ in range(3):
         # No copy is sent during these, but the first one was.
-        with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError) as failure:
             error.settle()
         error = failure.value
     proxy.refuses = False
@@ -122,10 +121,10 @@ def test_settle_may_be_in_vain_many_times(proxy, both):
     assert direct.num_accumulated() == 1
 
 
-def test_settle_says_what_has_become_stale(proxy, both):
+def test_settle_says_what_has_become_stale(proxy, both, silence):
     through, direct = both
     # It never arrives, which only this test knows.
-    with silence(proxy, through, "request"):
+    with silence("request"):
         with pytest.raises(redisacc.OutcomeUnknownError) as failure:
             through.apply_grad(np.ones(4))
         # On a busy machine the handle may give up before its request has come as far as the proxy.
@@ -145,10 +144,10 @@ def test_a_server_that_stands_still_is_an_error_at_opening(proxy, durations):
         redisacc.ConditionalAccumulator("float32", [4], "w", redis=f"{proxy.url}?socket_timeout=0.5")
 
 
-def test_what_never_left_is_not_unknown(proxy, both):
+def test_what_never_left_is_not_unknown(proxy, both, durations):
     through, direct = both
     proxy.close()
-    with short_timeouts(through._transport):
+    with durations(call=0.4):
         # The first of these finds the existing connection broken.
         with pytest.raises(redisacc.ServerUnavailableError):
             through.num_accumulated()
@@ -158,9 +157,9 @@ def test_what_never_left_is_not_unknown(proxy, both):
     assert direct.num_accumulated() == 0
 
 
-def test_a_step_without_reply_is_set_once(proxy, both):
+def test_a_step_without_reply_is_set_once(both, silence):
     through, direct = both
-    with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+    with silence("reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         through.set_global_step(7)
     direct.apply_grad(np.ones(4), local_step=7)
     direct.take_grad(1)
@@ -174,7 +173,7 @@ def acknowledgement(proxy):
 
 
 @pytest.mark.parametrize(("direction", "listed"), [("request", 1), ("reply", 0)])
-def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed):
+def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed, durations):
     through, direct = both
 
     def take():
@@ -187,7 +186,7 @@ def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed
     # A request that was held goes on to the server after resume(), and would be numbered: so one fault for a proxy.
     proxy.arm(Fault(direction, acknowledgement(proxy), 0, "stall"))
     with (
-        short_timeouts(through._transport, methods=ACKNOWLEDGES),
+        durations(call=1.5),
         pytest.raises(
             redisacc.OutcomeUnknownError,
             match=r"has been read, but the server stopped .*\. settle\(\) of this error acknowledges it; until then",
@@ -202,7 +201,7 @@ def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed
     assert direct.info().unacknowledged == []
 
 
-def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, real_client):
+def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, real_client, silence):
     acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.where)
     for take, unpacked in (
         (acc.take_grad, lambda t: t),
@@ -216,7 +215,7 @@ def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, rea
                 number = acknowledgement(proxy)
             else:
                 with (
-                    silence(proxy, acc, "reply", number, ACKNOWLEDGES),
+                    silence("reply", number, 1.5),
                     pytest.raises(redisacc.OutcomeUnknownError) as failure,
                 ):
                     take(1)
@@ -225,13 +224,13 @@ def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, rea
     acc.delete()
 
 
-def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
+def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both, durations):
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))
     take = through.take(1)
     taken = take.__enter__()
     proxy.stall()
-    with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+    with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         take.__exit__(None, None, None)
     proxy.resume()
     assert taken.gradient.tolist() == [5.0] * 4
@@ -239,14 +238,14 @@ def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
     assert direct.info().unacknowledged == []
 
 
-def test_a_round_that_is_recovered_before_settle_is_not_delivered(proxy, both):
+def test_a_round_that_is_recovered_before_settle_is_not_delivered(proxy, both, durations):
     """settle() cannot take the recovery for an earlier copy of its own request."""
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))
     take = through.take(1)
     take.__enter__()
     proxy.stall()
-    with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+    with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError) as failure:
         take.__exit__(None, None, None)
     proxy.cut_all()
     proxy.resume()
@@ -281,21 +280,17 @@ def test_what_was_counted_counts_even_if_its_copy_is_refused(proxy, both, real_s
     assert direct.num_accumulated() == 1
 
 
-def test_a_refusal_that_can_not_be_resolved_is_unknown(proxy, both, monkeypatch):
+@pytest.mark.servers("valkey")
+def test_a_refusal_that_can_not_be_resolved_is_unknown(proxy, both, real_client):
+    """The first copy is counted, its reply is lost, and from then on the server refuses all scripts."""
     through, direct = both
-
-    def refuse(*_, **__):
-        raise redisacc.ServerError("no")
-
-    def shape_mismatch(*_, **__):
-        through._transport.losses.count += 1
-        raise redisacc.InvalidArgumentError("refused")
-
-    monkeypatch.setattr(Scripts, "resolve", refuse)
-    monkeypatch.setattr(Scripts, "apply", shape_mismatch)
-    monkeypatch.setattr(Scripts, "buffer", shape_mismatch)
-    with pytest.raises(redisacc.OutcomeUnknownError) as failure:
-        through.apply_grad(np.ones(4))
-    monkeypatch.undo()
+    proxy.arm(Fault("reply", 0, 0))
+    proxy.when_it_happens = lambda: real_client.acl_setuser("default", commands=["-eval", "-evalsha"])
+    try:
+        with pytest.raises(redisacc.OutcomeUnknownError) as failure:
+            through.apply_grad(np.ones(4))
+        assert proxy.happened()
+    finally:
+        real_client.acl_setuser("default", enabled=True, commands=["+eval", "+evalsha"])
     assert failure.value.settle()
     assert direct.num_accumulated() == 1

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from redisacc._protocol.scripts.accumulators import Scripts
-from redisacc._protocol.scripts.partitions import PartitionScripts
+import redis
+from support.proxy import Fault
 from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.lifecycle.events import Event
-from redisacc._redis.transport import Transport
 
 PROGRAM = Path(__file__).with_name("interrupted_worker.py")
 TAKER = Path(__file__).with_name("interrupted_taker.py")
 
 
 # What signal handlers raise. Calls know all but the first from sockets, where they mean that the connection is broken.
-pytestmark = pytest.mark.usual(storage="in_place")
+pytestmark = [pytest.mark.usual(storage="in_place"), pytest.mark.servers("valkey")]
 
 RAISED = ("KeyboardInterrupt", "TimeoutError", "ConnectionResetError", "OSError")
 
 
 @pytest.mark.slow(keep="2048")
-@pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("limit", "size", "kind"),
     thorough(
@@ -86,7 +85,6 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
     ("limit", "partitions", "kind"),
     thorough(
@@ -109,44 +107,58 @@ def test_takes_that_are_interrupted_at_any_moment_lose_no_round(real_server, eve
     assert 0 < interrupted < number
 
 
+# The scripts that count a gradient.
+COUNTS = ("apply", "buffer", "commit")
+
+
 class Interrupt(BaseException):
     """What a signal handler raises."""
 
 
 @pytest.fixture
-def acc(open_dense_stored):
-    acc = open_dense_stored("float32", [2], "interrupted")
+def acc(open_dense_stored, proxy):
+    acc = open_dense_stored("float32", [2], "interrupted", redis=proxy.where)
     yield acc
-    if acc in alive(acc):
+    with contextlib.suppress(redisacc.NotFoundError, redisacc.CancelledError):
         acc.delete()
 
 
-def alive(acc):
-    try:
-        acc.num_accumulated()
-    except redisacc.RedisAccError:
-        return []
-    return [acc]
-
-
 @pytest.fixture
-def interrupt(monkeypatch):
-    """Interrupts the next script of certain names, before it is sent or when its reply has arrived."""
+def interrupted(proxy):
+    """Interrupts the call in its block when it sends one of some scripts: before the server gets it, or executed."""
 
-    def arm(when, names=("apply", "buffer", "commit")):
-        run = Transport.run_and_read
+    def handler(*_):
+        raise Interrupt
 
-        def interrupted(self, script, *arguments, **options):
-            if script.name not in names:
-                return run(self, script, *arguments, **options)
-            monkeypatch.setattr(Transport, "run_and_read", run)
-            if when == "after":
-                run(self, script, *arguments, **options)
-            raise Interrupt
+    @contextlib.contextmanager
+    def interrupted(when, names=COUNTS):
+        armed, over, cut = [True], threading.Event(), threading.Event()
 
-        monkeypatch.setattr(Transport, "run_and_read", interrupted)
+        def interrupt():
+            if not armed:
+                return
+            armed.clear()
+            # What is held never arrives, nor does another copy.
+            proxy.refuses = True
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            assert over.wait(20)
+            proxy.cut_all()
+            cut.set()
 
-    return arm
+        for name in names:
+            (proxy.before if when == "before" else proxy.after)(name, interrupt)
+        previous = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(Interrupt):
+                yield
+        finally:
+            armed.clear()
+            over.set()
+            signal.signal(signal.SIGUSR1, previous)
+        assert cut.wait(20)
+        proxy.refuses = False
+
+    return interrupted
 
 
 def test_each_thread_has_its_own_tally(acc, background):
@@ -158,30 +170,25 @@ def test_each_thread_has_its_own_tally(acc, background):
     assert acc.settle() == redisacc.types.Tally(2, 0, 0, 0)
 
 
-def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupt):
+def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupted):
     acc.apply_grad([1, 1])
-    interrupt("after")
-    with pytest.raises(Interrupt):
+    with interrupted("after"):
         acc.apply_grad([1, 1])
     acc.delete()
     assert acc.settle() == redisacc.types.Tally(1, 0, 0, 1)
 
 
-def test_a_silent_server_leaves_the_request_open(acc, interrupt, monkeypatch):
-    interrupt("after")
-    with pytest.raises(Interrupt):
+def test_a_silent_server_leaves_the_request_open(acc, interrupted, proxy, durations):
+    with interrupted("after"):
         acc.apply_grad([1, 1])
-
-    def silent(self, *arguments, **options):
-        raise redisacc.ServerUnavailableError("silent")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Scripts, "resolve", silent)
+    proxy.refuses = True
+    with durations(call=0.4):
         with pytest.raises(redisacc.ServerUnavailableError):
             acc.settle()
         # Otherwise, this one would make the outcome of the other unknowable.
         with pytest.raises(redisacc.ServerUnavailableError):
             acc.apply_grad([2, 2])
+    proxy.refuses = False
     assert acc.settle().applied == acc.info().applied == 1
 
 
@@ -195,69 +202,55 @@ def test_refused_gradients_are_not_counted(acc):
     assert acc.settle() == redisacc.types.Tally(1, 1, 0, 0)
 
 
-@pytest.mark.servers("valkey")
-def test_an_interrupted_settle_is_counted_once(acc, monkeypatch):
-    def silent(self, *arguments, **options):
-        self._transport.losses.count += 1
-        raise redisacc.ServerUnavailableError("silent")
-
-    def interrupted(send):
-        def run(self, *arguments, **options):
-            send(self, *arguments, **options)
-            raise Interrupt
-
-        return run
-
-    ways = {(Scripts, "apply"): Scripts.apply, (Scripts, "buffer"): Scripts.buffer}
-    ways[PartitionScripts, "commit"] = PartitionScripts.commit
-    with monkeypatch.context() as patch:
-        for way in ways:
-            patch.setattr(*way, silent)
-        with pytest.raises(redisacc.OutcomeUnknownError) as unknown:
-            acc.apply_grad([1, 1])
+def test_an_interrupted_settle_is_counted_once(acc, interrupted, proxy, durations):
+    proxy.when_it_happens = lambda: setattr(proxy, "refuses", True)
+    proxy.arm(Fault("request", 0, 0))
+    with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError) as unknown:
+        acc.apply_grad([1, 1])
+    proxy.refuses = False
     assert acc.settle() == redisacc.types.Tally(0, 0, 0, 0)
-    with monkeypatch.context() as patch:
-        for way, send in ways.items():
-            patch.setattr(*way, interrupted(send))
-        with pytest.raises(Interrupt):
-            unknown.value.settle()
+    with interrupted("after"):
+        unknown.value.settle()
     assert acc.settle() == redisacc.types.Tally(1, 0, 0, 0)
     acc.apply_grad([2, 2])
     assert unknown.value.settle().outcome == "applied"
     assert acc.settle().applied == acc.info().applied == 2
 
 
-def test_a_child_after_a_fork_settles_nothing_of_its_parent(acc, interrupt, monkeypatch):
-    interrupt("after")
-    with pytest.raises(Interrupt):
+def test_a_child_after_a_fork_settles_nothing_of_its_parent(acc, interrupted, fork):
+    with interrupted("after"):
         acc.apply_grad([1, 1])
-    assert len(acc._requests._outcomes.mine().state[0]) == 1
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert acc._requests._outcomes.mine().state[0] == ()
-    assert acc._requests._outcomes.mine().tally == redisacc.types.Tally(0, 0, 0, 0)
+    assert fork(lambda: iter([acc.settle()])).value() == redisacc.types.Tally(0, 0, 0, 0)
+    assert acc.settle() == redisacc.types.Tally(1, 0, 0, 0)
 
 
-def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, monkeypatch):
-    run = Transport.run_and_read
+def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, proxy):
+    handled = threading.Event()
 
-    def handle(self, script, *arguments, **options):
-        monkeypatch.setattr(Transport, "run_and_read", run)
+    def handle(*_):
         acc.apply_grad(np.full(2, 8.0))
-        return run(self, script, *arguments, **options)
+        handled.set()
 
-    monkeypatch.setattr(Transport, "run_and_read", handle)
-    assert acc.apply_grad([1, 1]).num_accumulated == 2
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        assert handled.wait(20)
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        proxy.before("apply", interrupt)
+        assert acc.apply_grad([1, 1]).num_accumulated == 2
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
     assert acc.settle() == redisacc.types.Tally(2, 0, 0, 0)
 
 
 @pytest.fixture
-def interrupted_take(acc, interrupt):
+def interrupted_take(acc, interrupted):
     """Applies a gradient and interrupts its take, before or after the acknowledgement is executed."""
 
     def take(when):
         acc.apply_grad([1, 2], local_step=2**62)
-        interrupt(when, ("acknowledge",))
-        with pytest.raises(Interrupt):
+        with interrupted(when, ("acknowledge",)):
             acc.take_grad(1)
 
     return take
@@ -282,27 +275,39 @@ def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_next_take_may_be_interrupted_as_well(acc, interrupt, interrupted_take, when):
+def test_the_next_take_may_be_interrupted_as_well(acc, interrupted, interrupted_take, when):
     interrupted_take(when)
     for again in ("before", "after"):
-        interrupt(again, ("acknowledge",))
-        with pytest.raises(Interrupt):
+        with interrupted(again, ("acknowledge",)):
             acc.take_grad(1, timeout=0)
     assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
 
 
-def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_thread(acc, interrupt, background):
-    for value in range(3):
-        acc.apply_grad([value, value], local_step=2**62)
-        interrupt("after", ("acknowledge",))
-        # As if the take of another thread had been interrupted at the same time.
-        kept, acc._taker.kept = acc._taker.kept, []
-        with pytest.raises(Interrupt):
-            acc.take_grad(1)
-        acc._taker.kept = [*kept, *acc._taker.kept]
-    assert [background(acc.take_grad, 1, timeout=0).result()[0] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(redisacc.TakeTimeoutError):
-        acc.take_grad(1, timeout=0)
+def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_task(acc, open_dense_stored, proxy, until):
+    """Takes of several tasks are cancelled at the same time."""
+
+    async def work():
+        through = await redisacc.asyncio.ConditionalAccumulator("float32", [2], "interrupted", redis=proxy.where)
+        over, held, takes = threading.Event(), [], []
+        proxy.after("acknowledge", lambda: (held.append(1), over.wait(20)), times=3)
+        for value in range(3):
+            acc.apply_grad([value, value], local_step=2**62)
+            takes.append(asyncio.create_task(through.take_grad(1)))
+            while len(held) <= value:
+                await asyncio.sleep(0.01)
+        for take in takes:
+            take.cancel()
+        assert all(
+            isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*takes, return_exceptions=True)
+        )
+        over.set()
+        found = await asyncio.gather(*[through.take_grad(1, timeout=0) for _ in range(3)])
+        assert [taken[0] for taken in found] == [0, 1, 2]
+        with pytest.raises(redisacc.TakeTimeoutError):
+            await through.take_grad(1, timeout=0)
+        await through.close()
+
+    asyncio.run(work())
 
 
 def test_a_round_that_was_recovered_is_not_returned_as_well(acc, interrupted_take, open_dense):
@@ -341,15 +346,14 @@ def test_a_block_leaves_the_round_of_an_interrupted_take_to_the_next_take_grad(a
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, interrupted_take, monkeypatch, when):
-    interrupted_take(when)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        kept = acc._taker.kept
+def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, interrupted_take, fork, when):
+    def take():
         with pytest.raises(redisacc.TakeTimeoutError):
             acc.take_grad(1, timeout=0)
-        # A child has a list of its own.
-        acc._taker.kept = kept
+        yield "nothing"
+
+    interrupted_take(when)
+    assert fork(take).value() == "nothing"
     assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
 
 
@@ -373,25 +377,33 @@ def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_raw_operation_returns_the_round_of_an_interrupted_one(real_client, acc, interrupt, when):
+def test_a_raw_operation_returns_the_round_of_an_interrupted_one(acc, proxy, interrupted, when):
     acc.apply_grad([1, 2])
-    interrupt(when, ("acknowledge",))
-    options = {"handle": acc.accumulator_ref, "num_required": 1, "dtype": "float32", "redis": real_client}
-    with pytest.raises(Interrupt):
-        redisacc.raw_ops.AccumulatorTakeGradient(**options)
-    assert redisacc.raw_ops.AccumulatorTakeGradient(**options).tolist() == [1, 2]
+    with redis.Redis.from_url(proxy.url) as client:
+        options = {"handle": acc.accumulator_ref, "num_required": 1, "dtype": "float32", "redis": client}
+        with interrupted(when, ("acknowledge",)):
+            redisacc.raw_ops.AccumulatorTakeGradient(**options)
+        assert redisacc.raw_ops.AccumulatorTakeGradient(**options).tolist() == [1, 2]
 
 
-def test_an_event_that_an_interrupt_takes_away_is_reported_as_missed(acc, monkeypatch):
-    def interrupted(*_):
-        monkeypatch.undo()
+def test_an_interrupt_in_the_middle_of_a_message_takes_no_event_away(acc, open_dense, proxy):
+    direct = open_dense("float32", [2], "interrupted")
+
+    def handler(*_):
         raise Interrupt
 
+    previous = signal.signal(signal.SIGUSR1, handler)
     with acc.events(timeout=20) as events:
-        acc.apply_grad([1, 1])
-        monkeypatch.setattr(Event, "parse", interrupted)
-        with pytest.raises(Interrupt):
-            next(events)
-        assert next(events).kind == "missed"
-        acc.apply_grad([2, 2])
-        assert next(events).kind == "applied"
+        proxy.arm(Fault("reply", 0, 20, "hold"))
+        proxy.when_it_happens = lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        applies = threading.Timer(0.2, direct.apply_grad, [[1, 1]])
+        applies.start()
+        try:
+            with pytest.raises(Interrupt):
+                next(events)
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+            proxy.resume()
+            applies.join()
+        direct.apply_grad([2, 2])
+        assert [next(events).num_accumulated for _ in range(2)] == [1, 2]
