@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import subprocess
 import sys
-import urllib.request
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-
-from redisacc._redis.connect import connect
-from redisacc.cli.export import Metrics
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.mark.slow
-def test_export(real_server, open_dense, background, until):
+def test_export(export, open_dense, background, until):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     other = open_dense("float32", [1], "other")
     ann.apply_grad([1.0])
@@ -28,16 +21,7 @@ def test_export(real_server, open_dense, background, until):
     ann.apply_grad([1.0], 0)
     take = background(ann.take_grad, 2, timeout=30)
     until(lambda: ann.info().waiting)
-    words = [sys.executable, "-m", "redisacc", "export", "--port", "0", "--redis", real_server.url, "w*"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            url = re.search(r"at (http://127\.0\.0\.1:\d+/metrics),", process.stdout.readline())[1]
-            with urllib.request.urlopen(url, timeout=20) as reply:
-                lines = reply.read().decode().splitlines()
-        finally:
-            process.send_signal(2)
-            assert process.wait(20) == 130
+    lines = export("w*").scrape()
     for line in (
         "redisacc_up 1.0",
         'redisacc_global_step{accumulator="w"} 1.0',
@@ -57,18 +41,15 @@ def test_export(real_server, open_dense, background, until):
     other.delete()
 
 
-def test_export_of_late_gradients(real_server, open_dense):
+def test_export_of_late_gradients(export, open_dense):
     acc, plain = open_dense("float32", [1], "w", staleness=3), open_dense("float32", [1], "plain")
     acc.set_global_step(5)
     for step in (5, 4, 4):
         acc.apply_grad([1.0], step)
     plain.apply_grad([1.0])
-    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        lines = generate_latest(registry).decode().splitlines()
+    found = export().scrape()
     assert [
-        line for line in lines if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
+        line for line in found if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
     ] == [
         'redisacc_max_staleness{accumulator="plain"} 0.0',
         'redisacc_max_staleness{accumulator="w"} 3.0',
@@ -77,28 +58,23 @@ def test_export_of_late_gradients(real_server, open_dense):
     ]
 
 
-def test_histograms(real_server, open_dense, open_parameters, until):
+def test_histograms(export, open_dense, until):
     """Two rounds of two gradients of 12 bytes, of which one is a step late; nobody had to wait for the second."""
     acc = open_dense("float32", [3], "w", staleness=2)
-    metrics = Metrics(connect(real_server.url), ["w"])
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        # In a cluster, the exporter listens to the accumulators that it has found.
-        generate_latest(registry)
-        for steps in ((0, 0), (0, 1)):
-            for step in steps:
-                acc.apply_grad([1.0, 2.0, 3.0], step)
-            acc.take_grad(2)
+    exporter = export("w")
+    # In a cluster, it listens to the accumulators that it has found.
+    exporter.scrape()
+    for steps in ((0, 0), (0, 1)):
+        for step in steps:
+            acc.apply_grad([1.0, 2.0, 3.0], step)
+        acc.take_grad(2)
 
-        def lines():
-            # Events are heard a moment after what they announce.
-            found = generate_latest(registry).decode().splitlines()
-            return found if 'redisacc_round_bytes_count{accumulator="w"} 2.0' in found else None
+    def lines():
+        # Events are heard a moment after what they announce.
+        found = exporter.scrape()
+        return found if 'redisacc_round_bytes_count{accumulator="w"} 2.0' in found else None
 
-        found = until(lines)
-    finally:
-        metrics.close()
+    found = until(lines)
     for line in (
         'redisacc_round_bytes_sum{accumulator="w"} 48.0',
         'redisacc_round_bytes_bucket{accumulator="w",le="1024.0"} 2.0',
@@ -116,12 +92,14 @@ def test_histograms(real_server, open_dense, open_parameters, until):
     acc.delete()
 
 
-def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
-    monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
-    with contextlib.closing(Metrics(connect("redis://127.0.0.1:1"), [])) as metrics:
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        assert "redisacc_up 0.0" in generate_latest(registry).decode()
+@pytest.mark.slow
+@pytest.mark.servers("valkey")
+def test_export_without_a_server_says_so_in_a_metric(export, proxy):
+    exporter = export(url=proxy.url)
+    assert "redisacc_up 1.0" in exporter.scrape()
+    proxy.stall()
+    assert "redisacc_up 0.0" in exporter.scrape()
+    proxy.resume()
 
 
 def test_export_on_a_port_that_is_taken(cli, real_server):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._format.worker_states import GONE_AFTER
+
+# Seconds after which a worker that is not seen is gone.
+GONE_AFTER = 600
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 

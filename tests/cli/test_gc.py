@@ -11,20 +11,16 @@ import pytest
 from support.servers import contents
 
 import redisacc
-from redisacc._admin import garbage
-from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.fixture
-def busy(open_dense, open_sparse, monkeypatch):
+def busy(open_dense, open_sparse):
     """Live data of every kind: rounds held in each way, a taken round, a private accumulator."""
     private = open_dense("float32", [2], limits=redisacc.Limits(in_place=0))
     private.apply_grad([1, 2])
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 5)
-    dense = open_dense("float32", [3], "live", worker="ann", limits=redisacc.Limits(in_place=0))
+    dense = open_dense("float32", [3], "live", worker="ann", limits=redisacc.Limits(in_place=0, inline=5))
     dense.apply_grad([1, 2, 3])
     dense.take(1).__enter__()
     dense.apply_grad([4, 5, 6], 1)
@@ -64,15 +60,16 @@ def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli
 
 
 @pytest.mark.forges
-def test_a_removal_that_fails_ends_the_progress_bar(cli, client, until, monkeypatch):
-    def fails(*_):
-        raise redisacc.ServerUnavailableError("silent")
-
-    monkeypatch.setattr("redisacc.cli.gc.remove_garbage", fails)
+def test_a_removal_that_fails_ends_the_progress_bar(cli, client, real_server, until):
     client.sadd("redisacc:names", "nowhere")
+    client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-srem"])
     before = threading.enumerate()
-    result = cli("gc", "--yes")
-    assert result.exit_code == 6
+    try:
+        result = cli("gc", "--yes", "--redis", real_server.url.replace("://", "://reader:x@"))
+    finally:
+        client.acl_deluser("reader")
+    assert result.exit_code == 1
+    assert "srem" in result.stderr.lower()
     # The error is still there, and with it what its frames hold.
     assert result.exc_info is not None
     until(lambda: [thread for thread in threading.enumerate() if thread not in before] == [])
@@ -142,104 +139,87 @@ def test_gc_finishes_what_a_taker_had_acknowledged(cli_json, busy, client):
     assert busy.peek().gradient.tolist() == [4, 5, 6]
 
 
+PART, STRAY = "redisacc:{live}:part:dead-1:0", "redisacc:{live}:taken:lost:workers"
+# What is left over, and what makes it no garbage any more while `gc` is about to remove it.
+CHANGES = {
+    "an entry": (lambda c: c.set(PART, b"x"), lambda c: c.hset("redisacc:{live}:buffered", "dead-1", b"9 x")),
+    "an expiry": (lambda c: c.set(PART, b"x"), lambda c: c.pexpire(PART, 60_000)),
+    "another incarnation": (lambda c: c.set(PART, b"x"), lambda c: c.hset("redisacc:{live}", "incarnation", "x")),
+    "no record": (lambda c: c.set(PART, b"x"), lambda c: c.delete("redisacc:{live}")),
+    "a taken round": (
+        lambda c: c.hset(STRAY, "ann", "1"),
+        lambda c: c.hset("redisacc:{live}:taken", "lost", "granted 0 1 1 [3] ann"),
+    ),
+    "a name": (
+        lambda c: c.sadd("redisacc:names", "nowhere"),
+        lambda c: redisacc.ConditionalAccumulator("float32", [1], "nowhere", redis=c).close(),
+    ),
+}
+
+
 @pytest.mark.forges
-def test_gc_checks_again_when_it_removes(busy, client, real_server):
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("change", CHANGES)
+def test_gc_checks_again_when_it_removes(cli, cli_json, busy, client, proxy, change):
     """The accumulator changes between the search and the removal: a key that is in use by then stays."""
-    transport = connect(real_server.url)
-    (field,) = client.hkeys("redisacc:{live}:buffered")
-    entry = client.hget("redisacc:{live}:buffered", field)
-    part = next(key for key in client.keys(f"redisacc:{{live}}:part:{field.decode()}:*"))
-    client.hdel("redisacc:{live}:buffered", field)
-    (found,) = find_garbage(transport)
-    assert list(found.keys) == [part.decode()]
-    client.hset("redisacc:{live}:buffered", field, entry)
-    assert remove_garbage(transport, found) == 0
-    assert client.exists(part)
-
-    client.set("redisacc:{live}:part:dead-1:0", b"x")
-    # Another process is already removing it.
-    (found,) = find_garbage(transport)
-    client.pexpire("redisacc:{live}:part:dead-1:0", 60_000)
-    assert remove_garbage(transport, found) == 0
-    client.persist("redisacc:{live}:part:dead-1:0")
-    # It was deleted and created again.
-    (found,) = find_garbage(transport)
-    found.incarnation = "another"
-    assert remove_garbage(transport, found) == 0
-    found.incarnation = ""
-    assert remove_garbage(transport, found) == 0
-    # The hash of a round that is listed by now.
-    client.hset("redisacc:{live}:taken:lost:workers", "ann", "1")
-    lost = next(left for left in find_garbage(transport) if left.why == "round")
-    client.hset("redisacc:{live}:taken", "lost", "granted 0 1 1 [3] ann")
-    assert remove_garbage(transport, lost) == 0
-    client.hdel("redisacc:{live}:taken", "lost")
-    # A name that has a record by now, and keys of one.
-    client.sadd("redisacc:names", "nowhere")
-    name = next(left for left in find_garbage(transport) if left.why == "name")
-    again = redisacc.ConditionalAccumulator("float32", [1], "nowhere", redis=client)
-    assert remove_garbage(transport, name) == 0
-    assert client.sismember("redisacc:names", "nowhere")
-    again.delete()
-    assert sum(remove_garbage(transport, left) for left in find_garbage(transport)) == 2
+    leave, use = CHANGES[change]
+    leave(client)
+    (found,) = cli_json("gc", "--dry-run")["leftovers"]
+    proxy.before("SREM" if change == "a name" else "remove_orphans", lambda: use(client))
+    live = client.dump("redisacc:{live}")
+    removed = cli_json("gc", "--yes", "--redis", proxy.where)["removed"]
+    client.restore("redisacc:{live}", 0, live, replace=True)
+    assert removed == 0
+    assert all(client.exists(key) for key in found["keys"])
+    assert client.sismember("redisacc:names", "nowhere") == (change == "a name")
 
 
-@pytest.mark.parametrize("after", ["current", "list", "within", "every"])
+@pytest.mark.parametrize("moves", [[0], [1], [2], [3], [4], range(1000)], ids=str)
 @pytest.mark.forges
-def test_gc_finds_the_owner_of_a_part_that_moves_during_the_search(busy, client, real_server, monkeypatch, after):
-    """A round is granted, or recovered, right after the place where its gradients were has been read."""
-    transport = connect(real_server.url)
-    client.set("redisacc:{live}:part:dead-1:0", b"x")
-    tokens = [f"moved-{n}" for n in range(100)]
-    read = garbage.scan
+@pytest.mark.servers("valkey")
+def test_gc_finds_the_owner_of_a_part_that_moves_during_the_search(cli_json, busy, client, proxy, moves):
+    """A round is granted, or recovered, right after a place where its gradients may be has been read."""
+    client.set(PART, b"x")
+    granted = []
 
-    def move() -> None:
-        if after == "current":
+    def move():
+        if granted:
+            busy.recover(granted[-1]).__enter__()
+        else:
             busy.take(1).__enter__()
-        elif after != "within":
-            (old,) = client.hkeys("redisacc:{live}:taken")
-            assert busy._scripts.recover(old=old.decode(), token=tokens.pop(), taker="w")
+        granted[:] = [key.decode() for key in client.hkeys("redisacc:{live}:taken")][-1:]
 
-    def moving(transport, key, **options):
-        found = read(transport, key, **options)
-        if key.endswith("}:buffered" if after == "current" else "}:taken") and (after == "every" or len(tokens) > 97):
-            tokens.pop()
-            move()
-            if after == "within":
-                # A round that is recovered while the list is read may be in none of its pieces.
-                found = {}
-        return found
-
-    monkeypatch.setattr(garbage, "scan", moving)
-    found = {left.why: list(left.keys) for left in find_garbage(transport)}
-    if after == "every":
+    for number in range(max(moves) + 1):
+        proxy.after("HSCAN", move if number in moves else lambda: None)
+    found = {left["why"]: left["keys"] for left in cli_json("gc", "--dry-run", "--redis", proxy.where)["leftovers"]}
+    if len(moves) > 1:
         # Which parts are garbage remains unknown, so none is.
         assert "part" not in found
     else:
-        assert found["part"] == ["redisacc:{live}:part:dead-1:0"]
+        assert found["part"] == [PART]
 
 
 @pytest.mark.parametrize("rounds", [0, 300])
 @pytest.mark.forges
-def test_gc_looks_up_few_things_at_a_time_however_many_rounds_are_taken(busy, client, real_server, rounds):
-    transport = connect(real_server.url)
+@pytest.mark.servers("valkey")
+def test_gc_looks_up_few_things_at_a_time_however_many_rounds_are_taken(cli_json, busy, client, rounds):
     for n in range(120):
         client.set(f"redisacc:{{live}}:part:dead-{n}:0", b"x")
     if rounds:
         client.hset("redisacc:{live}:taken", mapping={f"t{n}": "granted 0 1 1 [3] ann" for n in range(rounds)})
-    (found,) = find_garbage(transport)
     client.config_resetstat()
-    assert remove_garbage(transport, found) == 120
+    assert cli_json("gc", "--yes")["removed"] == 120
     ran = client.info("commandstats")
     assert 3 <= ran["cmdstat_evalsha"]["calls"] <= 4
     assert ran["cmdstat_hexists"]["calls"] == 120
 
 
-def test_gc_while_workers_and_taker_are_busy(open_dense, open_sparse, real_server, background, monkeypatch, client):
+def test_gc_while_workers_and_taker_are_busy(cli_json, open_sparse, background):
     """Searches while rounds come and go, in parts, inline and in place: no garbage is found, no gradient is lost."""
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 100)
     accs = [
-        open_sparse("float64", [99, 2], "sums", reduction_type="SUM", limits=redisacc.Limits(in_place=limit))
+        open_sparse(
+            "float64", [99, 2], "sums", reduction_type="SUM", limits=redisacc.Limits(in_place=limit, inline=100)
+        )
         for limit in (0, 0, 10**9)
     ]
     number, rows = 120, ([1, 2, 3, 5, 8], [1, 2])
@@ -258,12 +238,11 @@ def test_gc_while_workers_and_taker_are_busy(open_dense, open_sparse, real_serve
 
     taker = background(take)
     workers = [background(work, acc, rows[n % 2]) for n, acc in enumerate(accs)]
-    transport = connect(real_server.url)
     searches = 0
     while taker.running or searches == 0:
         searches += 1
-        for leftover in find_garbage(transport):
-            assert leftover.why == "acknowledged" or remove_garbage(transport, leftover) == 0, leftover
+        found = cli_json("gc", "--yes")
+        assert not found["removed"] or {one["why"] for one in found["leftovers"]} == {"acknowledged"}, found
     for worker in workers:
         worker.result(60)
     assert taker.result(60) == number * 2 * (5 + 2 + 5)

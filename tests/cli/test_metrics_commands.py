@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,14 +9,8 @@ import socket
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 import redisacc
-from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._protocol.parameters.info import read_parameters_info
-from redisacc._protocol.scripts.runner import Scripts
-from redisacc._redis.connect import connect
-from redisacc.cli.export import Metrics
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -75,13 +68,13 @@ def test_info_has_the_metrics_of_the_latest_round(open_dense, client):
     acc.delete()
 
 
-def test_a_round_whose_record_is_gone_leaves_none(real_client):
-    real_client.hset("redisacc:{w}:taken", "TOKEN", "granted 0 1 1 - chief")
-    reply = Scripts(connect(real_client), Keys("w")).acknowledge(
-        token="TOKEN", parts=[], attempts=[], metrics="a=1", more=False
-    )
-    assert reply.outcome == "acknowledged"
-    assert real_client.keys() == []
+@pytest.mark.forges
+def test_a_round_whose_record_is_gone_leaves_none(open_dense, real_client):
+    acc = open_dense("float32", [2], "w")
+    acc.apply_grad([1, 2], metrics={"loss": 0.5})
+    with acc.take(1):
+        real_client.delete("redisacc:{w}")
+    assert sorted(real_client.keys("redisacc:{*")) == [b"redisacc:{w}:sessions"]
 
 
 def test_show(cli, cli_json, training):
@@ -112,16 +105,10 @@ def test_watch(cli, training):
     assert re.search(r"  step 3 of 4 \(75 %\)  .*  acc nan, loss 0.25  led by \S+:\d+  .* a step  parameters ", line)
 
 
-def scrape(metrics):
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    return generate_latest(registry).decode().splitlines()
-
-
-def test_export(real_client, training):
-    with contextlib.closing(Metrics(connect(real_client), ["t"])) as metrics:
-        lines = scrape(metrics)
-    info = read_parameters_info(connect(real_client), ParameterKeys("t"))
+def test_export(export, cli_json, training):
+    lines = export("t").scrape()
+    info = cli_json("show", "t")["parameters"]
+    state_bytes, stored_bytes = (float(info[name]) for name in ("state_bytes", "stored_bytes"))
     for line in (
         'redisacc_metric{accumulator="t",metric="acc"} NaN',
         'redisacc_metric{accumulator="t",metric="loss"} 0.25',
@@ -130,47 +117,47 @@ def test_export(real_client, training):
         'redisacc_until{accumulator="t"} 4.0',
         'redisacc_finished{accumulator="t"} 0.0',
         'redisacc_parameters_bytes{accumulator="t"} 4000.0',
-        f'redisacc_state_bytes{{accumulator="t"}} {float(info.state_bytes)}',
-        f'redisacc_stored_bytes{{accumulator="t"}} {float(info.stored_bytes)}',
+        f'redisacc_state_bytes{{accumulator="t"}} {state_bytes}',
+        f'redisacc_stored_bytes{{accumulator="t"}} {stored_bytes}',
     ):
         assert line in lines
     assert any(line.startswith('redisacc_step_seconds{accumulator="t"} ') for line in lines)
 
 
-def test_export_has_a_limit_on_names_of_metrics(real_client, open_dense, capsys):
+def test_export_has_a_limit_on_names_of_metrics(export, open_dense):
     """A training makes up names: the first 32 stay labels, and a message names the others, once."""
     acc = open_dense("float32", [1], "w")
+    exporter = export("w")
 
     def apply(step, names):
         acc.apply_grad([1.0], step, metrics=dict.fromkeys(names, 1.5))
         acc.take_grad(1)
 
     def labels():
-        found = [re.match(r'redisacc_metric{accumulator="w",metric="(\w+)"} 1.5', line) for line in scrape(metrics)]
+        found = [re.match(r'redisacc_metric{accumulator="w",metric="(\w+)"} 1.5', line) for line in exporter.scrape()]
         return [match[1] for match in found if match]
 
-    with contextlib.closing(Metrics(connect(real_client), ["w"])) as metrics:
-        assert labels() == []
-        apply(0, [f"a{number:02}" for number in range(30)])
-        assert len(labels()) == 30
-        apply(1, [f"b{number:02}" for number in range(14)])
-        assert labels() == ["b00", "b01"]
-        names = ", ".join(f"b{number:02}" for number in range(2, 12))
-        said = capsys.readouterr().err
-        assert said == (
-            f"redisacc: w has more than 32 metrics, the most that are exported; left out: {names} and 2 more\n"
-        )
-        apply(2, ["a00", "b02", "c"])
-        lines = scrape(metrics)
-        assert 'redisacc_metrics_left_out{accumulator="w"} 13.0' in lines
-        assert [line for line in lines if line.startswith("redisacc_metric{")] == [
-            'redisacc_metric{accumulator="w",metric="a00"} 1.5'
-        ]
-        assert capsys.readouterr().err.endswith("left out: c\n")
+    assert labels() == []
+    apply(0, [f"a{number:02}" for number in range(30)])
+    assert len(labels()) == 30
+    apply(1, [f"b{number:02}" for number in range(14)])
+    assert labels() == ["b00", "b01"]
+    apply(2, ["a00", "b02", "c"])
+    lines = exporter.scrape()
+    assert 'redisacc_metrics_left_out{accumulator="w"} 13.0' in lines
+    assert [line for line in lines if line.startswith("redisacc_metric{")] == [
+        'redisacc_metric{accumulator="w",metric="a00"} 1.5'
+    ]
+    names = ", ".join(f"b{number:02}" for number in range(2, 12))
+    said = exporter.stop().splitlines()
+    message = f"redisacc: w has more than 32 metrics, the most that are exported; left out: {names} and 2 more"
+    assert said[0] == message
+    assert said[1].endswith("left out: c")
+    assert len(said) == 2
     acc.delete()
 
 
-def test_the_last_step_is_announced_by_each_chief(real_client):
+def test_the_last_step_is_announced_by_each_chief(cli, real_client):
     record = "redisacc:{t}:parameters"
     with redisacc.Chief("t", {"w": np.zeros(2)}, workers=1, redis=real_client) as chief:
         assert real_client.hget(record, "until") == b""
@@ -180,6 +167,6 @@ def test_the_last_step_is_announced_by_each_chief(real_client):
     with redisacc.Chief("t", {"w": np.zeros(2)}, workers=1, redis=real_client) as chief:
         assert real_client.hget(record, "until") == b""
         real_client.hset(record, "until", "x")
-        with pytest.raises(redisacc.CorruptDataError, match="until holds b'x'"):
-            read_parameters_info(connect(real_client), ParameterKeys("t"))
+        shown = cli("show", "t")
+        assert (shown.exit_code, "until holds b'x'" in shown.stderr) == (1, True)
         chief.delete()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+
 import numpy as np
 import pytest
 from support.leaks import remaining
 from support.servers import CLUSTER
+from support.warm_python import WarmPython
 
 on_one_server = pytest.mark.servers("valkey")
 
@@ -51,12 +56,15 @@ def test_rm(cli, client, weights):
 
 
 @on_one_server
-def test_a_first_version_under_way_can_only_be_deleted(cli, client, open_parameters, monkeypatch):
+def test_a_first_version_under_way_can_only_be_deleted(cli, client, proxy):
+    code = "import sys, redisacc; input(); redisacc.Parameters('w', redis=sys.argv[1], partitions=3).publish([1.0], 0)"
+
     def begin():
-        with monkeypatch.context() as patch:
-            patch.setattr("redisacc._protocol.parameters.version_writer.write_parts", lambda *_, **__: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                open_parameters("w", partitions=3).publish(np.ones(3), 0)
+        """A process is killed before it has written the first part."""
+        with WarmPython(["-c", code, proxy.url], stdin=subprocess.PIPE, text=True) as process:
+            proxy.before("SET", lambda: os.kill(process.pid, signal.SIGKILL))
+            print(file=process.stdin, flush=True)
+            assert process.wait(20) == -signal.SIGKILL
 
     begin()
     assert cli("show", "w").exit_code == 3

@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._data.dtypes import TABLE
 from redisacc.cli.shared.output import json_value
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 0)
+def test_show(cli, cli_json, open_sparse, background, until):
     ann, bob = (open_sparse("float32", [100, 2], "w", worker=name) for name in ("ann", "bob"))
     for acc in (ann, bob):
         acc.apply_grad([1], [[1, 2]])
     chief = open_sparse("float32", [100, 2], "w", worker="chief")
     left = chief.take(2)
     left.__enter__()
-    big = open_sparse("float32", [100, 2], "w", worker="ann", limits=redisacc.Limits(in_place=0))
+    big = open_sparse("float32", [100, 2], "w", worker="ann", limits=redisacc.Limits(in_place=0, inline=0))
     big.apply_grad([1, 7], [[1, 2], [3, 4]], local_step=1)
     take = background(chief.take_grad, 2, timeout=30)
     until(lambda: chief.info().waiting)
@@ -87,13 +85,11 @@ def test_show_of_late_gradients(cli, cli_json, open_dense):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "complex64"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
-def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
-    # Some of the buffered gradients are inline, others are in parts.
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 64 + 8 * 4 * 4 - 1)
+def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction):
+    # Of the buffered gradients, sums are in parts.
+    limits = {"buffer": 10_000, "inline": 64 + 8 * 4 * 4 - 1}
     accs = [
-        open_sparse(
-            dtype, [50, 2, 2], "w", reduction_type=reduction, limits=redisacc.Limits(in_place=limit, buffer=10_000)
-        )
+        open_sparse(dtype, [50, 2, 2], "w", reduction_type=reduction, limits=redisacc.Limits(in_place=limit, **limits))
         for limit in (10**9, 0, 0)
     ]
     rng = np.random.default_rng(1)
@@ -102,7 +98,7 @@ def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
         indices = rng.choice(49, 8, replace=False)
         hits[indices] += 1
         values = rng.normal(size=(8, 2, 2)) * 50
-        accs[number % 3].apply_grad(indices, np.abs(values).astype(TABLE[dtype].storage))
+        accs[number % 3].apply_grad(indices, np.abs(values).astype(accs[0].dtype))
     look = accs[0].peek().gradient
     wanted = [3, 0, 49, 17]
     found = cli_json("show", "w", *[word for index in wanted for word in ("--index", index)])
@@ -122,18 +118,18 @@ def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
     accs[0].delete()
 
 
-@pytest.mark.parametrize(("inline", "part"), [(2**20, 2**18), (0, 2**18), (0, 520)])
-def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, monkeypatch, inline, part):
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", inline)
-    monkeypatch.setattr("redisacc._format.buffered.PART_SIZES", (part,))
-    spec = {"a": ("float32", (300,)), "b": ("float32", (9, 40)), "s": redisacc.Sparse("float32", (30, 5, 20))}
-    acc = open_tree(
-        spec, "w", reduction_type="SUM", mean=redisacc.Mean(missing="skip"), limits=redisacc.Limits(in_place=0)
-    )
+# Inline, in a part, and in several parts.
+@pytest.mark.parametrize(("inline", "width"), [(2**20, 20), (0, 20), (0, 10_000)])
+def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, inline, width):
+    shapes = {"a": (300,), "b": (9, 2 * width), "s": (30, 5, width)}
+    spec = {name: ("float32", shape) for name, shape in shapes.items()}
+    spec["s"] = redisacc.Sparse("float32", shapes["s"])
+    limits = redisacc.Limits(in_place=0, inline=inline)
+    acc = open_tree(spec, "w", reduction_type="SUM", mean=redisacc.Mean(missing="skip"), limits=limits)
     rng = np.random.default_rng(3)
     for encoding in ("int8", "bfloat16", "float32", "int8"):
-        rows = np.sort(rng.choice(30, 12, replace=False)), rng.normal(size=(12, 5, 20))
-        acc.apply_grad({"a": rng.normal(size=300), "b": rng.normal(size=(9, 40)), "s": rows}, encoding=encoding)
+        rows = np.sort(rng.choice(30, 12, replace=False)), rng.normal(size=(12, 5, width))
+        acc.apply_grad({"a": rng.normal(size=300), "b": rng.normal(size=shapes["b"]), "s": rows}, encoding=encoding)
     look = acc.peek().gradient
     dense = cli_json("show", "w", "--leaf", "b", "--index", 0, "--index", 8)["rows"]
     assert [row["sum"] for row in dense] == json_value(look["b"][[0, 8]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
@@ -14,9 +13,6 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
-
-# `redisacc.cli.take` may also be the command of that name.
-take_command = importlib.import_module("redisacc.cli.take")
 
 
 def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
@@ -156,19 +152,20 @@ def test_ctrl_c_ends_a_take(real_server, accumulator, tmp_path, until):
     assert accumulator.info().waiting == []
 
 
+@pytest.mark.servers("valkey")
 @pytest.mark.parametrize("output", ["g.npy", "-"])
-def test_a_round_that_was_recovered_meanwhile_fails_and_names_the_file(cli, accumulator, tmp_path, monkeypatch, output):
+def test_a_round_that_was_recovered_meanwhile_fails_and_names_the_file(
+    cli, accumulator, proxy, tmp_path, monkeypatch, output
+):
     accumulator.apply_grad([1, 2, 3])
     monkeypatch.chdir(tmp_path)
-    write_gradient = take_command.write_gradient
 
-    def recovers_first(*arguments):
+    def recover():
         with accumulator.recover() as found:
             assert found.num_accumulated == 1
-        write_gradient(*arguments)
 
-    monkeypatch.setattr(take_command, "write_gradient", recovers_first)
-    found = cli("take", "w", 1, "-o", output)
+    proxy.before("acknowledge", recover)
+    found = cli("take", "w", 1, "-o", output, "--redis", proxy.where)
     assert found.exit_code == 1
     said = " ".join(found.stderr.split())
     assert "recover() gave it to 'ann'" in said

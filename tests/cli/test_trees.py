@@ -127,15 +127,14 @@ FLOATS = {
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("sparse_mean", ["round", "index"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
-def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, monkeypatch, stored, missing, sparse_mean, reduction):
+def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, stored, missing, sparse_mean, reduction):
     limits, inline = STORED[stored]
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", inline)
     # In a buffer this small, gradients are compacted.
     options = {
         "mean": redisacc.Mean(missing=missing, rows=sparse_mean),
         "reduction_type": reduction,
     }
-    accs = [open_tree(FLOATS, "model", limits=redisacc.Limits(limit, 1500), **options) for limit in limits]
+    accs = [open_tree(FLOATS, "model", limits=redisacc.Limits(limit, 1500, inline), **options) for limit in limits]
     lacking = [(), ("embed",), ("layers/0/w",), ("embed", "layers/0/n"), ("open",), ()]
     for number in range(18):
         lacks = lacking[number % len(lacking)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import pickle
 
 import pytest
 
 import redisacc
-from redisacc._text import MESSAGE, QUOTED, printable, shown
+from redisacc._text import MESSAGE, QUOTED, age_text, printable, seconds_text, shown
+from redisacc.cli.shared.output import bytes_text
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,14 @@ def test_no_error_carries_raw_text(kind):
     for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(one).startswith("a\\x1b]0;pwn\\x07: xxx")
         assert len(str(one)) == MESSAGE
+
+
+def test_texts_of_numbers_and_times():
+    assert [bytes_text(n) for n in (0, 999, 1023, 2048, 10**6, 5 * 2**30, 2**60)] == [
+        "0 B", "999 B", "0.999 KiB", "2 KiB", "977 KiB", "5 GiB", "1048576 TiB",
+    ]  # fmt: skip
+    assert [seconds_text(s) for s in (-1, 0.04, 9.94, 9.96, 89, 90, 5400, 86400, 2e5)] == [
+        "0.0 s", "0.0 s", "9.9 s", "10 s", "89 s", "2 min", "2 h", "24 h", "2 d",
+    ]  # fmt: skip
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert age_text(start + datetime.timedelta(seconds=90), start) == "2 min"

@@ -1,0 +1,91 @@
+"""What the command `doctor` concludes from what a server says."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import redisacc
+from redisacc.cli.doctor import _access, _clock, _latency, _lua, _persistence, _Server, _version
+
+
+@pytest.mark.parametrize(
+    ("info", "status", "advice"),
+    [
+        ({"redis_version": "6.0.16"}, "bad", "use Redis 6.2 or later"),
+        ({"redis_version": "6.2.0"}, "ok", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, "ok", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "bad", "use Valkey 7.2 or later"),
+        ({"redis_version": "odd"}, "bad", "use Redis 6.2 or later"),
+        ({}, "warn", "run doctor as a user who may run INFO"),
+    ],
+)
+def test_versions(info, status, advice):
+    finding = _version(_Server("here:1", info, snapshots=None))
+    assert (finding.status, finding.advice) == (status, advice)
+
+
+@pytest.mark.parametrize("status", ["aof_last_write_status", "rdb_last_bgsave_status"])
+def test_a_disk_that_refuses(status):
+    finding = _persistence(_Server("here:1", {"aof_enabled": "1", status: "err"}, snapshots=True))
+    assert (finding.status, finding.advice) == ("bad", "read the server's log; the disk may be full")
+
+
+def refuse(*_command):
+    raise redisacc.ServerError("the server refused: ERR unknown command 'EVAL'")
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "status", "advice"),
+    [
+        (_lua, refuse, "bad", "use a server that runs Lua scripts, because every operation is one"),
+        (
+            _lua,
+            lambda *_: [b"", b"cmsgpack", b"bit"],
+            "warn",
+            "use a server with these libraries; without struct, every",
+        ),
+        (_lua, lambda *_: [b"struct", b"", b""], "ok", ""),
+        (
+            _clock,
+            lambda *_: [b"7", b"0"],
+            "warn",
+            "run a time service; otherwise, times in `tail` and in logs disagree",
+        ),
+        (_clock, lambda *_: [b"%d" % time.time(), b"500000"], "ok", ""),
+        (
+            _latency,
+            lambda *_: time.sleep(0.006),
+            "warn",
+            "move the server closer, because a small gradient costs a round",
+        ),
+    ],
+)
+def test_what_a_server_can_do_and_how_fast(check, answer, status, advice):
+    finding = check(SimpleNamespace(call=answer))
+    assert finding.status == status
+    assert finding.advice.startswith(advice)
+    assert bool(finding.advice) == bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        (None, ""),
+        ("redis://localhost:1", ""),
+        ("unix:///x", ""),
+        (
+            "redis://box",
+            "set a password or an ACL, because anybody who reaches the server can read and change everything",
+        ),
+        ("redis://:pw@box", "use rediss:// unless the network is trusted"),
+        ("redis+cluster://:pw@box", "use rediss+cluster:// unless the network is trusted"),
+        ("rediss://:pw@box", ""),
+    ],
+)
+def test_access(url, advice):
+    finding = _access(SimpleNamespace(call=lambda *_: b"ann"), url)
+    assert (finding.status, finding.advice) == ("warn" if advice else "ok", advice)
+    assert "pw" not in finding.found

@@ -1,0 +1,42 @@
+"""What `redisacc watch` shows of an accumulator, given what is known of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+
+import pytest
+from rich.console import Console
+
+from redisacc._format.reducer_lease import ReducerInfo
+from redisacc._monitoring.view import View
+from redisacc.cli.watch import _lines
+
+pytestmark = pytest.mark.servers("fakeredis")
+
+
+def test_rates_are_per_second(open_dense):
+    acc = open_dense("float32", [1], "w")
+    info = acc.info()
+    view = View(info)
+    for seconds, applied in enumerate((10, 20, 60)):
+        at = info.read_at + datetime.timedelta(seconds=seconds)
+        view.add(dataclasses.replace(info, applied=applied, stale=2 * seconds, takes=seconds, read_at=at))
+    assert view.rates == (25.0, 2.0, 1.0)
+    acc.delete()
+
+
+def test_everything_at_its_longest_is_as_wide_as_a_terminal_has_columns(open_dense):
+    acc = open_dense("float32", [1], "w")
+    info = acc.info()
+    reducer = ReducerInfo("box:1", info.read_at, 3, 3)
+    view = View(dataclasses.replace(info, unacknowledged=[None] * 12, reducer=reducer))
+    start = info.read_at - datetime.timedelta(seconds=1)
+    view.history.appendleft((start.timestamp(), -999, -999, 0))
+    written = io.StringIO()
+    Console(width=80, file=written).print(*_lines(view))
+    assert written.getvalue().splitlines()[2] == (
+        "  999 applied/s  999 stale/s  reducer keeps up  12 taken but not acknowledged"
+    )
+    acc.delete()
