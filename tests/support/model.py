@@ -6,7 +6,13 @@ no regard for speed: integers are Python's own, rows are held in a dict, and ope
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import math
+import operator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +31,10 @@ DTYPES = (*FLOATS, *INTEGERS, *COMPLEX)
 
 class Refused(Exception):
     """The library has to raise InvalidArgumentError, and nothing may change."""
+
+
+class NotFinite(Refused):
+    """The library has to raise NotFiniteError, and nothing may change."""
 
 
 class Overflowing(Exception):
@@ -52,6 +62,7 @@ class ModelRound:
     magnitude: Any = None
     staleness: dict[int, int] = field(default_factory=dict)
     total_weight: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
@@ -163,8 +174,44 @@ def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
         values = values + 1j * rng.standard_normal(shape)
     values = values.astype(storage)
     if rng.random() < 0.1 and values.size:
-        values.reshape(-1)[0] = rng.choice(np.array([np.inf, -np.inf, np.nan, -0.0]))
+        limits = ml_dtypes.finfo(values.real.dtype)
+        odd = [np.inf, -np.inf, np.nan, -0.0, float(limits.max), float(limits.smallest_subnormal)]
+        values.reshape(-1)[0] = rng.choice(np.array(odd))
     return values
+
+
+# So many elements share a scale in int8. A section of fewer stays float32.
+BLOCK = 256
+
+
+def encoded(values: np.ndarray, encoding: str) -> np.ndarray:
+    """What arrives of an array, of which elements of float32 are encoded."""
+    if values.dtype != np.float32 or encoding == "float32" or (encoding == "int8" and values.size < BLOCK):
+        return values
+    if encoding == "bfloat16":
+        with np.errstate(all="ignore"):
+            return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+    scales = np.abs(flat).max(axis=1, keepdims=True) / np.float32(127)
+    with np.errstate(over="ignore"):
+        # The largest number must not become infinite.
+        scales = np.where(np.isinf(scales * np.float32(127)), np.nextafter(scales, np.float32(0)), scales)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    return (np.rint(flat * inverse) * scales).reshape(-1)[: values.size].reshape(values.shape)
+
+
+def is_finite(values: np.ndarray, dtype: str, encoding: str) -> bool:
+    """Whether all elements are finite, and remain so if they are rounded to bfloat16."""
+    if is_integer(dtype):
+        return True
+    rounds = dtype == "float32" and encoding == "bfloat16"
+    return bool(np.isfinite(encoded(values, encoding) if rounds else values).all())
+
+
+def number_of(worker: str) -> int | None:
+    """The number of a worker that is called "worker N"."""
+    word, _, number = worker.partition(" ")
+    return int(number) if word == "worker" and number.isdigit() else None
 
 
 def converted(grad: Any, dtype: str) -> np.ndarray:
@@ -190,30 +237,72 @@ def checked_step(step: Any) -> int:
     return step
 
 
+@dataclass(frozen=True)
+class How:
+    """How a gradient is applied: the arguments of the call and of its handle that decide whether and as what it counts.
+
+    Attributes:
+        once: whether it is dropped if its worker has contributed.
+        weight: the factor of its caller.
+        encoding: how its elements of float32 travel, if they are ``encoded`` at all: those of gradients that are added
+            in place are not.
+        finite: whether one that is not finite is refused.
+        metrics: numbers that travel with it.
+    """
+
+    once: bool = False
+    weight: float = 1.0
+    encoding: str = "float32"
+    encoded: bool = False
+    finite: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Contribution:
+    """A gradient in a round."""
+
+    content: Any  # dense: an array; sparse: index -> Sum; of a tree: path -> one of these, or None
+    worker: str
+    weight: float
+    late: int
+    how: How
+
+
+def total(numbers: Iterable[float]) -> float:
+    """Adds numbers one after the other, as ``sum`` no longer does for floats since Python 3.12."""
+    return functools.reduce(operator.add, numbers, 0.0)
+
+
 @dataclass
 class Accumulator:
-    """The common part of all kinds. Subclasses hold one round's sums."""
+    """The common part of all kinds: which gradients are in the round. Subclasses add them up."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
     reduction: str = "MEAN"
     step: int = 0
-    count: int = 0
-    workers: dict[str, int] = field(default_factory=dict)
+    round: list[Contribution] = field(default_factory=list)
     round_shape: tuple[int, ...] | None = None
     applied: int = 0
     stale: int = 0
     repeated: int = 0
     takes: int = 0
+    # What its creator decides.
     max_staleness: int = 0
-    # How many gradients of the round were how many steps late.
-    staleness: dict[int, int] = field(default_factory=dict)
     # "constant", "inverse_sqrt", or a factor for each staleness.
     staleness_weight: str | tuple[float, ...] = "constant"
     normalize: str = "weights"
-    total_weight: float = 0.0
+    once_per_worker: bool = False
+    order: str = "arrival"
+    partitions: int = 1
+    buffer: int | None = None
     # What a take waits for that does not say so itself.
     quorum: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("least", "most", "grace")))
+    # The time, the number and the weight with which the grace of the latest take that had one begins, and when it did.
+    now: float = 0.0
+    grace_for: tuple[int, float] | None = None
+    grace_began: float | None = None
 
     kind = ""
 
@@ -223,11 +312,20 @@ class Accumulator:
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        return self.kind, self.dtype, self.shape, self.reduction, *self._options
+        """What every handle says of it."""
+        return self.kind, self.dtype, self.shape, self.reduction
 
     @property
-    def _options(self) -> tuple[Any, ...]:
-        return self.max_staleness, self.staleness_weight, self.normalize
+    def options(self) -> dict[str, Any]:
+        """What a handle may leave out, and then finds. The limit of the buffer is refused only where it differs."""
+        return {
+            "staleness": (self.max_staleness, self.staleness_weight),
+            "mean": self.normalize,
+            "once_per_worker": self.once_per_worker,
+            "order": self.order,
+            "partitions": self.partitions,
+            "buffer": self.buffer,
+        }
 
     @property
     def dtypes(self) -> set[str]:
@@ -237,37 +335,90 @@ class Accumulator:
     def storage(self) -> np.dtype[Any]:
         return storage_dtype(self.dtype)
 
-    def _admit(
-        self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool, weight: float
-    ) -> Outcome | float:
-        """Returns "stale" or "repeated", or what it weighs; raises if it, or the round, refuses it. Call it last."""
-        step = checked_step(local_step)
-        if weight != 1 and not self.dtypes.isdisjoint(INTEGERS):
-            raise Refused(f"weight {weight} for integers")
-        if step < self.step - self.max_staleness:
-            self.stale += 1
-            return Outcome("stale", self.step, self.count)
-        if once and worker in self.workers:
-            self.repeated += 1
-            return Outcome("repeated", self.step, self.count)
-        if self.count and shape != self.round_shape:
-            raise Refused(f"the round holds {self.round_shape}, not {shape}")
-        self.round_shape = shape
-        self.count += 1
-        self.applied += 1
-        self.workers[worker] = self.workers.get(worker, 0) + 1
-        late = max(self.step - step, 0)
-        self.staleness[late] = self.staleness.get(late, 0) + 1
-        if self.staleness_weight == "inverse_sqrt":
-            weight *= 1 / math.sqrt(1 + late)
-        elif not isinstance(self.staleness_weight, str):
-            weight *= self.staleness_weight[late]
-        self.total_weight += weight
-        return weight
+    # What a round holds
+
+    @property
+    def count(self) -> int:
+        return len(self.round)
+
+    @property
+    def workers(self) -> dict[str, int]:
+        return dict(Counter(one.worker for one in self.round))
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many gradients of the round were how many steps late."""
+        return dict(Counter(one.late for one in self.round))
+
+    @property
+    def ordered(self) -> list[Contribution]:
+        """The gradients of the round in the order in which they are added."""
+        return sorted(self.round, key=lambda one: number_of(one.worker)) if self.order == "worker" else self.round
+
+    @property
+    def total_weight(self) -> float:
+        return total(one.weight for one in self.ordered)
 
     @property
     def divisor(self) -> float:
         return self.count if self.normalize == "count" else self.total_weight
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric, by the weights that were given with the gradients that have it."""
+        names = {name for one in self.round for name in one.how.metrics}
+        having = {name: [one.how for one in self.round if name in one.how.metrics] for name in names}
+        return {
+            name: total(how.metrics[name] * how.weight for how in hows) / total(how.weight for how in hows)
+            for name, hows in having.items()
+        }
+
+    # Applying
+
+    def _apply(self, content: Any, shape: tuple[int, ...], local_step: Any, worker: str, how: How) -> Outcome:
+        """Counts a gradient whose form is valid; raises if something else of it, or the round, refuses it."""
+        step = checked_step(local_step)
+        if how.weight != 1 and not self.dtypes.isdisjoint(INTEGERS):
+            raise Refused(f"weight {how.weight} for integers")
+        if how.finite and not all(is_finite(array, dtype, how.encoding) for dtype, array in self._arrays(content)):
+            raise NotFinite
+        if self.order == "worker" and number_of(worker) is None:
+            raise Refused(f"{worker!r} has no number")
+        floats = [array for dtype, array in self._arrays(content) if dtype == "float32"]
+        if how.encoding == "int8" and not all(np.isfinite(array).all() for array in floats):
+            raise Refused("int8 has no infinities")
+        if step < self.step - self.max_staleness:
+            self.stale += 1
+            return Outcome("stale", self.step, self.count)
+        if (how.once or self.once_per_worker) and worker in self.workers:
+            self.repeated += 1
+            return Outcome("repeated", self.step, self.count)
+        if self.count and shape != self.round_shape:
+            raise Refused(f"the round holds {self.round_shape}, not {shape}")
+        if how.encoded:
+            content = self._encoded(content, how.encoding)
+        late = max(self.step - step, 0)
+        had_enough = self._begins_grace()
+        self.round_shape = shape
+        self.round.append(Contribution(content, worker, how.weight * self._factor(late), late, how))
+        self.applied += 1
+        if self._begins_grace() and not had_enough:
+            self.grace_began = self.now
+        return Outcome("applied", self.step, self.count)
+
+    def _factor(self, late: int) -> float:
+        if self.staleness_weight == "inverse_sqrt":
+            return 1 / math.sqrt(1 + late)
+        return 1.0 if isinstance(self.staleness_weight, str) else self.staleness_weight[late]
+
+    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+        """The elements of a gradient, each array with its dtype's name."""
+        raise NotImplementedError
+
+    def _encoded(self, content: Any, encoding: str) -> Any:
+        raise NotImplementedError
+
+    # Steps and takes
 
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
@@ -281,6 +432,13 @@ class Accumulator:
             raise Refused(f"no take accepts {found}")
         self.quorum = found
 
+    def _weighs(self, weight: float) -> bool:
+        return self.total_weight >= weight * (1 - 1e-9)
+
+    def _begins_grace(self) -> bool:
+        """Whether there is enough for the grace of the latest take that had one."""
+        return self.grace_for is not None and self.count >= self.grace_for[0] and self._weighs(self.grace_for[1])
+
     def take(
         self,
         num_required: int | None,
@@ -288,7 +446,7 @@ class Accumulator:
         grace: float | None = None,
         min_weight: float | None = None,
     ) -> ModelRound:
-        """Takes at a moment when no grace has ended that is longer than 0."""
+        """Takes now, or raises because the take would have to wait."""
         if num_required is None:
             set_number = self.quorum["least"]
             if (most, grace) != (None, None) or (set_number is None and min_weight is None):
@@ -298,90 +456,98 @@ class Accumulator:
             raise Refused(f"num_required = {num_required}")
         if most is not None and (grace is None or most < num_required):
             raise Refused(f"most = {most} for {num_required} and a grace of {grace}")
-        too_light = min_weight is not None and self.total_weight < min_weight * (1 - 1e-9)
-        if too_light or self.count < num_required or (grace and (most is None or self.count < most)):
+        wanted = num_required, min_weight or 0.0
+        is_enough = self.count >= wanted[0] and self._weighs(wanted[1])
+        if grace and (most is None or most > num_required):
+            is_enough = self._grace_is_over(wanted, is_enough, grace) or (most is not None and self._has(most, wanted))
+        if not is_enough:
             raise Insufficient
         if self.step == STEP_MAX:
             raise Overflowing
         taken = self.peek()
         self.step += 1
         self.takes += 1
-        self.count = 0
-        self.workers = {}
-        self.staleness = {}
-        self.total_weight = 0.0
-        self.round_shape = None
-        self._clear()
+        self.round = []
+        self.round_shape = self.grace_began = None
         return taken
+
+    def _has(self, number: int, wanted: tuple[int, float]) -> bool:
+        return self.count >= number and self._weighs(wanted[1])
+
+    def _grace_is_over(self, wanted: tuple[int, float], is_enough: bool, grace: float) -> bool:
+        """Whether the grace has passed. It began when the round had enough, if a take had asked for as much by then."""
+        known = self.grace_for is not None and self.grace_for[0] >= wanted[0] and self.grace_for[1] >= wanted[1]
+        began = None
+        if is_enough:
+            began = self.grace_began if known and self.grace_began is not None else self.now
+            if began + grace <= self.now:
+                return True
+        self.grace_for, self.grace_began = wanted, began
+        return False
 
     def peek(self) -> ModelRound:
         gradient, magnitude = self._reduced() if self.count else (None, None)
-        found = gradient, self.step, self.count, dict(self.workers), magnitude, dict(self.staleness)
-        return ModelRound(*found, self.total_weight)
+        found = gradient, self.step, self.count, self.workers, magnitude, self.staleness
+        return ModelRound(*found, self.total_weight, self.metrics)
 
     def _reduced(self) -> tuple[Any, Any]:
-        raise NotImplementedError
-
-    def _clear(self) -> None:
         raise NotImplementedError
 
 
 class Dense(Accumulator):
     kind = "dense"
-    sum: Sum | None = None
 
-    def apply(self, grad: Any, local_step: Any, worker: str, once: bool = False, weight: float = 1.0) -> Outcome:
+    def apply(self, grad: Any, local_step: Any, worker: str, **how: Any) -> Outcome:
+        array = self.checked(grad)
+        return self._apply(array, array.shape, local_step, worker, How(**how))
+
+    def checked(self, grad: Any) -> np.ndarray:
         array = converted(grad, self.dtype)
-        checked_step(local_step)
         if self.shape is not None and (
             len(self.shape) != array.ndim
             or any(dim not in (None, have) for dim, have in zip(self.shape, array.shape, strict=True))
         ):
             raise Refused(f"shape {array.shape} for {self.shape}")
-        admitted = self._admit(local_step, array.shape, worker, once, weight)
-        if isinstance(admitted, Outcome):
-            return admitted
-        if self.count == 1:
-            self.sum = Sum(self.dtype, array, admitted)
-        else:
-            assert self.sum is not None
-            self.sum.add(array, admitted)
-        return Outcome("applied", self.step, self.count)
+        return array
+
+    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+        return [(self.dtype, content)]
+
+    def _encoded(self, content: Any, encoding: str) -> Any:
+        return encoded(content, encoding)
 
     def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
-        assert self.sum is not None
-        magnitude = self.sum.magnitude / (self.divisor if self.reduction == "MEAN" else 1)
-        return self.sum.result(self.divisor, self.reduction), magnitude
+        first, *others = (Sum(self.dtype, one.content, one.weight) for one in self.ordered)
+        for other in others:
+            first.add_sum(other)
+        magnitude = first.magnitude / (self.divisor if self.reduction == "MEAN" else 1)
+        return first.result(self.divisor, self.reduction), magnitude
 
-    def _clear(self) -> None:
-        self.sum = None
 
-
+@dataclass
 class Sparse(Accumulator):
-    kind = "sparse"
-    # What the sum of a row is divided by; None: the number, or the weights, of the gradients that held its index.
+    # What the sum of a row is divided by: the number, or the weights, of the gradients that held its "index", or of
+    # all gradients of the "round".
+    sparse_mean: str = "index"
+    # That of all rows, if it is another one.
     row_divisor: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rows: dict[int, Sum] = {}
-        self.row_counts: dict[int, float] = {}
+    kind = "sparse"
 
-    def apply(
-        self,
-        indices: Any,
-        values: Any,
-        grad_shape: Any,
-        local_step: Any,
-        worker: str,
-        once: bool = False,
-        weight: float = 1.0,
-    ) -> Outcome:
+    @property
+    def schema(self) -> tuple[Any, ...]:
+        return *super().schema, self.sparse_mean
+
+    def apply(self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str, **how: Any) -> Outcome:
+        rows, row_shape = self.checked(indices, values, grad_shape)
+        return self._apply(rows, row_shape, local_step, worker, How(**how))
+
+    def checked(self, indices: Any, values: Any, grad_shape: Any = None) -> tuple[dict[int, Sum], tuple[int, ...]]:
+        """Returns index -> row, and the shape of a row. Repeated rows of one gradient are summed first."""
         index_array = np.asarray(indices)
         if index_array.size == 0 and not isinstance(indices, np.ndarray):
             index_array = index_array.astype(np.int64)  # an empty list has no dtype of its own
         array = converted(values, self.dtype)
-        checked_step(local_step)
         if index_array.dtype.kind not in "iu":
             raise Refused(f"indices of dtype {index_array.dtype}")
         if index_array.ndim != 1:
@@ -400,26 +566,14 @@ class Sparse(Accumulator):
         places = [int(index) for index in index_array]
         if any(not 0 <= place < limit for place in places):
             raise Refused(f"an index outside of [0, {limit})")
-
-        # Repeated rows of one gradient are summed first, and count once.
         own: dict[int, Sum] = {}
         for place, row in zip(places, array, strict=True):
-            row_array = np.asarray(row, dtype=array.dtype)
+            row_sum = Sum(self.dtype, np.asarray(row, dtype=array.dtype))
             if place in own:
-                own[place].add(row_array)
+                own[place].add_sum(row_sum)
             else:
-                own[place] = Sum(self.dtype, row_array)
-        admitted = self._admit(local_step, row_shape, worker, once, weight)
-        if isinstance(admitted, Outcome):
-            return admitted
-        for place, row_sum in own.items():
-            row_sum.scale(admitted)
-            if place in self.rows:
-                self.rows[place].add_sum(row_sum)
-            else:
-                self.rows[place] = row_sum
-            self.row_counts[place] = self.row_counts.get(place, 0) + (1 if self.normalize == "count" else admitted)
-        return Outcome("applied", self.step, self.count)
+                own[place] = row_sum
+        return own, row_shape
 
     def _check_grad_shape(self, grad_shape: Any) -> None:
         dims = [int(dim) for dim in grad_shape]
@@ -431,22 +585,40 @@ class Sparse(Accumulator):
             if dim not in (None, have):
                 raise Refused(f"grad_shape {dims} for {self.shape}")
 
+    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+        return [(self.dtype, row.value) for row in content.values()]
+
+    def _encoded(self, content: Any, encoding: str) -> Any:
+        places = sorted(content)
+        if self.dtype != "float32" or not places:
+            return content
+        rows = encoded(np.stack([content[place].value for place in places]), encoding)
+        return {place: Sum(self.dtype, np.asarray(row)) for place, row in zip(places, rows, strict=True)}
+
     def _reduced(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
         assert self.round_shape is not None
-        places = sorted(self.rows)
-        values = np.zeros((len(places), *self.round_shape), storage_dtype(self.dtype))
+        rows: dict[int, Sum] = {}
+        held: dict[int, float] = {}
+        for one in self.ordered:
+            for place, row in one.content.items():
+                own = copy.copy(row)
+                own.scale(one.weight)
+                if place in rows:
+                    rows[place].add_sum(own)
+                else:
+                    rows[place] = own
+                held[place] = held.get(place, 0.0) + (1 if self.normalize == "count" else one.weight)
+        whole = self.divisor if self.sparse_mean == "round" else None
+        whole = whole if self.row_divisor is None else self.row_divisor
+        values = np.zeros((len(rows), *self.round_shape), storage_dtype(self.dtype))
         magnitude = np.zeros(values.shape)
-        for position, place in enumerate(places):
-            count = self.row_counts[place] if self.row_divisor is None else self.row_divisor
-            values[position] = self.rows[place].result(count, self.reduction)
-            magnitude[position] = self.rows[place].magnitude / (count if self.reduction == "MEAN" else 1)
+        for position, place in enumerate(sorted(rows)):
+            divisor = held[place] if whole is None else whole
+            values[position] = rows[place].result(divisor, self.reduction)
+            magnitude[position] = rows[place].magnitude / (divisor if self.reduction == "MEAN" else 1)
         first = self.shape[0] if self.shape else None
         shape = np.array([-1 if first is None else first, *self.round_shape], dtype=np.int64)
-        return (np.array(places, dtype=np.int64), values, shape), magnitude
-
-    def _clear(self) -> None:
-        self.rows = {}
-        self.row_counts = {}
+        return (np.array(sorted(rows), dtype=np.int64), values, shape), magnitude
 
 
 @dataclass
@@ -459,9 +631,6 @@ class Tree(Accumulator):
     sparse_mean: str = "round"
 
     kind = "tree"
-
-    def __post_init__(self) -> None:
-        self._clear()
 
     @classmethod
     def of(
@@ -476,8 +645,7 @@ class Tree(Accumulator):
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        leaves = tuple(self.leaves.items())
-        return self.kind, self.dtype, self.reduction, leaves, self.missing, self.sparse_mean, *self._options
+        return *super().schema, tuple(self.leaves.items()), self.missing, self.sparse_mean
 
     @property
     def dtypes(self) -> set[str]:
@@ -486,57 +654,121 @@ class Tree(Accumulator):
     def _leaf(self, path: str) -> Dense | Sparse:
         kind, dtype, shape = self.leaves[path]
         leaf_kind = Dense if kind == "dense" else Sparse
-        return leaf_kind(dtype, shape, self.reduction, normalize=self.normalize)
+        return leaf_kind(dtype, shape, self.reduction, normalize=self.normalize, round_shape=tuple(shape[1:]))
 
-    def apply(
-        self, grad: dict[str, Any], local_step: Any, worker: str, once: bool = False, weight: float = 1.0
-    ) -> Outcome:
+    def apply(self, grad: dict[str, Any], local_step: Any, worker: str, **how: Any) -> Outcome:
         """Applies a gradient: path -> an array, a pair of indices and rows, or None."""
         if grad.keys() != self.leaves.keys():
             raise Refused(f"{set(grad)} for {set(self.leaves)}")
-        for path, leaf in grad.items():
-            self._apply_leaf(self._leaf(path), leaf, 1.0)
-        admitted = self._admit(local_step, (), worker, once, weight)
-        if isinstance(admitted, Outcome):
-            return admitted
-        for path, leaf in grad.items():
-            self._apply_leaf(self._sums[path], leaf, admitted)
-            if leaf is not None:
-                self._holders[path] += 1 if self.normalize == "count" else admitted
-        return Outcome("applied", self.step, self.count)
+        content = {path: None if leaf is None else self._checked_leaf(path, leaf) for path, leaf in grad.items()}
+        return self._apply(content, (), local_step, worker, How(**how))
 
-    @staticmethod
-    def _apply_leaf(leaf: Dense | Sparse, grad: Any, weight: float) -> None:
+    def _checked_leaf(self, path: str, grad: Any) -> Any:
+        leaf = self._leaf(path)
         if isinstance(leaf, Dense):
-            # A leaf that is missing counts as zeros.
-            leaf.apply(np.zeros(leaf.shape, leaf.storage) if grad is None else grad, 0, "", weight=weight)
-            return
-        indices, values = ([], np.zeros((0, *leaf.shape[1:]), leaf.storage)) if grad is None else grad
+            return leaf.checked(grad)
+        rows, row_shape = leaf.checked(*grad)
         # Unlike in a sparse accumulator, rows cannot have more dimensions than declared.
-        if np.shape(values)[1:] != tuple(leaf.shape[1:]):
-            raise Refused(f"rows of shape {np.shape(values)[1:]} for {leaf.shape}")
-        leaf.apply(indices, values, None, 0, "", weight=weight)
+        if row_shape != leaf.round_shape:
+            raise Refused(f"rows of shape {row_shape} for {leaf.shape}")
+        return rows
+
+    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+        return [found for path, leaf in content.items() if leaf is not None for found in self._leaf(path)._arrays(leaf)]
+
+    def _encoded(self, content: Any, encoding: str) -> Any:
+        # A section of so few elements would become larger as int8.
+        assert encoding != "int8" or sum(array.size for _, array in self._arrays(content)) < BLOCK
+        return {
+            path: None if leaf is None else self._leaf(path)._encoded(leaf, encoding) for path, leaf in content.items()
+        }
 
     def _reduced(self) -> tuple[dict[str, Any], dict[str, Any]]:
         gradients: dict[str, Any] = {}
         magnitudes: dict[str, Any] = {}
-        for path, leaf in self._sums.items():
-            holders = self._holders[path] if self.missing == "skip" else self.divisor
+        for path in self.leaves:
+            leaf = self._leaf(path)
+            absent: Any = np.zeros(leaf.shape, leaf.storage) if isinstance(leaf, Dense) else {}
+            holding = [one for one in self.ordered if one.content[path] is not None]
             gradients[path] = magnitudes[path] = None
-            if holders == 0:
+            if self.missing == "skip" and not holding:
                 continue
+            divisor = self.divisor
+            if self.missing == "skip":
+                divisor = len(holding) if self.normalize == "count" else total(one.weight for one in holding)
+            # A leaf that is missing counts as zeros.
+            leaf.round = [
+                dataclasses.replace(one, content=absent if one.content[path] is None else one.content[path])
+                for one in self.ordered
+            ]
             if isinstance(leaf, Sparse):
-                leaf.row_divisor = holders if self.sparse_mean == "round" else None
+                leaf.row_divisor = divisor if self.sparse_mean == "round" else None
                 gradients[path], magnitudes[path] = leaf._reduced()
             else:
-                assert leaf.sum is not None
-                gradients[path] = leaf.sum.result(holders, self.reduction)
-                magnitudes[path] = leaf.sum.magnitude
+                first, *others = (Sum(leaf.dtype, one.content, one.weight) for one in leaf.round)
+                for other in others:
+                    first.add_sum(other)
+                gradients[path], magnitudes[path] = first.result(divisor, self.reduction), first.magnitude
         return gradients, magnitudes
 
-    def _clear(self) -> None:
-        self._sums = {path: self._leaf(path) for path in self.leaves}
-        self._holders: dict[str, float] = dict.fromkeys(self.leaves, 0)
+
+@dataclass
+class Published:
+    """Parameters, from their first version until they are deleted."""
+
+    # path -> dtype and shape; decided with the first version, as the number of partitions is.
+    leaves: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    partitions: int
+    step: int
+    # What readers get of the latest version, by path, and how it is stored.
+    tree: dict[str, np.ndarray]
+    encoding: str
+    state: Any
+    finished: bool
+
+    @classmethod
+    def first(cls, tree: dict[str, np.ndarray], partitions: int, *version: Any) -> Published:
+        leaves = {path: (array.dtype, array.shape) for path, array in tree.items()}
+        made = cls(leaves, partitions, STEP_MIN, {}, "float32", None, finished=False)
+        made._set(tree, *version)
+        return made
+
+    def publish(self, tree: dict[str, np.ndarray], step: int, state: Any, finished: bool, encoding: str) -> None:
+        """Publishes a version, or the same once more.
+
+        Raises:
+            Refused: its form is another.
+            Conflicting: another version is published for this step, or a later one.
+        """
+        if {path: (array.dtype, array.shape) for path, array in tree.items()} != self.leaves:
+            raise Refused("another form")
+        if step > self.step:
+            self._set(tree, step, state, finished, encoding)
+        elif step < self.step or not self._is_same(tree, state):
+            raise Conflicting
+        self.finished |= finished
+
+    def _set(self, tree: dict[str, np.ndarray], step: int, state: Any, finished: bool, encoding: str) -> None:
+        self.step, self.state, self.encoding = step, state, encoding
+        self.tree = {path: encoded(array, encoding) for path, array in tree.items()}
+        self.finished |= finished
+
+    def _is_same(self, tree: dict[str, np.ndarray], state: Any) -> bool:
+        """Whether nothing differs from what is stored, after rounding."""
+        ours = [encoded(array, self.encoding) for array in tree.values()]
+        return (
+            all(map(_same_bytes, ours, self.tree.values()))
+            and (state is None) == (self.state is None)
+            and (state is None or all(map(_same_bytes, state.values(), self.state.values())))
+        )
+
+
+class Conflicting(Exception):
+    """The library has to raise ConflictError, and nothing may change."""
+
+
+def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
