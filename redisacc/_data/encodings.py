@@ -166,8 +166,15 @@ def encoded_dtype(dtype: DType, size: int, encoding: Encoding) -> np.dtype[Any]:
     return _BFLOAT16 if encoding == "bfloat16" else BLOCKS
 
 
-def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf) -> Gradient:
+def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequence[DType] | None = None) -> Gradient:
     """Returns a gradient with its sections of float32 encoded, in memory of its own. The others stay as they are.
+
+    Args:
+        gradient: the gradient.
+        encoding: how it travels.
+        name_of: names an element in errors.
+        dtypes: the element type of each section. Rows of float16 that were added up are stored as float32, but that is
+            not their type. None: the types are those of the arrays.
 
     Raises:
         InvalidArgumentError: "int8", and an element is infinite or NaN.
@@ -177,7 +184,7 @@ def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf) -> Gradient:
     sections = []
     for number, section in enumerate(gradient.sections):
         encoded = section
-        if section.dtype == _FLOAT32:
+        if _is_float32(section, number, dtypes):
             if encoding == "bfloat16":
                 with np.errstate(all="ignore"):
                     arrays = [array.astype(_BFLOAT16, order="C") for array in section.arrays]
@@ -207,11 +214,15 @@ def encode_run(section: Section, stored: np.dtype[Any], encoding: Encoding, name
     return encode(Gradient((section,)), encoding, name_of).sections[0]
 
 
-def check_finite(gradient: Gradient, name_of: NameOf) -> None:
-    """Raises InvalidArgumentError if an element of a section of float32 is infinite or NaN."""
+def check_finite(gradient: Gradient, name_of: NameOf, dtypes: Sequence[DType] | None = None) -> None:
+    """Raises InvalidArgumentError if an element of a section of float32 is infinite or NaN; see ``encode``."""
     for number, section in enumerate(gradient.sections):
-        if section.dtype == _FLOAT32:
+        if _is_float32(section, number, dtypes):
             _check_finite(section, number, name_of)
+
+
+def _is_float32(section: Section, number: int, dtypes: Sequence[DType] | None) -> bool:
+    return section.dtype == _FLOAT32 and (dtypes is None or dtypes[number].storage == _FLOAT32)
 
 
 def _check_finite(section: Section, number: int, name_of: NameOf) -> None:

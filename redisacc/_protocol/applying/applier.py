@@ -212,7 +212,7 @@ class Applier:
             if counted is not None:
                 return counted
             if not sent:
-                sent.append(encode(whole(), encoding, self._spec.name_of))
+                sent.append(encode(whole(), encoding, self._spec.name_of, self._spec.dtypes))
             return self._buffer_writer.buffer(sent[0], request)
 
         try:
@@ -232,10 +232,10 @@ class Applier:
 
     def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
-            return encode(gradient, encoding, self._spec.name_of)
+            return encode(gradient, encoding, self._spec.name_of, self._spec.dtypes)
         if encoding == "int8":
             # Whether a gradient is refused must not depend on how many elements it has.
-            check_finite(gradient, self._spec.name_of)
+            check_finite(gradient, self._spec.name_of, self._spec.dtypes)
         return gradient
 
     def _rows(self, gradient: Gradient, weight: float) -> list[PackedRows] | None:
