@@ -6,21 +6,14 @@ they know, which is often no longer the latest one. What readers get is compared
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support import model
-from support.driven import DrivenClient
-from support.leaks import leftovers
-from support.moved_clock import MovedClock
-from support.servers import ServerUnderTest
+from support.sequences import Machine, run
 
 import redisacc
 
@@ -35,21 +28,6 @@ TREES: tuple[dict[str, tuple[str, tuple[int, ...]]], ...] = (
 ENCODINGS = (None, "float32", "bfloat16")
 PARTITIONS = (None, None, "auto", 1, 3, 3)
 STEPS = (-(2**63), -1, 0, 0, 2**53, 2**63 - 3)
-# No larger: of those, hypothesis draws the small ones more often.
-SEED = st.integers(0, 2**24 - 1)
-# How often each operation comes.
-OPERATIONS = {
-    "publish": 8,
-    "latest": 3,
-    "wait": 3,
-    "publish_while_another_waits": 2,
-    "look": 2,
-    "finish": 1,
-    "time_passes": 1,
-    "open": 2,
-    "close": 1,
-    "delete": 1,
-}
 
 
 @dataclass
@@ -64,82 +42,66 @@ class Handle:
     base: dict[str, np.ndarray] | None = None
 
 
-class Parameters(RuleBasedStateMachine):
-    server: ServerUnderTest
-    clock: MovedClock
-    # Opens handles of redisacc.asyncio.
-    driven: DrivenClient | None
+class Parameters(Machine):
+    OPERATIONS: ClassVar = {
+        "publish": 8,
+        "latest": 3,
+        "wait": 3,
+        "publish_while_another_waits": 2,
+        "look": 2,
+        "finish": 1,
+        "time_passes": 1,
+        "open": 2,
+        "close": 1,
+        "delete": 1,
+    }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.draw, self.rng = random.Random(0), np.random.default_rng(0)
+    def __init__(self, *where: Any) -> None:
+        super().__init__(*where)
         self.published: dict[str, model.Published | None] = dict.fromkeys(NAMES)
         self.opened: list[Handle] = []
         # Arrays of earlier versions, and what they held when they were returned.
         self.held: list[tuple[np.ndarray, np.ndarray]] = []
-        self.clients = [self.server.client(), self.server.client()]
-        self.clients[0].flushall()
-        self.clients.append(self.driven or self.clients[0])
         self.gradients = redisacc.ConditionalAccumulator("float32", [2], NAMES[0], redis=self.clients[0])
         self.gradients.apply_grad([1.0, 2.0])
 
-    def teardown(self) -> None:
+    def end(self) -> None:
         for array, was in self.held:
             model.assert_same(array, was)
         assert self.gradients.take_grad(1).tolist() == [1.0, 2.0]
         for name in NAMES:
             # What the next publisher would remove goes, too.
-            self._open(name, 0).delete()
+            self.open_at(0, redisacc.Parameters, name).delete()
         for handle in self.opened:
             handle.acc.close()
         self.gradients.close()
-        assert leftovers(self.clients[0]) == []
-        self.server.close()
+        super().end()
 
     # Handles
 
-    def _open(self, name: str, client: int, **options: Any) -> Any:
-        where = self.clients[client]
-        kind = redisacc.Parameters
-        options["redis"] = where
-        return where.open(kind, name, **options) if isinstance(where, DrivenClient) else kind(name, **options)
-
-    @initialize(seed=SEED)
-    def begin(self, seed):
-        self._draw_from(seed)
+    def begin(self):
         self.spec = self.draw.choice(TREES)
         for name in NAMES:
             partitions = self.draw.choice(PARTITIONS)
             for client in range(3):
                 encoding = self.draw.choice(ENCODINGS)
-                made = self._open(name, client, encoding=encoding, partitions=partitions)
+                made = self.open_at(client, redisacc.Parameters, name, encoding=encoding, partitions=partitions)
                 self.opened.append(Handle(made, name, encoding or "float32", partitions))
-
-    @rule(operation=st.sampled_from([name for name, often in OPERATIONS.items() for _ in range(often)]), seed=SEED)
-    def operate(self, operation, seed):
-        self._draw_from(seed)
-        getattr(self, operation)()
-
-    def _draw_from(self, seed: int) -> None:
-        self.draw, self.rng = random.Random(seed), np.random.default_rng(seed)
 
     def open(self):
         name, client, encoding = self.draw.choice(NAMES), self.draw.randrange(3), self.draw.choice(ENCODINGS)
-        partitions, create = self.draw.choice(PARTITIONS), self._happens(0.5)
+        partitions, create = self.draw.choice(PARTITIONS), self.happens(0.5)
         options = {"encoding": encoding, "partitions": partitions, "create": create}
         there = self.published[name]
         if there is None and not create:
             with pytest.raises(redisacc.NotFoundError, match="nothing has been published"):
-                self._open(name, client, **options)
+                self.open_at(client, redisacc.Parameters, name, **options)
         elif there is not None and self._has_others(there, partitions):
             with pytest.raises(redisacc.InvalidArgumentError, match="number of partitions is"):
-                self._open(name, client, **options)
+                self.open_at(client, redisacc.Parameters, name, **options)
         else:
-            made = self._open(name, client, **options)
+            made = self.open_at(client, redisacc.Parameters, name, **options)
             self.opened.append(Handle(made, name, encoding or "float32", partitions, seen=there))
-
-    def _happens(self, probability: float) -> bool:
-        return self.draw.random() < probability
 
     @staticmethod
     def _has_others(there: model.Published, partitions: int | str | None) -> bool:
@@ -149,7 +111,7 @@ class Parameters(RuleBasedStateMachine):
         """One of the handles, mostly one that is of use."""
         usable = [handle for handle in self.opened if self._gone(handle) is None]
         others = [handle for handle in self.opened if self._gone(handle) is not None]
-        return self.draw.choice(others if not usable or (others and self._happens(0.05)) else usable)
+        return self.draw.choice(others if not usable or (others and self.happens(0.05)) else usable)
 
     def _gone(self, handle: Handle) -> type[Exception] | None:
         """The error of every call, once the handle is closed or what it has seen was deleted."""
@@ -191,7 +153,7 @@ class Parameters(RuleBasedStateMachine):
         fresh, tree, changed = self._random_tree(), {}, {}
         for path, array in base.items():
             tree[path] = fresh[path]
-            if array.ndim and self._happens(0.7):
+            if array.ndim and self.happens(0.7):
                 rows = self.rng.integers(0, len(array), self.draw.randint(0, 5)) if len(array) else []
                 tree[path] = array.copy()
                 tree[path][rows] = fresh[path][rows]
@@ -203,7 +165,7 @@ class Parameters(RuleBasedStateMachine):
         for _ in range(self.draw.randint(1, 4)):
             handle, _ = self._see()
             how = self.draw.choice(["rows"] * 4 + ["whole", "again", "wrong"])
-            self._publish(handle, self.draw.choice([-1, 0, 1, 1, 1, 1, 5]), how, finished=self._happens(0.1))
+            self._publish(handle, self.draw.choice([-1, 0, 1, 1, 1, 1, 5]), how, finished=self.happens(0.1))
 
     def _publish(self, handle: Handle, step: int, how: str, *, finished: bool = False) -> None:
         rng, there = self.rng, self.published[handle.name]
@@ -212,7 +174,7 @@ class Parameters(RuleBasedStateMachine):
         if how == "rows":
             # What it says of a version that it does not know is not used.
             tree, changed = self._changed_tree(handle.base or tree)
-        state = {"m": model.numbers(rng, "float32", (4,))} if self._happens(0.5) else None
+        state = {"m": model.numbers(rng, "float32", (4,))} if self.happens(0.5) else None
         if how == "again" and there is not None:
             number, tree, state = there.step, there.tree, there.state
         if how == "wrong":
@@ -253,7 +215,7 @@ class Parameters(RuleBasedStateMachine):
                 handle.base = tree
 
     def finish(self):
-        finished = self._happens(0.5)
+        finished = self.happens(0.5)
         handle, there = self._see()
         error = self._gone(handle) or (redisacc.NotFoundError if there is None else None)
         if error:
@@ -276,7 +238,7 @@ class Parameters(RuleBasedStateMachine):
             self._compare(handle, there, handle.acc.latest())
 
     def wait(self):
-        after, skip_last = self.draw.choice([None, -1, -1, 0, 1]), self._happens(0.5)
+        after, skip_last = self.draw.choice([None, -1, -1, 0, 1]), self.happens(0.5)
         handle, there = self._see()
         step = there.step if there is not None else 0
         after = None if after is None else min(max(step + after, -(2**63)), 2**63 - 1)
@@ -349,8 +311,7 @@ class Parameters(RuleBasedStateMachine):
         if len(self.held) < 20:
             self.held += [(array, array.copy()) for array in arrays.values()]
 
-    @invariant()
-    def names_are_listed(self):
+    def check(self):
         names = {NAMES[0], *(name for name, there in self.published.items() if there is not None)}
         assert self.clients[1].smembers("redisacc:names") == {name.encode() for name in names}
 
@@ -358,27 +319,4 @@ class Parameters(RuleBasedStateMachine):
 @pytest.mark.servers("fakeredis", "valkey")
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything):
-    class Machine(Parameters):
-        pass
-
-    Machine.server, Machine.clock = server, clock
-    Machine.driven = DrivenClient(server.client()) if server.real else None
-    long = request.config.getoption("--long")
-    examples = 2000 if long else 80 if everything else 30
-    try:
-        run_state_machine_as_test(
-            Machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=25,
-                deadline=None,
-                # The same examples every time, unless one asks for a search.
-                derandomize=not long,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
-    finally:
-        if Machine.driven:
-            Machine.driven.close()
+    run(Parameters, request, 30)

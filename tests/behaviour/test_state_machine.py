@@ -13,18 +13,12 @@ import math
 import random
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support import model
-from support.driven import DrivenClient
-from support.leaks import leftovers
-from support.moved_clock import MovedClock
-from support.servers import ServerUnderTest
+from support.sequences import Machine, run
 
 import redisacc
 
@@ -43,7 +37,7 @@ LIMITS = (
 )
 ENCODINGS = (None, "bfloat16", "int8")
 SHAPES: dict[str, tuple[Any, ...]] = {
-    "dense": ((), (3,), (None,), (2, 3), (None, 3), (0,), (300,), None),
+    "dense": ((), (3,), (None,), (2, 3), (None, 3), (0,), (300,), (300,), None),
     "sparse": ((), (9,), (None,), (9, 2), (None, None), (9, None, 2), None),
 }
 # Leaves of trees by path: kind, dtype and shape. None stands for the dtype of the example.
@@ -53,8 +47,8 @@ TREES: tuple[dict[str, Any], ...] = (
     {"0": ("dense", "float32", ()), "1/x": ("dense", None, (2, 2)), "1/y": ("sparse", "float32", (None,))},
     {"k/0": ("sparse", None, (9, 2)), "k/1": ("sparse", "int32", (None,)), "k/2": ("sparse", "float32", (9, 0))},
 )
-# With order="worker", ten comes after two, and the last one has no number.
-WORKERS = ("worker 10", "worker 2", "weight=9 x")
+# With order="worker", ten comes after nine, and the last one has no number.
+WORKERS = ("worker 10", "worker 2", "worker 9", "weight=9 x")
 # How many steps late a gradient may be.
 LATE = (0, 0, 1, 3, 1000)
 # What else the creator decides. True: a buffer that holds little more than one sum, so that clients compact.
@@ -68,34 +62,14 @@ DECIDED: tuple[dict[str, Any], ...] = (
     {"buffer": True},
     {"buffer": True, "partitions": 3},
 )
-# No larger: of those, hypothesis draws the small ones more often.
-SEED = st.integers(0, 2**24 - 1)
 # What of an accumulator a handle may leave out.
 DECIDABLE = ("max_staleness", "staleness_weight", "normalize", "once_per_worker", "order", "partitions", "buffer")
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
-# How often each operation comes.
-OPERATIONS = {
-    "apply": 8,
-    "apply_anything": 8,
-    "take": 8,
-    "takers_wait": 2,
-    "recover": 3,
-    "set_quorum": 2,
-    "set_quorum_while_a_take_waits": 1,
-    "set_global_step": 2,
-    "time_passes": 2,
-    "peek": 2,
-    "look": 2,
-    "give_something_wrong": 2,
-    "open": 4,
-    "close": 1,
-    "delete": 1,
-}
 
 
 def random_accumulator(draw: random.Random, kind: str, shape: Any = ...) -> Any:
     """A new accumulator, according to the model."""
-    dtype, reduction = draw.choice(model.DTYPES + 4 * ("float32",)), draw.choice(("MEAN", "SUM"))
+    dtype, reduction = draw.choice(model.DTYPES + 8 * ("float32",)), draw.choice(("MEAN", "SUM"))
     shape = draw.choice(SHAPES.get(kind, ()) or TREES) if shape is ... else shape
     rows = draw.choice(("round", "index"))
     m: Any
@@ -175,27 +149,35 @@ class Unfinished(Exception):
     """Raised inside a block, so that its round isn't acknowledged."""
 
 
-class Accumulators(RuleBasedStateMachine):
-    server: ServerUnderTest
-    clock: MovedClock
-    # Opens handles of redisacc.asyncio.
-    driven: DrivenClient | None
+class Accumulators(Machine):
+    OPERATIONS: ClassVar = {
+        "apply": 8,
+        "apply_anything": 8,
+        "take": 8,
+        "takers_wait": 2,
+        "graces": 3,
+        "recover": 3,
+        "set_quorum": 2,
+        "set_quorum_while_a_take_waits": 1,
+        "set_global_step": 2,
+        "time_passes": 1,
+        "peek": 2,
+        "look": 2,
+        "give_something_wrong": 2,
+        "open": 4,
+        "close": 1,
+        "delete": 1,
+    }
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *where: Any) -> None:
+        super().__init__(*where)
         self.names: dict[str, Living] = {}
-        self.draw, self.rng = random.Random(0), np.random.default_rng(0)
         self.opened: list[Handle] = []
-        # The servers' own tests begin with an empty database, and so does every example.
-        self.clients = [self.server.client(), self.server.client()]
-        self.clients[0].flushall()
-        self.clients.append(self.driven or self.clients[0])
 
-    def teardown(self) -> None:
+    def end(self) -> None:
         for handle in self.opened:
             handle.acc.close()
-        assert leftovers(self.clients[0]) == []
-        self.server.close()
+        super().end()
 
     # Opening, closing and deleting
 
@@ -210,7 +192,7 @@ class Accumulators(RuleBasedStateMachine):
             options["limits"] = dataclasses.replace(options.get("limits", IN_PLACE), buffer=m.buffer)
         rows = {} if m.kind == "dense" else {"rows": m.sparse_mean}
         options["mean"] = redisacc.Mean(m.normalize if "mean" in asked else None, **rows)
-        options |= {"shared_name": name, "reduction_type": m.reduction, "redis": self.clients[client]}
+        options |= {"shared_name": name, "reduction_type": m.reduction}
         schema: tuple[Any, ...] = (m.dtype, m.shape)
         kind: Any = redisacc.SparseConditionalAccumulator if m.kind == "sparse" else redisacc.ConditionalAccumulator
         if m.kind == "tree":
@@ -220,8 +202,7 @@ class Accumulators(RuleBasedStateMachine):
             }
             options["mean"] = dataclasses.replace(options["mean"], missing=m.missing)
             schema, kind = (model.nested(spec),), redisacc.TreeAccumulator
-        where = self.clients[client]
-        return where.open(kind, *schema, **options) if isinstance(where, DrivenClient) else kind(*schema, **options)
+        return self.open_at(client, kind, *schema, **options)
 
     def _handle(
         self,
@@ -246,17 +227,12 @@ class Accumulators(RuleBasedStateMachine):
         """One of the handles, mostly one that is of use."""
         usable = [handle for handle in self.opened if handle.gone is None]
         others = [handle for handle in self.opened if handle.gone is not None]
-        return self.draw.choice(others if others and self._happens(0.05) else usable)
-
-    def _happens(self, probability: float) -> bool:
-        return self.draw.random() < probability
+        return self.draw.choice(others if others and self.happens(0.05) else usable)
 
     def _handles(self, living: Living) -> list[Handle]:
         return [handle for handle in self.opened if handle.living is living and handle.gone is None]
 
-    @initialize(seed=SEED)
-    def begin(self, seed):
-        self._draw_from(seed)
+    def begin(self):
         for name, kind, shapes in (
             ("a", "sparse", ((9, 2), (9, None))),
             ("b", "dense", SHAPES["dense"]),
@@ -266,15 +242,7 @@ class Accumulators(RuleBasedStateMachine):
             encoding = self.draw.choice(ENCODINGS)
             self._handle(living, 0, IN_PLACE, WORKERS[0])
             self._handle(living, 1, self.draw.choice(LIMITS), WORKERS[1], encoding)
-            self._handle(living, 2, self.draw.choice(LIMITS[2:]), WORKERS[1], encoding)
-
-    @rule(operation=st.sampled_from([name for name, often in OPERATIONS.items() for _ in range(often)]), seed=SEED)
-    def operate(self, operation, seed):
-        self._draw_from(seed)
-        getattr(self, operation)()
-
-    def _draw_from(self, seed: int) -> None:
-        self.draw, self.rng = random.Random(seed), np.random.default_rng(seed)
+            self._handle(living, 2, self.draw.choice(LIMITS[2:]), WORKERS[2], encoding)
 
     def open(self):
         name, client = self.draw.choice(NAMES), self.draw.randrange(3)
@@ -286,8 +254,8 @@ class Accumulators(RuleBasedStateMachine):
             if name is not None:
                 self.names[name] = living
             given = -1
-        elif self._happens(0.5):
-            if self._happens(0.5):
+        elif self.happens(0.5):
+            if self.happens(0.5):
                 # Another one in what may be left out, at most.
                 asked = dataclasses.replace(living.model, **{name: getattr(asked, name) for name in DECIDABLE})
                 if not asked.dtypes.isdisjoint(model.INTEGERS):
@@ -306,7 +274,7 @@ class Accumulators(RuleBasedStateMachine):
                 self.compare(living)
                 return
         limits, worker, encoding = self.draw.choice(LIMITS), self.draw.choice(WORKERS), self.draw.choice(ENCODINGS)
-        self._handle(living, client, limits, worker, encoding, given, finite=self._happens(0.3))
+        self._handle(living, client, limits, worker, encoding, given, finite=self.happens(0.3))
 
     def close(self):
         """A private accumulator ends with its handle."""
@@ -530,15 +498,39 @@ class Accumulators(RuleBasedStateMachine):
     # Taking
 
     def take(self):
-        handle, how = self._pick(), self.draw.choice(["grad", "slices", "block", "stray"])
-        living, acc = handle.living, handle.acc
-        required = None if self._happens(0.2) else self.draw.randint(1, max(living.model.count, 2))
-        options: dict[str, Any] = {}
-        if self._happens(0.4):
-            options["grace"] = self.draw.choice([0, 60, 150])
-            if self._happens(0.5):
-                options["most"] = self.draw.randint(1, living.model.count + 2)
-        weight = {"min_weight": self.draw.choice([0.5, 2.1])} if self._happens(0.3) else {}
+        handle, grace, most = self._pick(), {}, {}
+        required = None if self.happens(0.2) else self.draw.randint(1, max(handle.living.model.count, 2))
+        if self.happens(0.2):
+            grace = {"grace": self.draw.choice([0, 60, 150])}
+            if self.happens(0.5):
+                most = {"most": self.draw.randint(1, handle.living.model.count + 2)}
+        weight = {"min_weight": self.draw.choice([0.5, 2.1])} if self.happens(0.3) else {}
+        self._take(handle, required, {**most, **grace}, weight)
+
+    def graces(self):
+        """Takes with a grace, gradients and time, all at one accumulator."""
+        handle, follows = self._pick(), self.happens(0.4)
+        living, m = handle.living, handle.living.model
+        if handle.gone:
+            return
+        quorum: dict[str, Any] = {"least": self.draw.randint(1, 2), "most": self.draw.choice([None, 2, 3]), "grace": 60}
+        if follows:
+            handle.acc.set_quorum(**quorum)
+            m.set_quorum(**quorum)
+        weight = {"min_weight": self.draw.choice([0.5, 2.1])} if self.happens(0.3) else {}
+        for _ in range(8):
+            required = None if follows else self.draw.randint(1, m.count + 1)
+            most = {} if follows or self.happens(0.5) else {"most": required + self.draw.randint(0, 2)}
+            now = self.draw.random()
+            if now < 0.4:
+                self._take(handle, required, {} if follows else {**most, "grace": 60}, weight)
+            elif now < 0.8:
+                self._random_gradient(self.draw.choice(self._handles(living)), 0, faults=0)
+            else:
+                self.time_passes()
+
+    def _take(self, handle: Handle, required: int | None, options: dict[str, Any], weight: dict[str, Any]) -> None:
+        living, acc, how = handle.living, handle.acc, self.draw.choice(["grad", "slices", "block", "stray"])
         if required is None and options:
             with pytest.raises(redisacc.InvalidArgumentError, match="needs num_required"):
                 acc.take_grad(required, timeout=0, **options)
@@ -615,8 +607,13 @@ class Accumulators(RuleBasedStateMachine):
                 living.queue.append((number, pool.submit(handle.acc.take_grad, number, timeout=20)))
                 while len(handle.acc.info().waiting) < len(living.queue):
                     assert not living.queue[-1][1].done(), living.queue[-1][1].result()
-            while living.queue:
-                self._random_gradient(self.draw.choice(useful), 0, faults=0)
+            try:
+                while living.queue:
+                    self._random_gradient(self.draw.choice(useful), 0, faults=0)
+            except BaseException:
+                # Nobody serves the others.
+                handle.acc.close()
+                raise
 
     def _serve(self, living: Living) -> None:
         """Compares what the first take in the queue returns, if there is enough for it."""
@@ -629,7 +626,7 @@ class Accumulators(RuleBasedStateMachine):
     def set_quorum(self):
         handle = self._pick()
         values = {"least": [None, 1, 2, 3], "most": [None, 1, 2, 4, 5], "grace": [None, None, 0, 60]}
-        change = {name: self.draw.choice(some) for name, some in values.items() if self._happens(0.6)}
+        change = {name: self.draw.choice(some) for name, some in values.items() if self.happens(0.6)}
         if handle.gone:
             with pytest.raises(handle.gone):
                 handle.acc.set_quorum(**change)
@@ -667,14 +664,14 @@ class Accumulators(RuleBasedStateMachine):
     def recover(self):
         """The oldest round that was taken and not acknowledged, or the one of a token."""
         stray = [one for one in self.opened if one.living.stray and not one.gone]
-        handle = self.draw.choice(stray) if stray and self._happens(0.8) else self._pick()
+        handle = self.draw.choice(stray) if stray and self.happens(0.8) else self._pick()
         living = handle.living
         if handle.gone:
             with pytest.raises(handle.gone):
                 handle.acc.recover().__enter__()
             return
         held = handle.acc.info().unacknowledged
-        token = self.draw.choice(held).token if held and self._happens(0.5) else None
+        token = self.draw.choice(held).token if held and self.happens(0.5) else None
         if not held:
             with handle.acc.recover() as taken:
                 assert taken is None
@@ -693,7 +690,7 @@ class Accumulators(RuleBasedStateMachine):
                     assert taken.global_step == next(one.global_step for one in held if one.token == token)
                 if steps.count(taken.global_step) == 1:
                     self._compare_round(living, taken, *living.stray[place])
-                if self._happens(0.3):
+                if self.happens(0.3):
                     raise Unfinished
             del living.stray[place]
         except Unfinished:
@@ -809,8 +806,7 @@ class Accumulators(RuleBasedStateMachine):
             else:
                 compare(found[path], wanted, expected.magnitude[path], m.leaves[path][1])
 
-    @invariant()
-    def names_are_listed(self):
+    def check(self):
         assert self.clients[1].smembers("redisacc:names") == {name.encode() for name in self.names}
 
 
@@ -818,32 +814,4 @@ class Accumulators(RuleBasedStateMachine):
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn
-
-    class Machine(Accumulators):
-        pass
-
-    Machine.server, Machine.clock = server, clock
-    Machine.driven = DrivenClient(server.client()) if server.real else None
-    long = request.config.getoption("--long")
-    examples = 100 if server.real else 25
-    if long:
-        examples *= 40
-    elif not everything:
-        examples //= 2
-    try:
-        run_state_machine_as_test(
-            Machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=25,
-                deadline=None,
-                # The same examples every time, unless one asks for a search.
-                derandomize=not long,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
-    finally:
-        if Machine.driven:
-            Machine.driven.close()
+    run(Accumulators, request, 60)

@@ -197,7 +197,7 @@ def encoded(values: np.ndarray, encoding: str) -> np.ndarray:
         # The largest number must not become infinite.
         scales = np.where(np.isinf(scales * np.float32(127)), np.nextafter(scales, np.float32(0)), scales)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    return (np.rint(flat * inverse) * scales).reshape(-1)[: values.size].reshape(values.shape)
+    return (np.rint(flat * inverse).astype(np.int8) * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
 def is_finite(values: np.ndarray, dtype: str, encoding: str) -> bool:
