@@ -565,19 +565,19 @@ class Accumulators(Machine):
             return
         except model.Overflowing:
             with pytest.raises(redisacc.RedisAccError, match="the largest int64"):
-                acc.take_grad(required, **options)
+                acc.take_grad(required, timeout=10, **options)
             self.compare(living)
             return
         living.ways.clear()
         if how == "grad" or (how == "slices" and not living.sparse):
-            self._compare_gradient(living, acc.take_grad(required, **options), expected, ways)
+            self._compare_gradient(living, acc.take_grad(required, timeout=10, **options), expected, ways)
         elif how == "slices":
-            self._compare_gradient(living, acc.take_indexed_slices_grad(required, **options), expected, ways)
+            self._compare_gradient(living, acc.take_indexed_slices_grad(required, timeout=10, **options), expected, ways)
         elif how == "block":
-            with acc.take(required, **options) as taken:
+            with acc.take(required, timeout=10, **options) as taken:
                 self._compare_round(living, taken, expected, ways)
         else:
-            with pytest.raises(Unfinished) as interrupted, acc.take(required, **options) as taken:
+            with pytest.raises(Unfinished) as interrupted, acc.take(required, timeout=10, **options) as taken:
                 raise Unfinished(taken)
             self._compare_round(living, interrupted.value.args[0], expected, ways)
             living.stray.append((expected, ways))
