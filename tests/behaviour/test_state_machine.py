@@ -57,6 +57,7 @@ DECIDED: tuple[dict[str, Any], ...] = (
     {},
     {"once_per_worker": True},
     {"once_per_worker": True, "order": "worker"},
+    {"once_per_worker": True, "order": "worker"},
     {"partitions": 3},
     {"once_per_worker": True, "order": "worker", "partitions": 3},
     {"buffer": True},
@@ -155,7 +156,7 @@ class Accumulators(Machine):
         "apply_anything": 8,
         "take": 8,
         "takers_wait": 2,
-        "graces": 3,
+        "graces": 4,
         "recover": 3,
         "set_quorum": 2,
         "set_quorum_while_a_take_waits": 1,
@@ -297,9 +298,9 @@ class Accumulators(Machine):
 
     def apply(self):
         """Gradients of several workers that can be accepted, and overlap."""
-        handles = self._handles(self._pick().living)
-        for _ in range(self.draw.randint(1, 4)):
-            self._random_gradient(self.draw.choice(handles or self.opened), 0, faults=0)
+        handles = self._handles(self._pick().living) or self.opened
+        for handle in self.draw.sample(handles, min(self.draw.randint(1, 4), len(handles))):
+            self._random_gradient(handle, 0, faults=0)
 
     def apply_anything(self):
         """Gradients of the right dtype, often of another step or shape than the round's."""
@@ -518,8 +519,9 @@ class Accumulators(Machine):
             handle.acc.set_quorum(**quorum)
             m.set_quorum(**quorum)
         weight = {"min_weight": self.draw.choice([0.5, 2.1])} if self.happens(0.3) else {}
+        number = self.draw.randint(1, m.count + 2)
         for _ in range(8):
-            required = None if follows else self.draw.randint(1, m.count + 1)
+            required = None if follows else number + self.happens(0.2)
             most = {} if follows or self.happens(0.5) else {"most": required + self.draw.randint(0, 2)}
             now = self.draw.random()
             if now < 0.4:
@@ -572,7 +574,9 @@ class Accumulators(Machine):
         if how == "grad" or (how == "slices" and not living.sparse):
             self._compare_gradient(living, acc.take_grad(required, timeout=10, **options), expected, ways)
         elif how == "slices":
-            self._compare_gradient(living, acc.take_indexed_slices_grad(required, timeout=10, **options), expected, ways)
+            self._compare_gradient(
+                living, acc.take_indexed_slices_grad(required, timeout=10, **options), expected, ways
+            )
         elif how == "block":
             with acc.take(required, timeout=10, **options) as taken:
                 self._compare_round(living, taken, expected, ways)

@@ -458,8 +458,8 @@ class Accumulator:
             raise Refused(f"most = {most} for {num_required} and a grace of {grace}")
         wanted = num_required, min_weight or 0.0
         is_enough = self.count >= wanted[0] and self._weighs(wanted[1])
-        if grace and (most is None or most > num_required):
-            is_enough = self._grace_is_over(wanted, is_enough, grace) or (most is not None and self._has(most, wanted))
+        if grace and most != num_required and not (is_enough and most is not None and self.count >= most):
+            is_enough = self._grace_is_over(wanted, is_enough, grace)
         if not is_enough:
             raise Insufficient
         if self.step == STEP_MAX:
@@ -470,9 +470,6 @@ class Accumulator:
         self.round = []
         self.round_shape = self.grace_began = None
         return taken
-
-    def _has(self, number: int, wanted: tuple[int, float]) -> bool:
-        return self.count >= number and self._weighs(wanted[1])
 
     def _grace_is_over(self, wanted: tuple[int, float], is_enough: bool, grace: float) -> bool:
         """Whether the grace has passed. It began when the round had enough, if a take had asked for as much by then."""
