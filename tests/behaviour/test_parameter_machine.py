@@ -255,8 +255,8 @@ class Parameters(Machine):
             self._compare(handle, there, handle.acc.wait(after, timeout=0, skip_last=skip_last))
 
     def publish_while_another_waits(self):
-        handle, there = self._see()
-        writer = self._pick()
+        handle, writer = self._pick(), self._pick()
+        there = self.published[handle.name]
         if handle is writer or writer.name != handle.name or self._gone(handle) or self._gone(writer):
             return
         if (
@@ -266,7 +266,7 @@ class Parameters(Machine):
             or self._has_others(there, writer.partitions)
         ):
             return
-        writer.seen = there
+        handle.seen = writer.seen = there
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(handle.acc.wait, there.step, 20)
             self._publish(writer, 1, self.draw.choice(["rows", "whole"]))

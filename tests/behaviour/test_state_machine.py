@@ -388,6 +388,8 @@ class Accumulators(Machine):
         is_weighed = how["weight"] != 1 or m.staleness_weight != "constant"
         way = self._way(handle, elements * (2 if is_weighed else 1))
         how |= {"encoding": how["encoding"] or "float32", "encoded": way == "buffered", "finite": handle.finite}
+        if way is not None and self.happens(0.1):
+            self._compare_with_what_is_sent(handle, arguments, given, how, options["encoding"])
         try:
             expected = m.apply(*arguments, local_step, handle.worker, **how)
         except model.Refused as refusal:
@@ -405,6 +407,19 @@ class Accumulators(Machine):
                 living.ways |= {way, "compacted"} if m.buffer else {way}
             self._serve(living)
         self.compare(living)
+
+    def _compare_with_what_is_sent(
+        self, handle: Handle, arguments: Any, given: Any, how: dict[str, Any], encoding: str | None
+    ) -> None:
+        """A handle can say beforehand what a take of the gradient alone would return."""
+        alone = dataclasses.replace(handle.living.model, round=[], max_staleness=0, order="arrival", normalize="count")
+        try:
+            alone.apply(*arguments, alone.step, "", **{**how, "once": False, "finite": False})
+        except model.Refused:
+            return
+        alone.round[0].weight = 1.0
+        sent = handle.acc.as_encoded(*given[:2], encoding=encoding, weight=how["weight"])
+        self._compare_gradient(handle.living, sent, alone.peek(), {"alone"})
 
     def _way(self, handle: Handle, elements: int) -> str | None:
         m = handle.living.model
