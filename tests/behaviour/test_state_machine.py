@@ -22,7 +22,7 @@ from support.sequences import Machine, run
 
 import redisacc
 
-NAMES = ("a", "b", "c", "t", None)
+NAMES = ("s", "d", "t", "another", None)
 # Gradients of at most five elements are added in place (a row counts for 24 more), and larger ones buffered, in one
 # and the same round.
 FIVE = redisacc.Limits(in_place=29)
@@ -57,8 +57,8 @@ DECIDED: tuple[dict[str, Any], ...] = (
     {},
     {"once_per_worker": True},
     {"once_per_worker": True, "order": "worker"},
-    {"once_per_worker": True, "order": "worker"},
     {"partitions": 3},
+    {"once_per_worker": True, "order": "worker", "partitions": 3},
     {"once_per_worker": True, "order": "worker", "partitions": 3},
     {"buffer": True},
     {"buffer": True, "partitions": 3},
@@ -68,9 +68,9 @@ DECIDABLE = ("max_staleness", "staleness_weight", "normalize", "once_per_worker"
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
 
 
-def random_accumulator(draw: random.Random, kind: str, shape: Any = ...) -> Any:
+def random_accumulator(draw: random.Random, kind: str, shape: Any = ..., decided: dict[str, Any] | None = None) -> Any:
     """A new accumulator, according to the model."""
-    dtype, reduction = draw.choice(model.DTYPES + 8 * ("float32",)), draw.choice(("MEAN", "SUM"))
+    dtype, reduction = draw.choice(model.DTYPES + 17 * ("float32",)), draw.choice(("MEAN", "SUM"))
     shape = draw.choice(SHAPES.get(kind, ()) or TREES) if shape is ... else shape
     rows = draw.choice(("round", "index"))
     m: Any
@@ -85,7 +85,7 @@ def random_accumulator(draw: random.Random, kind: str, shape: Any = ...) -> Any:
     if m.max_staleness and m.dtypes.isdisjoint(model.INTEGERS):
         table = tuple(1 / (1 + late) for late in range(m.max_staleness + 1))
         m.staleness_weight = draw.choice(("constant", "inverse_sqrt", table))
-    vars(m).update(draw.choice(DECIDED))
+    vars(m).update(draw.choice(DECIDED) if decided is None else decided)
     m.buffer = bytes_of_a_sum(m) if m.buffer else None
     return m
 
@@ -234,14 +234,13 @@ class Accumulators(Machine):
         return [handle for handle in self.opened if handle.living is living and handle.gone is None]
 
     def begin(self):
-        for name, kind, shapes in (
-            ("a", "sparse", ((9, 2), (9, None))),
-            ("b", "dense", SHAPES["dense"]),
-            ("t", "tree", TREES),
-        ):
-            living = self.names[name] = Living(name, random_accumulator(self.draw, kind, self.draw.choice(shapes)))
+        shapes = {"sparse": ((9, 2), (9, None)), "dense": SHAPES["dense"], "tree": TREES}
+        for kind, decided in zip(shapes, self.draw.sample(DECIDED, len(shapes)), strict=True):
+            name = kind[0]
+            m = random_accumulator(self.draw, kind, self.draw.choice(shapes[kind]), decided)
+            living = self.names[name] = Living(name, m)
             encoding = self.draw.choice(ENCODINGS)
-            self._handle(living, 0, IN_PLACE, WORKERS[0])
+            self._handle(living, 0, self.draw.choice(LIMITS), WORKERS[0])
             self._handle(living, 1, self.draw.choice(LIMITS), WORKERS[1], encoding)
             self._handle(living, 2, self.draw.choice(LIMITS[2:]), WORKERS[2], encoding)
 
@@ -301,6 +300,8 @@ class Accumulators(Machine):
         handles = self._handles(self._pick().living) or self.opened
         for handle in self.draw.sample(handles, min(self.draw.randint(1, 4), len(handles))):
             self._random_gradient(handle, 0, faults=0)
+        if self.happens(0.4):
+            self._peek(handles[0])
 
     def apply_anything(self):
         """Gradients of the right dtype, often of another step or shape than the round's."""
@@ -387,6 +388,8 @@ class Accumulators(Machine):
         is_weighed = how["weight"] != 1 or m.staleness_weight != "constant"
         way = self._way(handle, elements * (2 if is_weighed else 1))
         how |= {"encoding": how["encoding"] or "float32", "encoded": way == "buffered", "finite": handle.finite}
+        if way is not None and self.happens(0.1):
+            self._compare_with_what_is_sent(handle, arguments, given, how, options["encoding"])
         try:
             expected = m.apply(*arguments, local_step, handle.worker, **how)
         except model.Refused as refusal:
@@ -404,6 +407,19 @@ class Accumulators(Machine):
                 living.ways |= {way, "compacted"} if m.buffer else {way}
             self._serve(living)
         self.compare(living)
+
+    def _compare_with_what_is_sent(
+        self, handle: Handle, arguments: Any, given: Any, how: dict[str, Any], encoding: str | None
+    ) -> None:
+        """A handle can say beforehand what a take of the gradient alone would return."""
+        alone = dataclasses.replace(handle.living.model, round=[], max_staleness=0, order="arrival", normalize="count")
+        try:
+            alone.apply(*arguments, alone.step, "", **{**how, "once": False, "finite": False})
+        except model.Refused:
+            return
+        alone.round[0].weight = 1.0
+        sent = handle.acc.as_encoded(*given[:2], encoding=encoding, weight=how["weight"])
+        self._compare_gradient(handle.living, sent, alone.peek(), {"alone"})
 
     def _way(self, handle: Handle, elements: int) -> str | None:
         m = handle.living.model
@@ -718,7 +734,9 @@ class Accumulators(Machine):
     # Reading
 
     def peek(self):
-        handle = self._pick()
+        self._peek(self._pick())
+
+    def _peek(self, handle: Handle) -> None:
         living = handle.living
         if handle.gone:
             with pytest.raises(handle.gone):
@@ -818,4 +836,4 @@ class Accumulators(Machine):
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn
-    run(Accumulators, request, 60)
+    run(Accumulators, request, 80)

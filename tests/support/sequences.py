@@ -86,7 +86,7 @@ def run(
     elif request.getfixturevalue("everything"):
         number *= 3
     elif not server.real:
-        number //= 5
+        number //= 10
 
     def make() -> Machine:
         return kind(server, clock, driven)
