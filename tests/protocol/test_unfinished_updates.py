@@ -233,8 +233,8 @@ def part_key(client: redis.Redis, blob: str, number: int) -> str:
 
 def parts(client: redis.Redis) -> set[str]:
     """Returns the keys of all parts of parameters that do not expire."""
-    found = [key.decode() for key in client.scan_iter("redisacc:{half*}:parameters:*:*-*:*")]
-    return {key for key in found if client.pttl(key) == -1}
+    kinds = ("redisacc:{half}:parameters:object:*", "redisacc:{half/*}:partition:blob:*")
+    return {key.decode() for kind in kinds for key in client.scan_iter(kind) if client.pttl(key) == -1}
 
 
 def listed(client: redis.Redis) -> set[str]:

@@ -80,10 +80,8 @@ def disturbed(training, background, reducing, proxy, durations):
     return Disturbed(training, background, reducing, proxy, durations)
 
 
-def parts(client, pattern="partition"):
-    return sorted(
-        key for key in client.scan_iter(f"redisacc:{{train*:parameters:{pattern}:*") if client.pttl(key) == -1
-    )
+def parts(client, pattern="redisacc:{train/*}:partition:blob:*"):
+    return sorted(key for key in client.scan_iter(pattern) if client.pttl(key) == -1)
 
 
 def said(caplog, text):
@@ -138,7 +136,7 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
         updated = "redisacc:{train/*}:partition:blob:*:1"
         # The weights and two slots, which the reducer does not write again.
         until(lambda: sum(client.pttl(key) > 0 for key in client.scan_iter(updated)) == 3)
-        lost.extend(client.scan_iter("redisacc:{train/*}:partition:*:1"))
+        lost.extend(client.scan_iter("redisacc:{train/*}:partition:part:*:1"))
         client.delete(*lost, *client.scan_iter(updated))
 
     # When the chief has got the round, and has read what is in it.

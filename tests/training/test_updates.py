@@ -261,7 +261,8 @@ def test_forged_parts_of_the_next_version_do_no_harm(updated, reducing, ahead, u
 
     def forge(step):
         ahead.listen_anew()
-        for key in client.keys("redisacc:{train*:parameters:*-flat:*"):
+        stored = "redisacc:{train/*}:partition:blob" if partitions else "redisacc:{train}:parameters:object"
+        for key in client.keys(f"{stored}:*-flat:*"):
             place, sort, _, number = key.decode().rsplit(":", 3)
             length = client.strlen(key) - (number == "1")
             client.set(f"{place}:{sort}:f0-{step}-flat:{number}", bytes(length), px=20_000)

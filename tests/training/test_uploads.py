@@ -34,7 +34,7 @@ def stream(worker, gradient, order="dcba", **how):
 
 
 def staged(client):
-    return [key for key in client.scan_iter("redisacc:{train*") if b":staged:" in key or b"}:partition:" in key]
+    return [key for key in client.scan_iter("redisacc:{train*") if b":staged:" in key or b"}:partition:part:" in key]
 
 
 def attempts(client):

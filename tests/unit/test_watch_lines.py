@@ -32,6 +32,7 @@ def test_everything_at_its_longest_is_as_wide_as_a_terminal_has_columns(open_den
     info = acc.info()
     reducer = ReducerInfo("box:1", info.read_at, 3, 3)
     view = View(dataclasses.replace(info, unacknowledged=[None] * 12, reducer=reducer))
+    view.add(view.info)
     start = info.read_at - datetime.timedelta(seconds=1)
     view.history.appendleft((start.timestamp(), -999, -999, 0))
     written = io.StringIO()
