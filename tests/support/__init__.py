@@ -16,6 +16,7 @@
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | a process that seems not to run for minutes, at a given exchange of a call |
 | `leaks` | the keys that no test may leave behind |
+| `exporter` | the command `export` in a process of its own |
 | `memory` | a limit on what the process of the tests may allocate |
 | `model` | an independent accumulator in plain numpy |
 | `planting` | hostile text, and whether it comes out raw |
