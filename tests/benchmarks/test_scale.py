@@ -30,9 +30,7 @@ COSTS = Costs(server_call=1e-5, server_in=2e-10, server_out=2e-10, delivery=3e-6
 
 
 @pytest.mark.servers("valkey")
-def test_a_step_sends_what_the_simulation_assumes(real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The server was flushed by the test before.
-    monkeypatch.setattr("redisacc._training.loss.claims_after", lambda: 0.0)
+def test_a_step_sends_what_the_simulation_assumes(real_client: redis.Redis) -> None:
     url = "redis://{host}:{port}/{db}".format(**real_client.connection_pool.connection_kwargs)
     step = Step(workers=2, partitions=3, nbytes=600_000)
     (found,) = observe(

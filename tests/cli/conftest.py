@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.warm_python import WarmPython
+from support.exporter import Exporter
 
 import redisacc
 from redisacc.cli import main
@@ -52,31 +49,6 @@ def offline_cli(durations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("REDISACC_URL", "redis://127.0.0.1:1")
     durations(opening=0.1)
     return _invoke
-
-
-class Exporter:
-    """The command `export` in a process of its own, at a free port."""
-
-    def __init__(self, url: str, *words: str) -> None:
-        command = ["-m", "redisacc", "export", "--port", "0", "--redis", url, *words]
-        self.process = WarmPython(command, text=True)
-        assert self.process.stdout is not None
-        found = re.search(r"at (http://127\.0\.0\.1:\d+/metrics),", self.process.stdout.readline())
-        assert found is not None
-        self._address = found[1]
-
-    def scrape(self) -> list[str]:
-        """Returns the lines of the metrics."""
-        with urllib.request.urlopen(self._address, timeout=20) as reply:
-            lines: list[str] = reply.read().decode().splitlines()
-        return lines
-
-    def stop(self) -> str:
-        """Ends it as Ctrl-C does, and returns what it has written to stderr."""
-        self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=20)
-        assert (self.process.returncode, out) == (130, "")
-        return str(err)
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from click.testing import CliRunner
 
 import redisacc
-from redisacc._admin.training import delete_training
+from redisacc.cli import main
 
 
 class Threads:
@@ -41,7 +42,7 @@ class Threads:
         self._over.set()
         for thread in self._threads:
             thread.join()
-        delete_training(self._name, redis=self._url)
+        CliRunner().invoke(main, ["rm", self._name, "--yes", "--redis", self._url])
 
 
 class Training(Threads):

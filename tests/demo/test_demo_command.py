@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from demo_text import small_text
 from support.leaks import remaining
 
-from redisacc._admin.training import delete_training
+from redisacc.cli import main
 from redisacc.cli.demo import demo
 from redisacc.embedded import Server
 
@@ -176,7 +176,7 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
     )
     assert (check.returncode, check.stderr) == (0, "")
     assert check.stdout.endswith("The results agree, and the loss fell.\n")
-    delete_training("apart", redis=real_server.url)
+    assert CliRunner().invoke(main, ["rm", "apart", "--yes", "--redis", real_server.url]).exit_code == 0
     assert keys(real_client) == set()
 
 
@@ -236,7 +236,7 @@ def test_killed_with_everything(text: Path, real_client: redis.Redis, real_serve
         until(lambda: gone(processes), 30)
     # What it leaves behind belongs to an accumulator and to parameters, which can be deleted, or expires.
     assert real_client.exists(f"redisacc:{{{name}}}")
-    delete_training(name, redis=real_server.url)
+    assert CliRunner().invoke(main, ["rm", name, "--yes", "--redis", real_server.url]).exit_code == 0
     assert all(0 < real_client.ttl(key) <= 3600 for key in keys(real_client))
 
 

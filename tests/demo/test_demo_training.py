@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from demo_text import SMALL, small_corpus
 
 import redisacc
-from redisacc._admin.training import delete_training
-from redisacc._handles.environment import VARIABLES
+from redisacc.cli import main
 from redisacc.demo import DemoError, training
 from redisacc.demo.settings import Settings
 from redisacc.demo.skipgram import Sampler, Tree, initial_parameters
@@ -231,10 +231,10 @@ class Together:
 @pytest.fixture
 def together(real_server: Any, background: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Together]:
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("REDISACC_") and name != "REDISACC_URL"]:
+        monkeypatch.delenv(name)
     yield Together(background)
-    delete_training("t", redis=real_server.url)
+    CliRunner().invoke(main, ["rm", "t", "--yes"])
 
 
 def same(ours: Tree, theirs: Tree) -> bool:

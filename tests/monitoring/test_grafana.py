@@ -8,10 +8,8 @@ from pathlib import Path
 
 import promql_parser
 import pytest
-from prometheus_client import CollectorRegistry
-
-from redisacc._redis.connect import connect
-from redisacc.cli.export import Metrics
+from prometheus_client.parser import text_string_to_metric_families
+from support.exporter import Exporter
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -60,9 +58,7 @@ def selectors(node):
 def exported(real_server, open_dense, background, until):
     """Sample name → its labels, of an exporter that has seen two rounds with everything in them."""
     ann, bob = (open_dense("float32", [3], "w", worker=name, staleness=2) for name in ("ann", "bob"))
-    metrics = Metrics(connect(real_server.url), [])
-    registry = CollectorRegistry()
-    registry.register(metrics)
+    exporter = Exporter(real_server.url)
     try:
         for step in range(2):
             take = background(ann.take_grad, 2, timeout=30)
@@ -74,7 +70,7 @@ def exported(real_server, open_dense, background, until):
 
         def samples():
             found = {}
-            for family in registry.collect():
+            for family in text_string_to_metric_families("\n".join(exporter.scrape()) + "\n"):
                 for sample in family.samples:
                     found.setdefault(sample.name, set()).update(sample.labels)
             # Events are heard a moment after what they announce.
@@ -82,7 +78,7 @@ def exported(real_server, open_dense, background, until):
 
         yield until(samples)
     finally:
-        metrics.close()
+        exporter.stop()
         ann.delete()
 
 

@@ -7,7 +7,7 @@ import pytest
 from redisacc._format.keys import Keys
 from redisacc._monitoring import round_listener
 from redisacc._monitoring.monitor import Monitor
-from redisacc._monitoring.nodes import parse_info, read_nodes
+from redisacc._monitoring.nodes import read_nodes
 from redisacc._redis.connect import connect
 
 
@@ -105,11 +105,3 @@ def test_a_user_who_may_not_run_info_sees_no_numbers(real_server, real_client):
         assert (node.address, node.version, node.used_memory) == (transport.address, "", None)
     finally:
         real_client.execute_command("ACL", "DELUSER", "blind")
-
-
-def test_lines_of_info_that_are_not_numbers():
-    assert parse_info(b"# Memory\r\nused_memory:12\r\nmaxmemory:\xff\r\nx\r\n") == {
-        "used_memory": "12",
-        "maxmemory": "\\xff",
-    }
-    assert parse_info(None) == {}

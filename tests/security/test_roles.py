@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ import redisacc
 from redisacc._admin import acl as _access
 from redisacc._monitoring.monitor import Monitor
 from redisacc._protocol.updates.committer import Committer
-from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.every_server]
 
 ROLES = list(_access.ROLES)
+INSPECT = Path(__file__).parents[2] / "lua" / "inspect"
 PASSWORD = "a-password"
 
 
@@ -46,8 +47,7 @@ class Place:
             command = shlex.split(printed(role, "train-*", "--user", role, *self.old, *options))
             assert command[:3] == ["ACL", "SETUSER", role]
             self.admin.execute_command(*command, f">{PASSWORD}")
-        for script in script_loader.names():
-            self.admin.script_load(script_loader.load(script).text)
+        assert CliRunner().invoke(main, ["load-scripts", "--redis", server.url]).exit_code == 0
         self.shared = self.open(None, "train-1")
         self.foreign = self.open(None, "other")
         for acc in (self.shared, self.foreign):
@@ -228,7 +228,7 @@ def test_the_scripts_of_lua_inspect_run(daemon, server_name, open_accumulator, b
     place.refused()
 
     def run(script, acc, *arguments):
-        text = (script_loader.folder() / "inspect" / f"{script}.lua").read_text()
+        text = (INSPECT / f"{script}.lua").read_text()
         return user.eval(text, 1, acc.accumulator_ref, *arguments)
 
     said = run("summary", dense)
@@ -691,8 +691,7 @@ def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, 
     for role in ROLES:
         admin.execute_command(*shlex.split(printed(role, pattern, "--user", role, *old)), f">{PASSWORD}")
         if loaded:
-            for script in script_loader.names():
-                admin.script_load(script_loader.load(script).text)
+            assert CliRunner().invoke(main, ["load-scripts", "--redis", server.url]).exit_code == 0
         url = server.url.replace("://", f"://{role}:{PASSWORD}@")
         said = CliRunner().invoke(main, ["doctor", "--json", "--redis", url])
         assert said.exit_code == 0, (role, said.output)

@@ -14,6 +14,7 @@
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | minutes in which no process runs |
 | `leaks` | the keys that no test may leave behind |
+| `exporter` | the command `export` in a process of its own |
 | `memory` | a limit on what the process of the tests may allocate |
 | `model` | an independent accumulator in plain numpy |
 | `planting` | hostile text, and whether it comes out raw |

@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import redisacc
-from redisacc._format import buffered
 
 
 def main(url: str, name: str, what: str) -> None:
@@ -27,12 +26,8 @@ def main(url: str, name: str, what: str) -> None:
     if what == "take":
         acc.take_grad(3, timeout=60)
     else:
-        limit = 2000 if what == "in_place" else 0
-        if what == "parts":
-            buffered.INLINE_BYTES = 0
-        with redisacc.ConditionalAccumulator(
-            "float32", [2000], "w", redis=url, worker=name, limits=redisacc.Limits(in_place=limit)
-        ) as mine:
+        limits = redisacc.Limits(in_place=2000 if what == "in_place" else 0, inline=0 if what == "parts" else None)
+        with redisacc.ConditionalAccumulator("float32", [2000], "w", redis=url, worker=name, limits=limits) as mine:
             mine.apply_grad([1.0] * 2000)
     acc.close()
     found = [

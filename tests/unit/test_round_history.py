@@ -1,10 +1,11 @@
-"""The times of rounds, from events that are heard at given moments."""
+"""The times of rounds, from events that are heard at given moments; and what a server says of itself."""
 
 from __future__ import annotations
 
 import pytest
 
 from redisacc._monitoring.histogram import Histogram
+from redisacc._monitoring.nodes import parse_info
 from redisacc._monitoring.round_history import ROUNDS, RoundHistory
 from redisacc._protocol.lifecycle.events import Event
 
@@ -114,3 +115,11 @@ def test_a_histogram_counts_a_value_that_equals_a_bound_under_it():
     for value in (1, 1.5, 2, 3):
         histogram.add(value)
     assert (histogram.counts, histogram.total) == ([1, 2, 1], 7.5)
+
+
+def test_lines_of_info_that_are_not_numbers():
+    assert parse_info(b"# Memory\r\nused_memory:12\r\nmaxmemory:\xff\r\nx\r\n") == {
+        "used_memory": "12",
+        "maxmemory": "\\xff",
+    }
+    assert parse_info(None) == {}
