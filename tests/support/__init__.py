@@ -17,7 +17,8 @@
 | `suspension` | a process that seems not to run for minutes, at a given exchange of a call |
 | `leaks` | the keys that no test may leave behind |
 | `memory` | a limit on what the process of the tests may allocate |
-| `model` | an independent accumulator in plain numpy |
+| `model` | an independent accumulator, and parameters, in plain numpy |
+| `sequences` | random sequences of operations that compare the library with the model |
 | `planting` | hostile text for every field of every key, and whether it comes out raw |
 | `strategies` | hypothesis strategies for bytes that look nearly like ours |
 | `selection` | which tests and parameters belong to `make test`, and which to `make test-rest` |
