@@ -96,7 +96,7 @@ def bytes_of_a_sum(m: Any) -> int:
     def of(kind: str, dtype: str, shape: tuple[int | None, ...] | None) -> int:
         size = max(8 if model.is_integer(dtype) else model.storage_dtype(dtype).itemsize, 4)
         dims = [3 if dim is None else dim for dim in (shape if shape is not None else (3, 3))]
-        return size * math.prod(dims) if kind == "dense" else 9 * (24 + size * max(math.prod(dims[1:]), 9))
+        return size * math.prod(dims) if kind == "dense" else 9 * (24 + size * math.prod(dims[1:]))
 
     if m.kind == "tree":
         return sum(16 + of(*leaf) for leaf in m.leaves.values())
@@ -297,8 +297,13 @@ class Accumulators(Machine):
 
     def apply(self):
         """Gradients of several workers that can be accepted, and overlap."""
-        handles = self._handles(self._pick().living) or self.opened
-        for handle in self.draw.sample(handles, min(self.draw.randint(1, 4), len(handles))):
+        living = self._pick().living
+        handles = self._handles(living) or self.opened
+        several = self.draw.sample(handles, min(self.draw.randint(1, 4), len(handles)))
+        if living.model.buffer and self.happens(0.3):
+            # Enough to compact.
+            several = self.draw.choices([one for one in handles if one.limits is not IN_PLACE] or handles, k=10)
+        for handle in several:
             self._random_gradient(handle, 0, faults=0)
         if self.happens(0.4):
             self._peek(handles[0])

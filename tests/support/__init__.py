@@ -16,7 +16,8 @@
 | `leaks` | the keys that no test may leave behind |
 | `exporter` | the command `export` in a process of its own |
 | `memory` | a limit on what the process of the tests may allocate |
-| `model` | an independent accumulator in plain numpy |
+| `model` | an independent accumulator, and parameters, in plain numpy |
+| `sequences` | random sequences of operations that compare the library with the model |
 | `planting` | hostile text, and whether it comes out raw |
 | `searching` | how many examples a test draws |
 | `strategies` | hypothesis strategies for bytes that look nearly like ours |
