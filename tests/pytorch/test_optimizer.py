@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import redisacc
 import redisacc.torch
-from redisacc.torch._counterpart import counterpart
+from redisacc import optim
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
@@ -39,16 +39,10 @@ def train(wrap, make, sparse=False, steps=STEPS, weights=(1.0,) * 3, holds=False
     return model, optimizer
 
 
-def expected(
-    make, workers, sparse=False, until=STEPS, weights=(1.0,) * 3, rates=lambda base, step: base * 0.9**step, **options
-):
-    """Returns what one process makes of the mean gradient with the kernel of redisacc.optim."""
+def expected(optimizer, workers, sparse=False, until=STEPS, weights=(1.0,) * 3, **options):
+    """Returns what one process makes of the mean gradient with an optimiser of redisacc.optim."""
     model = Net()
-    inner = make(model.parameters())
-    names = {each: name for name, each in model.named_parameters()}
-    found = counterpart(inner, names, clip_norm=options.get("clip_norm"), ema=options.get("ema")).optimizer
-    base = inner.param_groups[0]["lr"]
-    with_rate = dataclasses.replace(found, lr=lambda step: rates(base, step))
+    with_rate = dataclasses.replace(optimizer, lr=lambda step: optimizer.lr * 0.9**step, **options)
 
     def gradient(number: int, step: int, parameters: Any) -> Any:
         with torch.no_grad():
@@ -80,6 +74,16 @@ MAKE = {
     "maximize": lambda given: torch.optim.SGD(given, lr=0.01, maximize=True),
 }
 
+# What makes the same updates here.
+COUNTERPARTS = {
+    "SGD": optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "Adam": optim.Adam(0.02, amsgrad=True, betas=(0.8, 0.99)),
+    "AdamW": optim.AdamW(0.02, weight_decay=0.1),
+    "Adagrad": optim.Adagrad(0.1, lr_decay=0.1, initial_accumulator_value=0.1),
+    "RMSprop": optim.RMSprop(0.01, momentum=0.5, centered=True),
+    "maximize": optim.SGD(0.01, maximize=True),
+}
+
 
 @pytest.mark.parametrize("name", MAKE)
 def test_equals_the_kernel_and_torch_itself(wrap, name):
@@ -87,7 +91,7 @@ def test_equals_the_kernel_and_torch_itself(wrap, name):
     model, optimizer = train(wrap, make)
     state = optimizer.training.latest_state()[1]
     slots = {slot: leaves for slot, leaves in state.items() if slot != "updates"}
-    assert differences(expected(make, 1), weights_of(model), slots) == []
+    assert differences(expected(COUNTERPARTS[name], 1), weights_of(model), slots) == []
     # Torch fuses multiplications and additions on some processors.
     plain = Net()
     alone = make(plain.parameters())
@@ -113,7 +117,7 @@ def test_several_processes_equal_one_that_has_the_mean_gradient(wrap, background
     make = MAKE["Adagrad"]
     running = [background(train, wrap, make, sparse, workers=workers, clip_norm=0.5) for _ in range(workers)]
     models = [one.result(50)[0] for one in running]
-    local = expected(make, workers, sparse, clip_norm=0.5)
+    local = expected(COUNTERPARTS["Adagrad"], workers, sparse, clip_norm=0.5)
     if sparse:
         # The tables' squares come last in the norm, so its last bit may differ.
         for name, values in local.parameters.items():
@@ -125,11 +129,11 @@ def test_several_processes_equal_one_that_has_the_mean_gradient(wrap, background
 
 
 def test_weights_of_gradients_and_an_average_of_the_weights(wrap, background):
-    make, options = MAKE["AdamW"], {"weights": (1.0, 3.0), "ema": 0.5}
-    running = [background(train, wrap, make, workers=2, holds=holds, **options) for holds in (False, True)]
+    options = {"weights": (1.0, 3.0), "ema": 0.5}
+    running = [background(train, wrap, MAKE["AdamW"], workers=2, holds=holds, **options) for holds in (False, True)]
     model, optimizer = running[0].result(50)
     running[1].result(50)
-    local = expected(make, 2, **options)
+    local = expected(COUNTERPARTS["AdamW"], 2, **options)
     state = optimizer.training.latest_state()[1]
     assert local.state.keys() >= {"ema"}
     assert differences(local, weights_of(model), {slot: state[slot] for slot in local.state}) == []
@@ -147,12 +151,11 @@ def test_groups_have_their_own_rates_and_decay(wrap):
         )
 
     model, optimizer = train(wrap, make)
-    found = optimizer.training._options["optimizer"]
     # The largest group is the base.
-    assert found.lr_factor == {"words.weight": 0.25}
-    assert set(found.no_decay) == {"unused.weight", "unused.bias", "out.weight", "out.bias"}
-    local = expected(make, 1, rates=lambda _, step: 0.02 * 0.9**step)
-    assert differences(local, weights_of(model), local.state) == []
+    rest = ("unused.weight", "unused.bias", "out.weight", "out.bias")
+    local = expected(optim.AdamW(0.02, weight_decay=0.1, lr_factor={"words.weight": 0.25}, no_decay=rest), 1)
+    state = optimizer.training.latest_state()[1]
+    assert differences(local, weights_of(model), {slot: state[slot] for slot in local.state}) == []
 
 
 def test_schedulers_that_change_groups_differently_are_refused(wrap):

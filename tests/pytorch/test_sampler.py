@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
+from torch import nn, optim
 from torch.utils.data import DataLoader
 
 import redisacc
-from redisacc.torch._sampler import Progress, sampler
+from redisacc.torch import Sampler
+
+
+class Progress(NamedTuple):
+    step: int
+    jumped: int
+    finished: bool
 
 
 class At:
@@ -20,8 +29,8 @@ class At:
 
 
 def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0, **more):
-    return sampler(
-        range(size),
+    return Sampler(
+        size,
         batch_size,
         number=number,
         workers=workers,
@@ -134,16 +143,20 @@ def test_without_shuffling_and_with_another_seed():
     assert list(share(0, seed=1)) != list(share(0))
 
 
+@pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
-        ({"size": 0}, "at least one example"),
+        ({"data": []}, "at least one example"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"seed": -1}, "seed must be"),
         ({"shuffle": 3}, "shuffle must be"),
         ({"workers": 1}, "this is worker 1, and the data is .* start all processes with more workers="),
     ],
 )
-def test_arguments_that_cannot_be_right(options, message):
+def test_arguments_that_cannot_be_right(wrap, given, message):
+    options = {"data": range(23), "batch_size": 4, "workers": 3, **given}
+    model = nn.Linear(1, 1)
+    optimizer = wrap(model, optim.SGD(model.parameters()), workers=options.pop("workers"), number=1)
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        share(1, **options)
+        optimizer.sampler(**options)
