@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from support.moved_clock import MovedClock
-from support.proxy import Proxy
 
 
 @pytest.fixture
