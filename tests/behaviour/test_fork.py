@@ -64,6 +64,7 @@ def test_a_child_of_a_process_that_waits_may_wait_itself(open_dense, fork, backg
     child = fork(work)
     waiting(acc, 2)
     for step in range(2):
+        acc.wait_for_step(step)
         acc.apply_grad([step], local_step=step)
     # A process may stand still for longer than its place in the queue lasts.
     assert sorted([taking.result().tolist(), child.value()]) == [[0.0], [1.0]]

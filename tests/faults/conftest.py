@@ -70,7 +70,8 @@ def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Ou
         assert places
         if not request.config.getoption("--long"):
             # Scripts, whose names are not upper-case, and what is written for them, are what a fault could spoil.
-            writing = [place for place in places if not sent[place.number].isupper() or sent[place.number] == "SET"]
+            numbers = {number for number, name in enumerate(sent) if not name.isupper() or name == "SET"}
+            writing = [place for place in places if place.number in numbers]
             others = [place for place in places if place not in writing]
             number = kind.number * (3 if everything else 1)
             few = min(number // 3, len(others))

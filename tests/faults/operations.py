@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 NAME = "w"
 RECORD = "redisacc:{w}"
-# Elements of float32 of a gradient that is sent only when the server would accept it.
-LARGE = 1_200_000
 # A step that no round reaches, so that a gradient of it is never stale.
 FOREVER = 2**62
 # How long calls wait in vain, and for what must arrive, in seconds.
@@ -232,17 +230,16 @@ class Apply(OnAccumulator):
         self.counted = self.number()
         assert self.counted in ((1,) if outcome.how == "done" else (0, 1))
         assert outcome.how != "done" or outcome.value.outcome == self.counts
-        if outcome.how != "gone":
+        if self.handle is not self.direct:
             self.check_settled()
         self.left += self.adds * self.counted
         self.again(scene)
 
     def check_settled(self):
-        if self.handle is not self.direct:
-            settled = self.through.settle()
-            # A copy that arrives later is refused.
-            self.counted = self.number()
-            assert settled == redisacc.types.Tally(**{**NOTHING, self.counts: self.counted})
+        settled = self.through.settle()
+        # A copy that arrives later is refused.
+        self.counted = self.number()
+        assert settled == redisacc.types.Tally(**{**NOTHING, self.counts: self.counted})
 
     def number(self):
         """Returns how many gradients were counted in addition to those before."""
@@ -925,6 +922,8 @@ class DeleteParameters(OnParameters):
 
 
 IN_PARTS = {"in_place": 0, "inline": 0, "size": 60}
+# Sent only when the server would accept it.
+LARGE = {"in_place": 0, "size": 1_200_000, "never": ("bytewise",)}
 SPREAD = {**IN_PARTS, "partitions": 3}
 TABLE = {"rows": 20_000, "partitions": 3}
 TREE = {"kind": "tree", "options": {"mean": redisacc.Mean(missing="skip")}}
@@ -934,8 +933,8 @@ OPERATIONS: dict[str, Operation] = {
     "apply inline": Apply(in_place=0),
     "apply in parts": Apply(**IN_PARTS),
     "apply in partitions": Apply(**SPREAD),
-    "apply large": Apply(in_place=0, size=LARGE),
-    "apply encoded": Apply(in_place=0, size=LARGE, arguments={"encoding": "int8"}),
+    "apply large": Apply(**LARGE),
+    "apply encoded": Apply(**LARGE, arguments={"encoding": "int8"}),
     "apply rows": Apply(kind="rows"),
     "apply rows in parts": Apply(kind="rows", **IN_PARTS),
     "apply a tree": Apply(**TREE),
@@ -954,7 +953,7 @@ OPERATIONS: dict[str, Operation] = {
     "take inline": Take(in_place=0),
     "take in parts": Take(**IN_PARTS),
     "take in partitions": Take(**SPREAD),
-    "take large": Take(in_place=0, size=LARGE),
+    "take large": Take(**LARGE),
     "take rows": Take(kind="rows"),
     "take a tree": Take(**TREE),
     "take a tree in parts": Take(**TREE, **IN_PARTS),
@@ -985,7 +984,7 @@ OPERATIONS: dict[str, Operation] = {
     "step in partitions": Step(partitions=3),
     "publish": Publish(),
     "publish in partitions": Publish(**TABLE),
-    "publish large": Publish(rows=300_000),
+    "publish large": Publish(rows=300_000, never=("bytewise",)),
     "publish the first": Publish(published=0),
     "publish the first in partitions": Publish(published=0, **TABLE),
     "publish the next": Publish(gives_up=True),

@@ -34,16 +34,16 @@ def test_children_that_are_forked_while_threads_open_connections_end(fork, real_
         mine, childs = (
             stack.enter_context(redisacc.ConditionalAccumulator("float32", [2], redis=where)) for _ in range(2)
         )
-        stop = threading.Event()
+        # They run only around a fork, because they would break the child's connections as well.
+        runs, stop = threading.Event(), threading.Event()
         opened = []
 
+        def break_connections():
+            while runs.wait() and not stop.wait(0.001):
+                real_client.client_kill_filter(_type="normal", skipme=True)
+
         def open_connections():
-            while not stop.is_set():
-                if kind == "url":
-                    redisacc.ConditionalAccumulator("float32", [2], redis=where).close()
-                else:
-                    # Those that are not in use. The next call opens another one.
-                    where.connection_pool.disconnect(inuse_connections=False)
+            while runs.wait() and not stop.is_set():
                 mine.apply_grad([1.0, 2.0], local_step=LATEST)
                 opened.append(None)
 
@@ -54,7 +54,7 @@ def test_children_that_are_forked_while_threads_open_connections_end(fork, real_
             childs.take_grad(2, timeout=PATIENCE)
             yield childs.num_accumulated()
 
-        threads = [threading.Thread(target=open_connections) for _ in range(2)]
+        threads = [threading.Thread(target=each) for each in (break_connections, open_connections, open_connections)]
         for thread in threads:
             thread.start()
         # A thread pauses anywhere, and so also where it holds a lock.
@@ -63,14 +63,18 @@ def test_children_that_are_forked_while_threads_open_connections_end(fork, real_
         try:
             for _ in range(20 if everything else 2):
                 before = len(opened)
+                runs.set()
                 while len(opened) == before and all(thread.is_alive() for thread in threads):
                     time.sleep(0.0005)
                 time.sleep(chance.random() * 0.002)
-                assert fork(work).value() == 0
+                child = fork(work)
+                runs.clear()
+                assert child.value() == 0
             assert all(thread.is_alive() for thread in threads)
         finally:
             sys.setswitchinterval(0.005)
             stop.set()
+            runs.set()
             for thread in threads:
                 thread.join()
     assert remaining(real_client) == []
