@@ -293,12 +293,6 @@ def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Itera
 
 
 @pytest.fixture
-def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes this process buffer every gradient in parts and announce them, as it does with large ones."""
-    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 0)
-
-
-@pytest.fixture
 def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens dense accumulators that store every gradient the way of `storage`."""
     yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, storage)

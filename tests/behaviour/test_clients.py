@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import time
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -517,3 +518,22 @@ def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(proxy, open_d
         background(acc.take_grad, 2, timeout=1.0).result()
     assert "GET" in proxy.sent
     proxy.refuses = False
+
+
+def test_a_client_is_free_as_soon_as_its_last_handle_is_gone(real_server):
+    """No cycle keeps it, and its connections, until a collection."""
+    gc.disable()
+    try:
+        client = redis.Redis.from_url(real_server.url)
+        acc = redisacc.ConditionalAccumulator("float32", [2], redis=client)
+        parameters = redisacc.Parameters("free", redis=client)
+        acc.apply_grad([1, 2])
+        acc.take_grad(1)
+        parameters.publish({"w": np.ones(2)}, 0)
+        parameters.delete()
+        acc.delete()
+        alive = weakref.ref(client)
+        del acc, parameters, client
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -206,17 +206,15 @@ def observer_works(place, until):
 
 
 @pytest.mark.parametrize("role", ["observer", "operator"])
-@pytest.mark.usefixtures("force_parts")
 def test_the_scripts_of_lua_inspect_run(daemon, server_name, open_accumulator, background, until, role):
     """An operator, and an observer that may use EVAL, can run both scripts on every kind of accumulator."""
     place = Place(daemon().start(), server_name, open_accumulator, "--eval")
     dense, admin, user = place.shared, place.client(None), place.client(role)
-    sparse = open_accumulator(
-        "sparse", "float32", [9, 2], "train-sparse", redis=admin, limits=redisacc.Limits(in_place=0)
-    )
+    parts = redisacc.Limits(in_place=0, inline=0)
+    sparse = open_accumulator("sparse", "float32", [9, 2], "train-sparse", redis=admin, limits=parts)
     sparse.apply_grad([3], [[4, 5]])
     spec = {"d": ("float32", (2,)), "s": redisacc.Sparse("float32", (9, 2))}
-    tree = open_accumulator("tree", spec, "train-tree", redis=admin, limits=redisacc.Limits(in_place=0))
+    tree = open_accumulator("tree", spec, "train-tree", redis=admin, limits=parts)
     tree.apply_grad({"d": [1, 2], "s": ([3], [[4, 5]])})
     # A round that nobody acknowledged, and then another taker recovered, and a take that waits.
     with pytest.raises(ZeroDivisionError), dense.take(1, timeout=20):

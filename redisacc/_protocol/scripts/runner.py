@@ -237,9 +237,8 @@ class Scripts:
     def __getattr__(self, name: str) -> Callable[..., Reply]:
         if name.startswith("_"):
             raise AttributeError(name)
-        call = partial(self._run, self._bound(name), name)
-        setattr(self, name, call)
-        return call
+        # It is not kept: a cycle would keep the transport, and with it connections, after the last handle is gone.
+        return partial(self._run, self._bound(name), name)
 
     def _bound(self, name: str) -> Callable[..., Any]:
         """Returns a function that makes what is sent of the arguments of a script that are not fixed."""
