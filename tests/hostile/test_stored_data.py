@@ -68,7 +68,8 @@ class Watch:
     def raise_all(self) -> None:
         """Raises what was wrong."""
         if self._errors:
-            raise ExceptionGroup(f"{len(self._errors)} wrong", self._errors[:40])
+            notes = [f"{' '.join(error.__notes__)}: {error!r:.100}" for error in self._errors]
+            raise ExceptionGroup("\n".join([f"{len(notes)} wrong", *notes[:100]]), self._errors[:5])
 
     def _of(self, handle: Any) -> list[Use]:
         of = of_accumulator if isinstance(self.world, Rounds) else of_parameters
@@ -93,6 +94,8 @@ class Watch:
         for use in (*opening(world, opened), *self._of(old)):
             if not use.writes:
                 self._try(use, before)
+                # It adds a name that is not listed.
+                before = contents(world.client) if use.name.startswith("open") else before
         for handle in opened:
             for use in self._of(handle):
                 if not use.writes:

@@ -85,7 +85,7 @@ def attempt(use: Use, caplog: pytest.LogCaptureFixture) -> tuple[bool, Any]:
 
 # Attributes of `info()` that depend on no clock and no name.
 NUMBERS = (
-    "global_step", "num_accumulated", "applied", "stale", "repeated", "duplicates", "takes", "buffered",
+    "global_step", "num_accumulated", "applied", "stale", "repeated", "duplicates", "takes",
     "buffered_bytes", "buffer_limit", "once_per_worker", "max_staleness", "staleness", "total_weight", "quorum",
     "created_at",
 )  # fmt: skip

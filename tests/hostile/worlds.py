@@ -295,7 +295,8 @@ class Weighted(Rounds):
         client.hset(HEAD, mapping={"losses": "1", "wanted": "9", "wanted_weight": "9.5", "grace_count": "2"})
         client.hset(HEAD, mapping={"grace_began_ms": "0", "grace_weight": "5.0"})
         client.zadd(f"{HEAD}:queue", {"token": 1})
-        client.hset(f"{HEAD}:takers", "token", f"9*2.5 {now + 600_000} chief")
+        # A taker that died, and that the others do not wait for.
+        client.hset(f"{HEAD}:takers", "token", f"9*2.5 {now - 1} chief")
         client.lpush(f"{HEAD}:recovered", f"old token {now} chief")
         crew = {"chief": f"one {now + 600_000} x.1.1 ann:1", "worker 0": f"two {now} x.1.2 bob:2"}
         client.hset(f"{HEAD}:crew", mapping=crew)
