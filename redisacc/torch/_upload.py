@@ -27,12 +27,39 @@ def is_elsewhere(tensor: torch.Tensor) -> bool:
     return str(tensor.device.type) != "cpu"
 
 
-class Staging:
-    """Copies gradients of a GPU to pinned host memory, on a stream of its own, so that nothing waits for them."""
+# Begins to copy a gradient to host memory, and returns the event that says when that is complete, None if it is.
+Copy = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+class Streams:
+    """Copies gradients, those of a GPU on a stream of its own, so that nothing waits for them."""
 
     def __init__(self) -> None:
+        self._of: dict[torch.device, Any] = {}
+
+    def copy(self, gradient: torch.Tensor, memory: torch.Tensor) -> Any:
+        """Begins to copy a gradient."""
+        if not gradient.is_cuda:
+            memory.copy_(gradient)
+            return None
+        stream = self._of.get(gradient.device)
+        if stream is None:
+            stream = self._of[gradient.device] = torch.cuda.Stream(gradient.device)
+        stream.wait_stream(torch.cuda.current_stream(gradient.device))
+        with torch.cuda.stream(stream):
+            memory.copy_(gradient, non_blocking=True)
+            event = stream.record_event()
+        # Its memory must not be used for something else before that.
+        gradient.record_stream(stream)
+        return event
+
+
+class Staging:
+    """Copies gradients to host memory, pinned for those of a GPU, and hands them out when they are there."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
         self._memory: dict[str, torch.Tensor] = {}
-        self._streams: dict[torch.device, Any] = {}
         # The copies that were begun, and what says that each is complete.
         self._begun: deque[tuple[str, torch.Tensor, Any]] = deque()
 
@@ -42,20 +69,7 @@ class Staging:
         if memory is None:
             memory = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=gradient.is_cuda)
             self._memory[name] = memory
-        event = None
-        if gradient.is_cuda:
-            stream = self._streams.get(gradient.device)
-            if stream is None:
-                stream = self._streams[gradient.device] = torch.cuda.Stream(gradient.device)
-            stream.wait_stream(torch.cuda.current_stream(gradient.device))
-            with torch.cuda.stream(stream):
-                memory.copy_(gradient, non_blocking=True)
-                event = stream.record_event()
-            # Its memory must not be used for something else before that.
-            gradient.record_stream(stream)
-        else:
-            memory.copy_(gradient)
-        self._begun.append((name, memory, event))
+        self._begun.append((name, memory, self._copy(gradient, memory)))
 
     def complete(self, *, wait: bool) -> Iterator[tuple[str, Any]]:
         """Yields the name and the array of each copy that is complete, in the order in which they were begun.
@@ -88,14 +102,17 @@ class Gradients:
         training: the training.
         tensors: the parameters, by name.
         rows: the names of those whose gradients are rows.
+        copy: begins to copy a gradient to host memory. None: on a stream for each GPU.
     """
 
-    def __init__(self, training: Training, tensors: Mapping[str, torch.Tensor], rows: set[str]) -> None:
+    def __init__(
+        self, training: Training, tensors: Mapping[str, torch.Tensor], rows: set[str], copy: Copy | None = None
+    ) -> None:
         self._training = training
         self._tensors = tensors
         self._names = {tensor: name for name, tensor in tensors.items()}
         self._rows = rows
-        self._staging = Staging()
+        self._staging = Staging(copy or Streams().copy)
         self._upload: Any = None
         # The gradients that were sent, with their versions.
         self._sent: dict[str, tuple[torch.Tensor, int]] = {}

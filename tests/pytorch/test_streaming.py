@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import os
 import pickle
+import signal
 import threading
 import time
 import warnings
@@ -19,35 +22,62 @@ from torch.utils.checkpoint import checkpoint
 
 import redisacc
 import redisacc.torch
-from redisacc._training.training import Training
-from redisacc._training.upload import Upload
-from redisacc.torch import _optimizer, _upload
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
+# The requests of a gradient that leaves part by part, and is counted or dropped; and of one that is sent whole.
+STREAMED = ["stage", "renew_upload", "buffer"]
+DROPPED = ["stage", "renew_upload", "UNLINK"]
+WHOLE = ["stage", "buffer"]
+
+# A gradient has so many parts. Each of the four layers completes two of them, and all are in two more at its borders.
+PARTS = range(8)
+
+
+class Uploads:
+    """The requests of uploads that have passed the proxy, and the parts on the server that do not count yet."""
+
+    def __init__(self, proxy, client):
+        self._proxy = proxy
+        self._client = client
+
+    @property
+    def seen(self):
+        """The requests, in order, repeated ones once."""
+        names = [name for name in self._proxy.sent if name in {*STREAMED, *DROPPED}]
+        return [name for name, _ in itertools.groupby(names)]
+
+    @property
+    def staged(self):
+        """The numbers of the parts."""
+        numbers = [key.rpartition(b":")[2] for key in self._client.scan_iter("redisacc:{torch}:staged:*", 100)]
+        return sorted(int(number) for number in numbers if number != b"place")
+
+    def arrive(self, parts=PARTS):
+        """Waits until these parts are there, and no others."""
+        until(lambda: self.staged == list(parts), 10)
+
+    def arrive_in_order(self, model):
+        """Has each backward pass wait, after each layer, until the parts of the layers so far are there."""
+        for number, layer in enumerate(model.layers):
+            parts = PARTS[2 * number :]
+            layer.weight.register_post_accumulate_grad_hook(lambda _, parts=parts: self.arrive(parts))
+
+    def forget(self):
+        self._proxy.listen_anew()
+
 
 @pytest.fixture
-def seen(monkeypatch):
-    """What is done with uploads, in order."""
-    found = []
-    for name in ("put", "commit", "abandon"):
-        method = getattr(Upload, name)
-
-        def called(self, *arguments, method=method, name=name, **options):
-            if not (name == "abandon" and self._has_ended):
-                found.append((name, *arguments[:1]))
-            return method(self, *arguments, **options)
-
-        monkeypatch.setattr(Upload, name, called)
-    return found
-
-
-@pytest.fixture
-def optimizer(wrap):
+def optimizer(proxy, wrap):
     model = Large()
-    found = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), finite=True)
+    found = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), finite=True, redis=proxy.where)
     found.model = model
     return found
+
+
+@pytest.fixture
+def uploads(optimizer, proxy, real_client):
+    return Uploads(proxy, real_client)
 
 
 def alone(steps, change=lambda model, step: None):
@@ -67,16 +97,14 @@ def assert_equal(ours, theirs):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
-PUTS = [("put", f"layers.{number}.weight") for number in (3, 2, 1, 0)]
-
-
-def test_gradients_leave_in_the_order_of_the_backward_pass(optimizer, seen):
+def test_gradients_leave_in_the_order_of_the_backward_pass(optimizer, uploads):
+    uploads.arrive_in_order(optimizer.model)
     for step in range(3):
         loss_of(optimizer.model, step).backward()
-        assert seen == PUTS
+        assert uploads.seen == STREAMED[:-1]
         optimizer.step()
-        assert seen == [*PUTS, ("commit",)]
-        seen.clear()
+        assert uploads.seen == STREAMED
+        uploads.forget()
         optimizer.zero_grad()
     assert_equal(optimizer.model, alone(3))
 
@@ -93,88 +121,94 @@ def twice(model, step):
     ("change", "advice"),
     [(clip, "Instead of clipping them, give clip_norm="), (twice, "Accumulate all but the last under no_sync()")],
 )
-def test_a_gradient_that_changes_after_it_was_sent_counts_as_it_is_in_the_end(optimizer, seen, change, advice, caplog):
+def test_a_gradient_that_changes_after_it_was_sent_counts_as_it_is_in_the_end(optimizer, uploads, change, advice, caplog):
     for step in range(3):
         loss_of(optimizer.model, step).backward()
+        if step == 0:
+            uploads.arrive()
         change(optimizer.model, step)
         optimizer.step()
         optimizer.zero_grad()
     # Only once: from then on, everything is sent at the end.
-    assert seen == [*PUTS, ("abandon",)]
+    assert uploads.seen == [*DROPPED, *WHOLE * 3]
     assert caplog.text.count(advice) == 1
     assert_equal(optimizer.model, alone(3, change))
 
 
-def test_a_gradient_that_a_second_pass_replaces_is_sent_again(optimizer, seen, caplog):
+def test_a_gradient_that_a_second_pass_replaces_is_sent_again(optimizer, uploads):
     """With a graph of the gradients, torch adds in new memory instead of the old one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using backward.* with create_graph=True")
         for number in (0, 10):
             loss_of(optimizer.model, number).backward(create_graph=True)
+            uploads.arrive()
     optimizer.step()
-    assert seen == [*PUTS, ("abandon",), *PUTS, ("commit",)]
+    assert uploads.seen == [*DROPPED, *STREAMED]
     assert_equal(optimizer.model, alone(1, twice))
 
 
-def test_accumulation_sends_sums_with_the_last_batch(optimizer, seen):
+def test_accumulation_sends_sums_with_the_last_batch(optimizer, uploads):
     with optimizer.no_sync():
         loss_of(optimizer.model, 10).backward()
-    assert seen == []
+    assert uploads.seen == []
     loss_of(optimizer.model, 0).backward()
-    assert seen == PUTS
+    uploads.arrive()
     optimizer.step()
-    assert seen == [*PUTS, ("commit",)]
+    assert uploads.seen == STREAMED
     assert_equal(optimizer.model, alone(1, twice))
 
 
-def test_what_no_sync_has_held_back_is_sent_in_step(optimizer, seen):
+def test_what_no_sync_has_held_back_is_sent_in_step(optimizer, uploads):
     with optimizer.no_sync():
         for number in (0, 10):
             loss_of(optimizer.model, number).backward()
     with pytest.raises(ZeroDivisionError), optimizer.no_sync():
         raise ZeroDivisionError
     optimizer.step()
-    assert seen == []
+    assert uploads.seen == WHOLE
     assert_equal(optimizer.model, alone(1, twice))
     optimizer.zero_grad()
     loss_of(optimizer.model, 1).backward()
-    assert seen == PUTS
+    uploads.arrive()
 
 
 @pytest.mark.parametrize("by", ["optimizer", "model"])
-def test_gradients_may_keep_their_memory(optimizer, seen, by):
+def test_gradients_may_keep_their_memory(optimizer, uploads, by):
     for step in range(3):
         loss_of(optimizer.model, step).backward()
         optimizer.step()
         (optimizer if by == "optimizer" else optimizer.model).zero_grad(set_to_none=False)
-    assert seen == [*PUTS, ("commit",)] * 3
+    assert uploads.seen == STREAMED * 3
     assert_equal(optimizer.model, alone(3))
 
 
 @pytest.mark.parametrize("by", ["optimizer", "model"])
-def test_a_step_that_is_left_out_leaves_nothing_behind(optimizer, seen, by):
+def test_a_step_that_is_left_out_leaves_nothing_behind(optimizer, uploads, by):
     loss_of(optimizer.model, 5).backward()
+    uploads.arrive()
     (optimizer if by == "optimizer" else optimizer.model).zero_grad()
-    assert seen == [*PUTS, *[("abandon",)] * (by == "optimizer")]
+    if by == "optimizer":
+        assert uploads.seen == DROPPED
+        assert uploads.staged == []
     loss_of(optimizer.model, 0).backward()
     optimizer.step()
-    assert seen == [*PUTS, ("abandon",), *PUTS, ("commit",)]
+    assert uploads.seen == [*DROPPED, *STREAMED]
     assert_equal(optimizer.model, alone(1))
 
 
-def test_parameters_without_a_gradient_are_put_in_step(optimizer, seen):
+def test_parameters_without_a_gradient_are_put_in_step(optimizer, uploads):
     x = torch.rand(8, 360, generator=torch.Generator().manual_seed(0))
     optimizer.model.layers[1](x).square().mean().backward()
+    uploads.arrive([2])
     before = [each.detach().clone() for each in optimizer.model.parameters()]
     optimizer.step()
-    assert seen[0] == PUTS[2]
-    assert sorted(seen[1:4]) == sorted([PUTS[0], PUTS[1], PUTS[3]])
+    assert uploads.seen == STREAMED
     moved = [not torch.equal(a, b) for a, b in zip(before, optimizer.model.parameters(), strict=True)]
     assert moved == [False, True, False, False]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activations_may_be_computed_again(optimizer, seen, reentrant):
+def test_activations_may_be_computed_again(optimizer, uploads, reentrant):
     """A part of the model then has a backward pass of its own, within the other one."""
 
     def loss(model):
@@ -183,23 +217,17 @@ def test_activations_may_be_computed_again(optimizer, seen, reentrant):
             x = checkpoint(lambda x, layer=layer: torch.relu(layer(x)), x, use_reentrant=reentrant)
         return x.square().mean() * 100
 
+    uploads.arrive_in_order(optimizer.model)
     loss(optimizer.model).backward()
-    assert seen == PUTS
     optimizer.step()
+    assert uploads.seen == STREAMED
     assert_equal(optimizer.model, alone(1))
 
 
-def test_two_threads_may_run_parts_of_a_backward_pass(optimizer, seen, monkeypatch):
+def test_two_threads_may_run_parts_of_a_backward_pass(optimizer, uploads, proxy):
     """As torch does for two devices. Both find that there is no upload, and only one begins it."""
-    began = []
-    begin = Training.begin
-
-    def slow(training):
-        time.sleep(0.1)
-        began.append(training)
-        return begin(training)
-
-    monkeypatch.setattr(Training, "begin", slow)
+    # An upload begins when the accumulator is open.
+    proxy.before("open", lambda: time.sleep(0.1))
     halves = [[], []]
     both = threading.Barrier(2)
 
@@ -217,45 +245,50 @@ def test_two_threads_may_run_parts_of_a_backward_pass(optimizer, seen, monkeypat
     for one in threads:
         one.join()
     optimizer.step()
-    assert len(began) == 1
-    assert sorted(seen) == sorted([*PUTS, ("commit",)])
+    assert uploads.seen == STREAMED
     for parameter, before in zip(optimizer.model.parameters(), Large().parameters(), strict=True):
         torch.testing.assert_close(parameter, before - 0.1 * torch.ones(360, 360))
 
 
-@pytest.mark.parametrize("at", ["begin", "put"])
-def test_an_error_ends_the_backward_pass_and_leaves_nothing_behind(optimizer, seen, monkeypatch, at):
-    owner = {"begin": Training, "put": Upload}[at]
-    method = getattr(owner, at)
-
-    def fail(self, *arguments):
-        if at == "put" and arguments[0] != "layers.1.weight":
-            return method(self, *arguments)
-        raise redisacc.ServerUnavailableError("no server answers")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(owner, at, fail)
-        with pytest.raises(redisacc.ServerUnavailableError, match="no server answers"):
-            loss_of(optimizer.model, 5).backward()
-    assert seen == ([] if at == "begin" else [*PUTS[:2], ("abandon",)])
-    seen.clear()
+def test_an_interrupt_ends_the_backward_pass_and_leaves_nothing_behind(optimizer, uploads, proxy):
+    """It comes while the upload begins, which waits until the accumulator is open."""
+    proxy.before("open", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        loss_of(optimizer.model, 5).backward()
     optimizer.zero_grad()
     loss_of(optimizer.model, 0).backward()
     optimizer.step()
-    assert seen == [*PUTS, ("commit",)]
+    assert uploads.seen == STREAMED
     assert_equal(optimizer.model, alone(1))
 
 
-def test_a_gradient_with_nan_counts_nowhere(optimizer, seen):
+def test_an_error_ends_the_backward_pass_and_leaves_nothing_behind(optimizer, uploads):
+    """A gradient in the middle has another dtype by mistake. The two behind it have been sent by then."""
+    uploads.arrive_in_order(optimizer.model)
+    wrong = optimizer.model.layers[1].weight
+    wrong.grad_dtype = None
+    wrong.grad = torch.zeros(360, 360, dtype=torch.complex64)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"'layers\.1\.weight' must be"):
+        loss_of(optimizer.model, 5).backward()
+    assert uploads.seen == DROPPED
+    assert uploads.staged == []
+    optimizer.zero_grad()
+    loss_of(optimizer.model, 0).backward()
+    optimizer.step()
+    assert uploads.seen == [*DROPPED, *STREAMED]
+    assert_equal(optimizer.model, alone(1))
+
+
+def test_a_gradient_with_nan_counts_nowhere(optimizer, uploads):
     (loss_of(optimizer.model) * torch.nan).backward()
+    uploads.arrive()
     with pytest.raises(redisacc.NotFiniteError, match=r"layers\.0\.weight"):
         optimizer.step()
-    assert seen == [*PUTS, ("commit",)]
-    seen.clear()
+    assert uploads.seen == DROPPED
     optimizer.zero_grad()
     loss_of(optimizer.model).backward()
     optimizer.step()
-    assert seen == [*PUTS, ("commit",)]
+    assert uploads.seen == [*DROPPED, *STREAMED]
     assert_equal(optimizer.model, alone(1))
 
 
@@ -284,60 +317,18 @@ def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(
     assert_equal(optimizer.model, alone(2))
 
 
-def test_copies_of_the_model_send_nothing(optimizer, seen):
+def test_copies_of_the_model_send_nothing(optimizer, uploads):
     file = io.BytesIO()
     torch.save(optimizer.model, file)
     file.seek(0)
     for other in (copy.deepcopy(optimizer.model), torch.load(file, weights_only=False)):
         loss_of(other).backward()
-    assert seen == []
+    loss_of(optimizer.model).backward()
+    optimizer.step()
+    assert uploads.seen == STREAMED
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"cannot be pickled or copied, .* save its state_dict\(\)"):
             copied(optimizer)
-
-
-def test_gradients_of_a_gpu_pass_through_host_memory(optimizer, seen, monkeypatch):
-    """Here they come from host memory as well, and each copy is complete only when the next one begins."""
-    for module in (_upload, _optimizer):
-        monkeypatch.setattr(module, "is_elsewhere", lambda tensor: True)
-
-    class Event:
-        def __init__(self):
-            self.is_complete = False
-
-        def query(self):
-            return self.is_complete
-
-        def synchronize(self):
-            self.is_complete = True
-
-    events = []
-    begin = _upload.Staging.begin
-
-    def late(staging, name, gradient):
-        begin(staging, name, gradient)
-        for event in events:
-            event.is_complete = True
-        events.append(Event())
-        staging._begun[-1] = (*staging._begun[-1][:2], events[-1])
-
-    monkeypatch.setattr(_upload.Staging, "begin", late)
-    for step in range(3):
-        loss_of(optimizer.model, step).backward()
-        assert seen == PUTS[:-1]
-        optimizer.step()
-        assert seen == [*PUTS, ("commit",)]
-        seen.clear()
-        optimizer.zero_grad()
-    # A step that is left out waits for its copies, because the next one uses their memory again.
-    loss_of(optimizer.model, 5).backward()
-    assert not events[-1].is_complete
-    optimizer.zero_grad()
-    assert events[-1].is_complete
-    loss_of(optimizer.model, 3).backward()
-    optimizer.step()
-    assert seen == [*PUTS[:-1], ("abandon",), *PUTS, ("commit",)]
-    assert_equal(optimizer.model, alone(4))
 
 
 def test_a_closed_optimizer_leaves_the_model_alone(optimizer):
