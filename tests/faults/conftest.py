@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from faults import CLUSTER_CLIENTS, USUAL_CLIENTS, FaultKind, Scene
 from operations import Operation, Outcome
 from support.selection import clients as chosen_clients
 from support.servers import CLUSTER
+from support.until import until
 
 from redisacc.cli import main
 
@@ -52,6 +54,8 @@ def play(request, proxy, real_server, real_client) -> Callable[..., Outcome]:
             raise
         finally:
             scene.release()
+        # An upload that has ended removes its parts in the background, and needs the proxy.
+        until(lambda: all(thread.name != "redisacc-upload" for thread in threading.enumerate()))
         assert scene.leftovers() == []
         # For those who ask for it before there are places.
         proxy.lengths, proxy.sent = messages

@@ -47,7 +47,7 @@ class Operation:
         attributes: of the class, for a variant of it.
 
     Attributes:
-        never: the faults that it cannot meet.
+        never: the beginnings of the names of faults that it cannot meet.
         is_timed: whether the number of its messages depends on the time that they take.
     """
 
@@ -539,6 +539,7 @@ class ListenToEvents(OnAccumulator):
 class Open(OnAccumulator):
     """It is there once."""
 
+    never = ("forked",)
     handles = 5
 
     def enter(self, scene):
@@ -573,6 +574,8 @@ class OpenExisting(Open):
 class OpenPrivate(OnAccumulator):
     """A private accumulator is removed when it is closed, or when its lease ends."""
 
+    never = ("suspended",)
+
     def do(self, scene):
         opened = scene.open(redisacc.ConditionalAccumulator, "float32", [self.size])
         try:
@@ -588,6 +591,7 @@ class OpenPrivate(OnAccumulator):
 class Delete(OnAccumulator):
     """A late copy must not delete a new accumulator of the same name."""
 
+    never = ("forked",)
     in_place = 0
     before = (1,)
 
@@ -636,6 +640,7 @@ class Stream(Operation):
         partitions: in how many of them the gradients are.
     """
 
+    never = ("forked",)
     partitions: int | None = None
     size = 80_000
 
@@ -697,6 +702,8 @@ HEAD_START = 0.005
 class Step(Stream):
     """A step of a training: its gradient, its round, and what it publishes."""
 
+    # Programs do not continue a loop that was interrupted, but start again, as if their process were gone.
+    never = ("interrupted", "cancelled", "forked")
     size = 60
 
     def prepare(self, scene):
@@ -900,6 +907,8 @@ class Finish(OnParameters):
 
 
 class DeleteParameters(OnParameters):
+    never = ("forked",)
+
     def do(self, scene):
         self.through.delete()
 
@@ -961,7 +970,7 @@ OPERATIONS: dict[str, Operation] = {
     "take with a grace": Take(number=2, arguments={"most": 3, "grace": 3600}),
     "take with settings": Take(number=None, quorum=3),
     "take in vain": TakeInVain(),
-    "wait in vain for a round": TakeInVain(timeout=IN_VAIN, is_timed=True),
+    "wait in vain for a round": TakeInVain(timeout=IN_VAIN, is_timed=True, never=("forked",)),
     "take in vain with a grace": TakeInVainWithAGrace(),
     "recover": Recover(),
     "recover in parts": Recover(**IN_PARTS),
