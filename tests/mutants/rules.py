@@ -35,21 +35,21 @@ RULES = (
         "lua/include/begin_request.lua",
         "if request.sequence == entry.sequence then",
         "if request.sequence == -1 then",
-        "tests/protocol/test_sent_twice.py -k applied",
+        "tests/faults/test_every_fault.py -k 'broken and apply'",
     ),
     Rule(
         "A copy of an earlier request that arrives late changes nothing",
         "lua/include/begin_request.lua",
         "elseif request.sequence < entry.sequence then",
         "elseif request.sequence < 0 then",
-        "tests/protocol/test_sent_twice.py -k old_copy",
+        "tests/faults/test_every_fault.py -k 'late and apply'",
     ),
     Rule(
         "Once an interrupted request is settled as not counted, no copy of it can still be counted",
         "lua/resolve.lua",
         "write_session(keys.sessions, args.session, entry, reply, args.worker)",
         "",
-        "tests/failures/processes/test_interrupts.py -k fenced",
+        "tests/faults/test_every_fault.py -k 'interrupted and apply'",
     ),
     Rule(
         "The gradient that completes a round wakes the take that waits for it",
@@ -70,7 +70,7 @@ RULES = (
         "lua/take.lua",
         "local granted = granted_round(keys.taken, args.token)\nif granted then",
         "local granted = granted_round(keys.taken, args.token)\nif granted == 0 then",
-        "tests/protocol/test_sent_twice.py -k same_token",
+        "tests/faults/test_every_fault.py -k 'broken and take'",
     ),
     Rule(
         "A taker that starts again does not start the grace again",
@@ -133,7 +133,7 @@ RULES = (
         "lua/include/refused_version.lua",
         "elseif version ~= request.previous then",
         "elseif version == '' then",
-        "tests/protocol/test_parameter_scripts.py -k change_nothing",
+        "tests/behaviour/test_parameters.py -k 'two_publishers or same_step'",
     ),
     Rule(
         "A second publisher does not shorten the lease of the first",
@@ -147,7 +147,7 @@ RULES = (
         "lua/hold_lease.lua",
         "and lease_end > now then",
         "and lease_end > now + 3600000 then",
-        "tests/protocol/test_lease_scripts.py -k somebody_holds",
+        "tests/protocol/test_leases.py -k lease_is_taken",
     ),
     Rule(
         "A handle never touches another accumulator that was created under its name",
@@ -161,7 +161,7 @@ RULES = (
         "lua/include/session_entry.lua",
         "if not born or now - born > UNKNOWN_MS then",
         "if not born then",
-        "tests/protocol/test_forgotten_sessions.py -k counted_twice",
+        "tests/protocol/test_forgotten_sessions.py -k forgotten_is_not_counted",
     ),
     Rule(
         "A sum that the server adds has the weights of its gradients",
@@ -191,7 +191,7 @@ RULES = (
         "redisacc/_protocol/rounds/round_reader.py",
         "if round_sum.number != num_accumulated:",
         "return round_sum\n        if round_sum.number:",
-        "tests/hostile/test_foreign_records.py -k missing_sums",
+        "tests/hostile/test_stored_data.py -k one_damage",
     ),
     Rule(
         "A gradient is not returned if another process has recovered its round meanwhile",
@@ -205,7 +205,7 @@ RULES = (
         "redisacc/_protocol/sums/expected_gradients.py",
         "and before[agree] is self.every[agree]:",
         ":",
-        "tests/protocol/test_part_sums.py -k only_the_sum",
+        "tests/unit/test_part_sums.py -k only_the_sum",
     ),
     Rule(
         "A reducer stores a sum when all of its gradients are in it",
@@ -272,7 +272,7 @@ RULES = (
         "redisacc/_protocol/updates/committer.py",
         "        updates = before.updates + 1\n",
         "        updates = before.updates\n",
-        "tests/training/test_updates.py -k every_optimizer_without",
+        "tests/training/test_updates.py -k 'every_optimizer and sgd'",
     ),
     # Connections.
     Rule(
@@ -345,7 +345,7 @@ RULES = (
         "redisacc/_training/quorum.py",
         "self._crew.workers() | contributors_of_round(self._transport, Keys(self._name))",
         "self._crew.workers()",
-        "tests/training/test_elastic.py -k stands_in",
+        "tests/training/test_quorum_of_steps.py -k stands_in",
     ),
     Rule(
         "A new chief continues what living workers have, if the server has lost it",
@@ -373,7 +373,7 @@ RULES = (
         "redisacc/_checkpoints/folder.py",
         "if self.sha256 is not None and hash_of(self.path) != self.sha256:",
         "if self.sha256 is not None and not self.sha256:",
-        "tests/training/test_checkpoints.py -k 'damaged_checkpoints or not_the_latest'",
+        "tests/unit/test_checkpoint_files.py -k 'damaged_checkpoints or not_the_latest'",
     ),
     # Processes and servers.
     Rule(
@@ -388,7 +388,7 @@ RULES = (
         "redisacc/_launch/hosts/agreement.py",
         "and not host.joins and host.terms == self._terms:",
         "and not host.joins:",
-        "tests/launch/test_agreement.py -k other_terms",
+        "tests/unit/test_launch_agreement.py -k other_terms",
     ),
     Rule(
         "Two servers never write to one directory",
