@@ -101,7 +101,8 @@ FIELDS = (
     Field("staleness_weight", str, CONSTANT),
     Field("normalize", parse_normalize, "weights"),
     Field("order", parse_order, "arrival"),
-    Field("total_weight", str, ""),
+    # No script writes "none": the weights of all gradients are 1.
+    Field("total_weight", str, "none"),
     Field("partitions", parse_partitions, ""),
     *[Field(name, lambda text: text and str(_number(text)), "") for name in QUORUM_FIELDS],
 )
@@ -226,9 +227,11 @@ class Record:
             raise self._foreign(name, text) from None
 
     def _total(self, text: str) -> float | None:
-        if text and not self.num_accumulated:
+        if text == "none":
+            return None
+        if not self.num_accumulated:
             raise ValueError(text)
-        return parse_weight(text) if text else None
+        return parse_weight(text)
 
     @staticmethod
     def command(keys: Keys) -> tuple[str, ...]:

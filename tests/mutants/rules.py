@@ -452,7 +452,7 @@ RULES = (
         "redisacc/_monitoring/round_history.py",
         "whole = filling.heard == number",
         "whole = filling.heard <= number",
-        "tests/monitoring/test_round_history.py -k not_heard",
+        "tests/unit/test_round_history.py -k not_heard",
     ),
     Rule(
         "The span of a take has links to those of its gradients, up to a limit",

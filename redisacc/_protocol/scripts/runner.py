@@ -198,59 +198,15 @@ def _forms(script: str) -> dict[bytes, _Form]:
     return found
 
 
-class Scripts:
-    """The scripts on the keys of one name.
+class _Runner:
+    """Runs scripts on the keys of one name, and reads their replies, for ``Scripts``."""
 
-    Every call raises the errors of ``Transport.run``, those of ``refusals``, and CorruptDataError if a key, a field or
-    a reply holds what redisacc never writes.
-
-    Args:
-        transport: the way to the server.
-        keys: the keys of the name.
-        refusals: the outcomes that raise.
-        base: the key that stands for ``redisacc:{NAME}`` in the headers; None: that of the name.
-        min_replicas: how many replicas a call with ``replicated=True`` waits for; 0: none.
-        fixed: arguments, and keys, that are the same in all calls.
-
-    Attributes:
-        min_replicas: as above.
-        incarnation: the argument of this name, if it is fixed; else "".
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        keys: PartitionedKeys,
-        refusals: Refusals = CORRUPT,
-        *,
-        base: str | None = None,
-        min_replicas: int = 0,
-        **fixed: Argument,
-    ) -> None:
-        self.min_replicas, self.incarnation = min_replicas, str(fixed.get("incarnation", ""))
-        self._transport, self._keys, self._refusals, self._fixed = transport, keys, refusals, fixed
-        self._base = keys.base if base is None else base
-        self._bounds: dict[str, Callable[..., Any]] = {}
+    def __init__(self, transport: Transport, keys: PartitionedKeys, refusals: Refusals, min_replicas: int) -> None:
+        self.transport, self._keys, self._refusals = transport, keys, refusals
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
         self._wait = wait_commands(min_replicas)
 
-    def __getattr__(self, name: str) -> Callable[..., Reply]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        # It is not kept: a cycle would keep the transport, and with it connections, after the last handle is gone.
-        return partial(self._run, self._bound(name), name)
-
-    def _bound(self, name: str) -> Callable[..., Any]:
-        """Returns a function that makes what is sent of the arguments of a script that are not fixed."""
-        bound = self._bounds.get(name)
-        if bound is None:
-            script = load(name)
-            known = {field.name for field in (*script.keys, *script.args)}
-            bound = script.on(self._base, **{name: value for name, value in self._fixed.items() if name in known})
-            self._bounds[name] = bound
-        return bound
-
-    def _run(
+    def run(
         self,
         bound: Callable[..., Any],
         script: str,
@@ -275,31 +231,13 @@ class Scripts:
             values: its arguments.
         """
         waits = self._wait if replicated else ()
-        reply, read = self._transport.run_and_read(
+        reply, read = self.transport.run_and_read(
             *bound(**values), before=before, after=(*after, *waits) if waits else after, timeout=timeout
         )
         replicas = confirmed(self._keys.record, [read.pop()]) if waits else 0
-        return self._reply(script, reply, read, replicas=replicas, allowed=allowed, given=values)
+        return self.reply(script, reply, read, replicas=replicas, allowed=allowed, given=values)
 
-    def prepare(self, script: str, *, after: Sequence[Command] = (), **values: Any) -> Callable[..., Reply]:
-        """Returns a call that may be made several times, and gets its ``timeout``."""
-        call = self._transport.prepare(*self._bound(script)(**values), after=after)
-
-        def again(*, timeout: float = TIMEOUT) -> Reply:
-            reply, read = self._transport.repeat(call, timeout=timeout)
-            return self._reply(script, reply, read)
-
-        return again
-
-    def hint(self, script: str, **values: Any) -> Hint:
-        """Returns a call whose reply is not needed, to be sent before another."""
-        return Hint.running(*(self._bounds.get(script) or self._bound(script))(**values))
-
-    def parse(self, script: str, reply: Sequence[Any], **given: Any) -> Reply:
-        """Returns what a reply of a script to these arguments says, or raises what it refuses."""
-        return self._reply(script, reply, [], given=given)
-
-    def _reply(
+    def reply(
         self,
         script: str,
         reply: Sequence[Any],
@@ -358,6 +296,77 @@ class Scripts:
                 f"{self._keys.record}: {name} is {shown(value)}, not a number from {least} to 10^15 - 1"
             )
         return int(value)
+
+
+class Scripts:
+    """The scripts on the keys of one name.
+
+    Every call raises the errors of ``Transport.run``, those of ``refusals``, and CorruptDataError if a key, a field or
+    a reply holds what redisacc never writes.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the name.
+        refusals: the outcomes that raise.
+        base: the key that stands for ``redisacc:{NAME}`` in the headers; None: that of the name.
+        min_replicas: how many replicas a call with ``replicated=True`` waits for; 0: none.
+        fixed: arguments, and keys, that are the same in all calls.
+
+    Attributes:
+        min_replicas: as above.
+        incarnation: the argument of this name, if it is fixed; else "".
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: PartitionedKeys,
+        refusals: Refusals = CORRUPT,
+        *,
+        base: str | None = None,
+        min_replicas: int = 0,
+        **fixed: Argument,
+    ) -> None:
+        self.min_replicas, self.incarnation = min_replicas, str(fixed.get("incarnation", ""))
+        self._runner = _Runner(transport, keys, refusals, min_replicas)
+        self._base = keys.base if base is None else base
+        self._fixed, self._bounds = fixed, dict[str, Callable[..., Any]]()
+
+    def __getattr__(self, name: str) -> Callable[..., Reply]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        # It refers to the runner: a cycle would keep connections after the last handle is gone, until a collection.
+        call = partial(self._runner.run, self._bound(name), name)
+        setattr(self, name, call)
+        return call
+
+    def _bound(self, name: str) -> Callable[..., Any]:
+        """Returns a function that makes what is sent of the arguments of a script that are not fixed."""
+        bound = self._bounds.get(name)
+        if bound is None:
+            script = load(name)
+            known = {field.name for field in (*script.keys, *script.args)}
+            bound = script.on(self._base, **{name: value for name, value in self._fixed.items() if name in known})
+            self._bounds[name] = bound
+        return bound
+
+    def prepare(self, script: str, *, after: Sequence[Command] = (), **values: Any) -> Callable[..., Reply]:
+        """Returns a call that may be made several times, and gets its ``timeout``."""
+        call = self._runner.transport.prepare(*self._bound(script)(**values), after=after)
+
+        def again(*, timeout: float = TIMEOUT) -> Reply:
+            reply, read = self._runner.transport.repeat(call, timeout=timeout)
+            return self._runner.reply(script, reply, read)
+
+        return again
+
+    def hint(self, script: str, **values: Any) -> Hint:
+        """Returns a call whose reply is not needed, to be sent before another."""
+        return Hint.running(*(self._bounds.get(script) or self._bound(script))(**values))
+
+    def parse(self, script: str, reply: Sequence[Any], **given: Any) -> Reply:
+        """Returns what a reply of a script to these arguments says, or raises what it refuses."""
+        return self._runner.reply(script, reply, [], given=given)
 
 
 def refused(refusal: tuple[type[RedisAccError], str], keys: PartitionedKeys, **values: Any) -> RedisAccError:
