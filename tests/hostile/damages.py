@@ -152,7 +152,8 @@ def optimizer(held: bytes, _: object) -> Iterator[bytes]:
         yield json.dumps({**right, "name": "\x1b]0;pwn\x07pwn"}).encode()
         for name in right:
             for value in ("nan", "x", ["0x1.0p+0"] * 9, None, {"a": 1}):
-                if value != right[name]:
+                # A function as `lr` is null.
+                if value != right[name] and (name, value) != ("lr", None):
                     yield json.dumps({**right, name: value}).encode()
 
 
