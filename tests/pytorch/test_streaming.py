@@ -121,7 +121,9 @@ def twice(model, step):
     ("change", "advice"),
     [(clip, "Instead of clipping them, give clip_norm="), (twice, "Accumulate all but the last under no_sync()")],
 )
-def test_a_gradient_that_changes_after_it_was_sent_counts_as_it_is_in_the_end(optimizer, uploads, change, advice, caplog):
+def test_a_gradient_that_changes_after_it_was_sent_counts_as_it_is_in_the_end(
+    optimizer, uploads, change, advice, caplog
+):
     for step in range(3):
         loss_of(optimizer.model, step).backward()
         if step == 0:
