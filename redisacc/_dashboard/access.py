@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from redisacc._clock import durations
 from redisacc._dashboard.files import FILES, LOGIN
 
 logger = logging.getLogger("redisacc")
@@ -29,8 +30,6 @@ logger = logging.getLogger("redisacc")
 SHORTEST_TOKEN = 16
 # Maximum size of what the form of the token sends, in bytes.
 LONGEST_FORM = 4096
-# Seconds in which the whole form has to arrive.
-FORM_TIMEOUT = 10.0
 # Seconds before a wrong token is answered.
 REFUSAL_PAUSE = 0.5
 
@@ -149,7 +148,7 @@ class Access:
         body = b""
         if request.method == "POST":
             try:
-                async with asyncio.timeout(FORM_TIMEOUT):
+                async with asyncio.timeout(durations.form):
                     async for piece in request.stream():
                         body += piece
                         if len(body) > LONGEST_FORM:

@@ -39,8 +39,6 @@ _OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
 _PINGS = 100
 # A round trip that takes longer than this dominates the cost of a small gradient, in seconds.
 _SLOW = 0.005
-# How long the trial waits for its event, and for its gradient, in seconds.
-_TRIAL_TIMEOUT = 5.0
 # Difference between two clocks that is reported, in seconds.
 _CLOCK = 2.0
 
@@ -340,7 +338,7 @@ def _trial(transport: Transport) -> Finding:
             np.float32, [2], name="doctor", redis=transport.where, worker="doctor", limits=Limits(in_place=0)
         ) as accumulator:
             step = "listening to events"
-            with accumulator.events(timeout=_TRIAL_TIMEOUT) as events:
+            with accumulator.events(timeout=durations.trial) as events:
                 step = "applying a gradient"
                 accumulator.apply_grad([1, 2])
                 step = "listening to events"
@@ -348,7 +346,7 @@ def _trial(transport: Transport) -> Finding:
             step = "reading it"
             accumulator.info()
             step = "taking it"
-            taken = accumulator.take_grad(1, timeout=_TRIAL_TIMEOUT)
+            taken = accumulator.take_grad(1, timeout=durations.trial)
             step = "removing the accumulator"
         if taken.tolist() != [1, 2]:
             return Finding("trial", "bad", f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")

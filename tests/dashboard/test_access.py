@@ -186,9 +186,9 @@ def test_strangers_who_break_off_make_it_write_nothing(dashboard, token):
             assert ask(served, "/static/dashboard.css")[0] == 200, what
 
 
-def test_a_form_that_never_ends_is_answered(monkeypatch):
+def test_a_form_that_never_ends_is_answered(durations):
     app = Access(None, TOKEN)
-    monkeypatch.setattr("redisacc._dashboard.access.FORM_TIMEOUT", 0.01)
+    durations(form=0.01)
     sent = []
 
     async def receive():

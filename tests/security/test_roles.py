@@ -711,6 +711,6 @@ def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, 
 
 
 @pytest.fixture
-def _quick_trial(monkeypatch):
+def _quick_trial(durations):
     """A user who hears no events, or who may not take, waits only for a moment."""
-    monkeypatch.setattr("redisacc.cli.doctor._TRIAL_TIMEOUT", 1.0)
+    durations(trial=1.0)

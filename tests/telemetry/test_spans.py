@@ -178,7 +178,7 @@ def test_no_context_is_sent_unless_the_span_is_recorded(open_dense, client, reco
     acc.delete()
 
 
-def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client, recorded, monkeypatch):
+def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client, recorded):
     acc = open_dense("float32", [1], "w", worker="ann")
     for _ in range(20):
         acc.apply_grad([1.0])
@@ -187,13 +187,12 @@ def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client,
     acc.take_grad(20)
     for number in range(9):
         with redisacc.ConditionalAccumulator("float32", [1], "w", redis=client, worker=str(number)) as other:
-            other.apply_grad([1.0], local_step=1)
-            other.apply_grad([1.0], local_step=1)
-    monkeypatch.setattr(spans, "MOST_LINKS", 17)
-    acc.take_grad(18)
+            for _ in range(16):
+                other.apply_grad([1.0], local_step=1)
+    acc.take_grad(144)
     first, second = recorded.spans("take")
     assert sorted(linked(first)) == sorted(ids(recorded.spans("apply")[:16]))
-    assert len(second.links) == 17
+    assert len(second.links) == 128
     acc.delete()
 
 
