@@ -43,7 +43,7 @@ USUAL = {
     "interrupted by OSError": ["apply in parts", "take", "read in partitions"],
     "cancelled": [
         *("apply in parts", "take in partitions", "take in a block", "look", "open a private one", "delete"),
-        *("publish in partitions", "delete parameters", "stream"),
+        *("publish in partitions", "delete parameters"),
     ],
     "killed": [
         *("apply", "apply large", "apply in partitions", "apply a tree in parts", "make room in partitions", "take"),
@@ -60,7 +60,7 @@ USUAL = {
 # The same with `make check`.
 SLOW = [
     *(("interrupted by TimeoutError", "take"), ("interrupted by ConnectionResetError", "apply in parts")),
-    ("interrupted by TimeoutError over TLS", "take"),
+    *(("interrupted by TimeoutError over TLS", "take"), ("cancelled", "stream")),
     *itertools.product(
         ["forked while locked"],
         [
