@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
+import re
 import socket
 import time
 
@@ -18,7 +20,6 @@ from redisacc._dashboard.feed import Feed
 from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, sections
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
-from redisacc._monitoring import collector, step_history
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.step_history import StepHistory, curves
 from redisacc._protocol.parameters.info import read_parameters_info
@@ -111,22 +112,39 @@ def test_a_mean_in_a_curve_leaves_out_what_is_not_finite():
     assert curves([], ["loss"], 3) == ([], [])
 
 
-def test_only_new_steps_are_read(real_client, monkeypatch):
+@pytest.fixture
+def commands(real_client):
+    """Returns what a server is asked in a call, from any client."""
+
+    def record(call, *args, **options):
+        with real_client.monitor() as heard:
+            call(*args, **options)
+            real_client.echo("over")
+            texts = (said["command"] for said in heard.listen())
+            return list(itertools.takewhile(lambda text: text != "ECHO over", texts))
+
+    return record
+
+
+def test_only_new_steps_are_read(real_client, commands):
     model = {"w": np.zeros(2)}
     transport, keys = connect(real_client), ParameterKeys("t")
     history, read = StepHistory(transport, keys), []
-    real = step_history.read_history
-    monkeypatch.setattr(step_history, "read_history", lambda *given, **of: read.append(of) or real(*given, **of))
+
+    def refresh():
+        asked = commands(lambda: history.refresh(read_parameters_info(transport, keys)))
+        read.append([text.split()[2] for text in asked if re.match(r"ZRANGE \S+:history \S+ \S+ BYSCORE", text)])
+
     options = {"update": lambda taken, w, state: (w, state), "workers": 1, "number": 0, "redis": real_client}
     with redisacc.Training("t", model, **grouped(options)) as training:
         for step, weights in training.steps(until=6):
             if step in (2, 3, 5):
-                history.refresh(read_parameters_info(transport, keys))
-                history.refresh(read_parameters_info(transport, keys))
+                refresh()
+                refresh()
                 assert [past.step for past in history.steps] == list(range(step))
                 assert all(past.seconds >= 0 for past in history.steps)
             training.apply(weights, metrics={"loss": step})
-        assert read == [{}, {"after": 1}, {"after": 2}]
+        assert read == [["-inf"], [], ["(1"], [], ["(2"], []]
         # The server was restarted from older data.
         real_client.zremrangebyscore(keys.history, 2, "+inf")
         real_client.hset(keys.record, "history_latest", real_client.zrange(keys.history, -1, -1)[0])
@@ -206,32 +224,27 @@ def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters,
     acc.delete()
 
 
-def test_only_what_has_changed_is_read_in_full(monitor, open_dense, monkeypatch):
+def test_only_what_has_changed_is_read_in_full(monitor, open_dense, commands):
     accs = [open_dense("float32", [1], f"w-{n}") for n in range(5)]
     for acc in accs:
         acc.apply_grad([1.0])
     monitor.refresh()
-    read = []
-    whole = collector.read_info
-    monkeypatch.setattr(collector, "read_info", lambda server, keys: read.append(keys.name) or whole(server, keys))
-    monitor.refresh()
-    assert read == []
+
+    def read(**options):
+        # Only the whole of an accumulator has its sessions.
+        found = (re.match(r"HSCAN redisacc:\{(.+)\}:sessions", text) for text in commands(monitor.refresh, **options))
+        return [match[1] for match in found if match]
+
+    assert read() == []
     accs[3].apply_grad([1.0])
     accs[1].delete()
-    monitor.refresh()
-    assert read == ["w-3"]
+    assert read() == ["w-3"]
     assert list(monitor.views) == ["w-0", "w-2", "w-3", "w-4"]
     assert monitor.views["w-3"].info == accs[3].info()
     # Without time, only what somebody looks at is read.
-    read.clear()
     accs[2].apply_grad([1.0])
     accs[3].apply_grad([1.0])
-    monitor.refresh(budget=0, first=["w-3"])
-    assert read == ["w-3"]
-    monitor.refresh()
-    assert read == ["w-3", "w-2"]
-    for acc in (accs[0], *accs[2:]):
-        acc.delete()
+    assert read(budget=0, first=["w-3"]) == ["w-3"]
 
 
 @pytest.mark.forges

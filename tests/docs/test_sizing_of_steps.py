@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from pages import DOCS, blocks_of
 from support.training_options import grouped
 
 import redisacc
-from redisacc._protocol.sums.reducer_sums import ReducerSums
 
 WORKERS, STEPS, FIRST = 3, 14, 6
 # float32: 2 MB, which is enough for reducers.
@@ -69,18 +67,9 @@ def loop_of(chief: redisacc.Chief[Any] | Any, loop: str) -> Iterator[int]:
 
 
 @pytest.fixture
-def _reducers_in_time(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
+def _reducers_in_time(durations: Callable[..., None]) -> None:
     """Lets the chief wait for reducers, however slow this machine is: without them, other bytes move."""
-
-    def wait(sums: ReducerSums, ask: Callable[[], int], _: int) -> None:
-        # One that joins in the middle of a round does not add it up.
-        deadline = time.monotonic() + 2.0
-        while ask() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert sums._reliance is not None
-        sums._reliance.succeed()
-
-    monkeypatch.setattr(ReducerSums, "wait", wait)
+    durations(sum_patience=2.0, without_reducer=0.01, longest_without_reducer=0.01)
     durations(least_patience=2.0, longest_patience=20.0)
 
 
