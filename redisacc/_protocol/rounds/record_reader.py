@@ -5,10 +5,11 @@ from __future__ import annotations
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
+from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, NotFoundError
+from redisacc.errors import CorruptDataError
 
 
 class RecordReader:
@@ -43,9 +44,7 @@ class RecordReader:
     def check(self, incarnation: str) -> None:
         """Raises NotFoundError unless this is the incarnation that was opened."""
         if incarnation != self._incarnation:
-            raise NotFoundError(
-                f"accumulator {shown(self._keys.name)} was deleted after this handle was opened. Open it again"
-            )
+            raise refused(OF_ACCUMULATORS["replaced"], self._keys)
 
 
 def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> Keys:

@@ -45,7 +45,7 @@ class ForgottenError(StaleSequenceError):
         now_ms: the server's clock in milliseconds since 1970.
     """
 
-    now_ms = 0
+    now_ms: int = 0
 
 
 # Outcome -> its error, and the text of that, in which the values of the reply stand by their names.

@@ -21,6 +21,7 @@ class PartFetch:
         sparse: the same for the sparse ones; None: only dense parts are fetched.
         homes: see below.
         lanes: see below.
+        window: how many bytes are requested at once, over all lanes.
 
     Attributes:
         homes: a key on each node, if each lane has a node of its own.
