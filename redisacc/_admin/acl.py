@@ -87,7 +87,7 @@ _LEASES = ("hold_lease", "release_lease")
 _WORKER = Role(
     "opens, creates and applies; reads parameters",
     (*("open", "apply", "buffer", "stage", "register", "commit", "renew_upload", "resolve", "sweep"), *_LEASES),
-    f"{_OPENS} hscan get set strlen unlink persist pexpire zrange",
+    f"{_OPENS} hscan get set strlen unlink persist pexpire",
     (*_PARTS, _STAGED, _COMPACTING),
     (*_PARTS, _STAGED, _COMPACTING, _CREW),
     (_PARAMETERS, *_BLOBS, _DELETED),
