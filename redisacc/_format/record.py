@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, Order, SparseMean
@@ -19,6 +19,8 @@ from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._format.weights import parse_rule, parse_weight
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError, NotFoundError
+
+Word = TypeVar("Word", bound=str)
 
 # The version of the data model, in every record.
 FORMAT = "4"
@@ -65,26 +67,20 @@ def _late(text: str) -> int:
     return steps
 
 
-def parse_order(text: str) -> Order:
-    """Parses the field ``order``.
+def _one_of(*words: Word) -> Callable[[str], Word]:
+    """Returns a parser of a field that is one of some words. It raises ValueError: redisacc did not write it."""
 
-    Raises:
-        ValueError: redisacc did not write it.
-    """
-    if text not in ("arrival", "worker"):
+    def parse(text: str) -> Word:
+        for word in words:
+            if word == text:
+                return word
         raise ValueError(text)
-    return "worker" if text == "worker" else "arrival"
+
+    return parse
 
 
-def parse_normalize(text: str) -> Normalize:
-    """Parses the field ``normalize``.
-
-    Raises:
-        ValueError: redisacc did not write it.
-    """
-    if text not in ("weights", "count"):
-        raise ValueError(text)
-    return "count" if text == "count" else "weights"
+parse_order: Callable[[str], Order] = _one_of("arrival", "worker")
+parse_normalize: Callable[[str], Normalize] = _one_of("weights", "count")
 
 
 # All fields but those that only a few read: docs/reference/keys.md has a row for each. What depends on several of them

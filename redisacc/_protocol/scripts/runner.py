@@ -289,12 +289,10 @@ class _Runner:
         for name in form.texts:
             values[name] = values[name].decode(errors="backslashreplace")
 
-    def number(self, name: str, value: bytes, *, least: int = 0) -> int:
-        """Returns a number from ``least`` to 10^15 - 1, as text of the server; CorruptDataError: it is none."""
-        if not (value.isdigit() and len(value) <= _LONGEST_NUMBER and int(value) >= least):
-            raise CorruptDataError(
-                f"{self._keys.record}: {name} is {shown(value)}, not a number from {least} to 10^15 - 1"
-            )
+    def number(self, name: str, value: bytes) -> int:
+        """Returns a number from 0 to 10^15 - 1, as text of the server; CorruptDataError: it is none."""
+        if not (value.isdigit() and len(value) <= _LONGEST_NUMBER):
+            raise CorruptDataError(f"{self._keys.record}: {name} is {shown(value)}, not a number from 0 to 10^15 - 1")
         return int(value)
 
 
