@@ -70,7 +70,7 @@ RULES = (
         "lua/take.lua",
         "local granted = granted_round(keys.taken, args.token)\nif granted then",
         "local granted = granted_round(keys.taken, args.token)\nif granted == 0 then",
-        "tests/faults/test_every_fault.py -k 'broken and take'",
+        "tests/faults/test_every_fault.py -k 'late and take'",
     ),
     Rule(
         "A taker that starts again does not start the grace again",
@@ -133,7 +133,7 @@ RULES = (
         "lua/include/refused_version.lua",
         "elseif version ~= request.previous then",
         "elseif version == '' then",
-        "tests/behaviour/test_parameters.py -k 'two_publishers or same_step'",
+        "tests/faults/test_meanwhile.py -k others_publish",
     ),
     Rule(
         "A second publisher does not shorten the lease of the first",
@@ -147,7 +147,7 @@ RULES = (
         "lua/hold_lease.lua",
         "and lease_end > now then",
         "and lease_end > now + 3600000 then",
-        "tests/protocol/test_leases.py -k lease_is_taken",
+        "tests/training/test_crew_leases.py -k second_chief",
     ),
     Rule(
         "A handle never touches another accumulator that was created under its name",
@@ -191,7 +191,7 @@ RULES = (
         "redisacc/_protocol/rounds/round_reader.py",
         "if round_sum.number != num_accumulated:",
         "return round_sum\n        if round_sum.number:",
-        "tests/hostile/test_stored_data.py -k one_damage",
+        "tests/behaviour/test_weights.py -k forged_total",
     ),
     Rule(
         "A gradient is not returned if another process has recovered its round meanwhile",
@@ -272,7 +272,7 @@ RULES = (
         "redisacc/_protocol/updates/committer.py",
         "        updates = before.updates + 1\n",
         "        updates = before.updates\n",
-        "tests/training/test_updates.py -k 'every_optimizer and sgd'",
+        "tests/training/test_updates.py -k 'every_optimizer and amsgrad'",
     ),
     # Connections.
     Rule(
@@ -345,7 +345,7 @@ RULES = (
         "redisacc/_training/quorum.py",
         "self._crew.workers() | contributors_of_round(self._transport, Keys(self._name))",
         "self._crew.workers()",
-        "tests/training/test_quorum_of_steps.py -k stands_in",
+        "tests/training/test_quorum_of_steps.py",
     ),
     Rule(
         "A new chief continues what living workers have, if the server has lost it",
