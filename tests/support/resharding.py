@@ -57,8 +57,11 @@ def migrate_at_once(slot: int, source: ClusterNode, target: ClusterNode, until: 
     source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.ask("CLUSTER", "MYID"))
 
     def arrived() -> bool:
-        ranges = target.ask("CLUSTER", "SLOTS")
-        return any(start <= slot <= end and master[1] == target.port for start, end, master, *_ in ranges)
+        # The source owns it too, in its own eyes, until it has heard of the target. It would refuse the next move.
+        return all(
+            any(start <= slot <= end and master[1] == target.port for start, end, master, *_ in ranges)
+            for ranges in (node.ask("CLUSTER", "SLOTS") for node in (target, source))
+        )
 
     until(arrived)
 
