@@ -58,8 +58,8 @@ class Instruments:
     """What records.
 
     Args:
-        tracer: makes spans.
-        meter: makes the instruments of the metrics.
+        tracers: provides the tracer, which makes spans.
+        meters: provides the meter, which makes the instruments of the metrics.
 
     Attributes:
         tracer: the tracer.
@@ -68,8 +68,9 @@ class Instruments:
         received: the number of gradients in rounds that were taken or recovered.
     """
 
-    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
-        self.tracer = tracer
+    def __init__(self, tracers: trace.TracerProvider, meters: metrics.MeterProvider) -> None:
+        self.tracer = tracers.get_tracer(_SYSTEM, __version__)
+        meter = meters.get_meter(_SYSTEM, __version__)
         self.duration = meter.create_histogram(
             "messaging.client.operation.duration",
             "s",
@@ -86,11 +87,18 @@ class Instruments:
         )
 
 
-# Until the application sets up an SDK, these record nothing.
-_instruments_of_the_application = Instruments(
-    trace.get_tracer(_SYSTEM, __version__), metrics.get_meter(_SYSTEM, __version__)
-)
-_instruments = _instruments_of_the_application
+@lru_cache(maxsize=1)
+def _instruments_of(tracers: trace.TracerProvider, meters: metrics.MeterProvider) -> Instruments:
+    return Instruments(tracers, meters)
+
+
+def _instruments() -> Instruments:
+    """Returns the instruments of the SDK that the application has set up: until it has, they record nothing."""
+    return _instruments_of(trace.get_tracer_provider(), metrics.get_meter_provider())
+
+
+# This sets up an SDK that the environment names.
+_instruments()
 
 # Where the API keeps the SDK that the application has set up. Its public functions make ten calls to return it, which
 # is much for a small gradient. If a version of the API keeps it elsewhere, every operation is observed.
@@ -133,12 +141,7 @@ class Target:
 
         An application may set up an SDK at any time, so every call looks for one.
         """
-        if (
-            SDK_IS_KNOWN
-            and trace._TRACER_PROVIDER is None
-            and _metrics_internal._METER_PROVIDER is None
-            and _instruments is _instruments_of_the_application
-        ):
+        if SDK_IS_KNOWN and trace._TRACER_PROVIDER is None and _metrics_internal._METER_PROVIDER is None:
             return NOT_OBSERVED
         return ObservedOperation(name, self, client)
 
@@ -190,18 +193,19 @@ class ObservedOperation(Operation):
         client: the name of who does it; "" if it has none.
     """
 
-    __slots__ = ("_client", "_name", "_span", "_started", "_target", "_token")
+    __slots__ = ("_client", "_instruments", "_name", "_span", "_started", "_target", "_token")
 
     def __init__(self, name: Name, target: Target, client: str) -> None:
         self._name = name
         self._target = target
         self._client = client
+        self._instruments = _instruments()
         self._token: Any = None
 
     def __enter__(self) -> ObservedOperation:
         self._started = time.perf_counter()
         name, target = self._name, self._target
-        self._span = _instruments.tracer.start_span(
+        self._span = self._instruments.tracer.start_span(
             target.span_names[name], kind=_KINDS[name], attributes=target.span_attributes(name, self._client)
         )
         if self._span.get_span_context().is_valid:
@@ -224,7 +228,7 @@ class ObservedOperation(Operation):
         if self._token is not None:
             context.detach(self._token)
         self._span.end()
-        _instruments.duration.record(time.perf_counter() - self._started, attributes)
+        self._instruments.duration.record(time.perf_counter() - self._started, attributes)
 
     @property
     def trace(self) -> str:
@@ -236,7 +240,7 @@ class ObservedOperation(Operation):
 
     def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
         """Notes whether a gradient that was sent was counted."""
-        _instruments.sent.add(1, _sent_attributes(outcome))
+        self._instruments.sent.add(1, _sent_attributes(outcome))
         if self._span.is_recording():
             self._span.set_attributes(
                 {
@@ -249,7 +253,7 @@ class ObservedOperation(Operation):
 
     def note_round(self, *, number: int, global_step: int, traces: Sequence[TraceParent]) -> None:
         """Notes a round that was received, and links the spans that applied its gradients, MOST_LINKS at most."""
-        _instruments.received.add(number, _METRIC_ATTRIBUTES[self._name])
+        self._instruments.received.add(number, _METRIC_ATTRIBUTES[self._name])
         if self._span.is_recording():
             self._span.set_attributes({"messaging.batch.message_count": number, "redisacc.global_step": global_step})
             for found in traces[:MOST_LINKS]:

@@ -72,5 +72,6 @@ def test_a_sparse_gradient(real_client: Any, rows: int, width: int, of_apply: in
 
 def test_a_dense_gradient_of_four_megabytes(real_client: Any) -> None:
     gradient = np.ones(2**20, np.float32)
+    # Each packet in which bytes arrive or leave costs a function. On some machines it is never one packet.
     with redisacc.ConditionalAccumulator("float32", gradient.shape, "calls", redis=real_client) as acc:
-        check(lambda step: acc.apply_grad(gradient, step), lambda: acc.take_grad(1), 110, 270)
+        check(lambda step: acc.apply_grad(gradient, step), lambda: acc.take_grad(1), 114, 274)

@@ -1,10 +1,11 @@
-"""Records the spans and metrics of this process in memory, without OpenTelemetry's global state."""
+"""Records the spans and metrics of this process in memory, by the SDK of OpenTelemetry."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -12,19 +13,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
-from redisacc._telemetry import spans
-
 
 class Recorded:
     """What was recorded."""
 
     def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
         self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
-        self._tracers = TracerProvider(sampler=sampler)
-        self._tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self._meters = MeterProvider([self._reader])
-        self.tracer = self._tracers.get_tracer("test")
-        self.instruments = spans.Instruments(self.tracer, self._meters.get_meter("test"))
+        self.tracers = TracerProvider(sampler=sampler)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.meters = MeterProvider([self._reader])
+        self.tracer = self.tracers.get_tracer("test")
 
     def spans(self, name: str = "") -> list[Any]:
         """Returns the spans that have ended, of one operation or of all."""
@@ -38,8 +36,8 @@ class Recorded:
 
     def close(self) -> None:
         """Ends the recording."""
-        self._tracers.shutdown()
-        self._meters.shutdown()
+        self.tracers.shutdown()
+        self.meters.shutdown()
 
 
 @pytest.fixture
@@ -50,7 +48,9 @@ def record(monkeypatch):
     def start(*sampler):
         recorded = Recorded(*sampler)
         made.append(recorded)
-        monkeypatch.setattr(spans, "_instruments", recorded.instruments)
+        # An application may do this only once, by set_tracer_provider and set_meter_provider.
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", recorded.tracers)
+        monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", recorded.meters)
         return recorded
 
     yield start
