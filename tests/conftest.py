@@ -67,7 +67,7 @@ pytest.register_assert_rewrite("operations", "faults")
 
 # A machine that stands still would fail a test at random. In a first run, without compiled files and without the
 # examples of earlier runs, the first examples are the slowest.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 
@@ -116,7 +116,7 @@ def _durations(request: pytest.FixtureRequest) -> Iterator[Callable[..., context
     A busy machine stalls for a second or two: that alone must not make a take give up. Servers of tests are flushed
     often: a chief that begins on one asks whether workers are left only in a test that loses data.
     """
-    before = dataclasses.asdict(durations)
+    before = {name: getattr(durations, name) for name in type(durations).__slots__}
 
     def change(**seconds: float) -> contextlib.AbstractContextManager[None]:
         was = {name: getattr(durations, name) for name in seconds}

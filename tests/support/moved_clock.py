@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import importlib
+import linecache
 import math
 import mmap
 import os
-import sys
+import re
+import tempfile
 import threading
 import time
 import weakref
@@ -49,6 +52,9 @@ TESTS = str(Path(__file__).parent.parent) + os.sep
 
 # The line of lua/include/now_ms.lua that reads the server's clock.
 READS_CLOCK = "clock_ms = tonumber(time[1]) * 1000"
+
+# A call, as faulthandler writes it.
+_CALL = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 
 # These threads come back to wait, wherever they are now.
 RENEWING = ("redisacc-leases", "redisacc-upload")
@@ -222,12 +228,13 @@ class MovedClock:
             known = {caller for caller, begun in self._known.items() if begun < number}
             # A thread may have a lease before it waits for the first time.
             known |= {thread for thread in threading.enumerate() if thread not in self._known}
-        here, frames = threading.current_thread(), sys._current_frames()
+        here, stacks = threading.current_thread(), _stacks()
         awake = []
         for caller in known - waiting - {here}:
             if _has_ended(caller) or _name(caller) == LISTENING:
                 continue
-            if _calls_package(caller) if isinstance(caller, asyncio.Task) else _is_in_package(frames.get(caller.ident)):
+            is_task = isinstance(caller, asyncio.Task)
+            if _calls_package(caller) if is_task else _is_in_package(stacks.get(caller.ident, [])):
                 awake.append(caller)
         return awake
 
@@ -433,21 +440,29 @@ def _has_ended(caller: Caller) -> bool:
     return not caller.is_alive()
 
 
-def _is_in_package(frame: Any) -> bool:
+def _stacks() -> dict[int, list[tuple[str, int]]]:
+    """Returns the file and the line of each call of each thread, the innermost first.
+
+    They are read in one call of C: a thread that runs meanwhile would change the frames under a reader in Python.
+    """
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    _, *threads = re.split(r"^(?:Current thread|Thread) 0x(\w+) .*$", text, flags=re.MULTILINE)
+    stacks = zip(threads[::2], threads[1::2], strict=True)
+    return {int(ident, 16): [(path, int(line)) for path, line in _CALL.findall(calls)] for ident, calls in stacks}
+
+
+def _is_in_package(stack: list[tuple[str, int]]) -> bool:
     """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called.
 
     A thread that waits without a timeout until another one has something for it has nothing to do.
     """
-    if frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_locals.get("timeout") is None:
+    if stack and stack[0][0] == threading.__file__ and linecache.getline(*stack[0]).strip() == "waiter.acquire()":
         return False
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(PACKAGE):
-            return True
-        if file.startswith(TESTS) and file != __file__:
-            return False
-        frame = frame.f_back
-    return False
+    files = [file for file, _ in stack if file.startswith(PACKAGE) or (file.startswith(TESTS) and file != __file__)]
+    return bool(files) and files[0].startswith(PACKAGE)
 
 
 def _calls_package(task: asyncio.Task[Any]) -> bool:

@@ -96,7 +96,8 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemo
             client.hset("redisacc:{w}:sessions", mapping={f"s-{k}": entry + b"%d" % k for k in range(rows)})
             if operation == "names":
                 scan = "SSCAN"
-                for k in range(rows):
+                # `ls` passes over the others.
+                for k in range(0, rows, 20):
                     client.copy("redisacc:{w}", f"redisacc:{{n{k}}}")
                 client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
         proxy.listen_anew()
@@ -111,7 +112,7 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemo
             case "info":
                 assert len(acc.info().known_workers) == rows + 1
             case "names":
-                assert len(run_json("ls", url=proxy.url)) == rows + 1
+                assert len(run_json("ls", url=proxy.url)) == rows / 20 + 1
         assert proxy.sent.count(scan) > (8 + 3 if scan == "HSCAN" else 4 + 3)
 
 
