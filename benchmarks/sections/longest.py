@@ -32,8 +32,8 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.staging import staging
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
-from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
-from redisacc._protocol.scripts.sessions import GradientRequest, Request, Session
+from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
+from redisacc._protocol.sessions import GradientRequest, Request, Session
 from redisacc._redis.connect import connect
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.script_loader import load, names

@@ -37,7 +37,7 @@ from redisacc._protocol.parameters.deletion import delete_parameters, listed_blo
 from redisacc._protocol.parts.sweep import listed_attempts, sweep
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
-from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
+from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport

@@ -20,8 +20,8 @@ from redisacc._protocol.lifecycle.opening import open_accumulator
 from redisacc._protocol.rounds.record_reader import RecordReader
 from redisacc._protocol.rounds.take_wait import History
 from redisacc._protocol.rounds.taker import Taker
-from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Scripts
-from redisacc._protocol.scripts.sessions import SessionPool
+from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
+from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting

@@ -27,7 +27,7 @@ from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, StaleSequenceError, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, StaleSequenceError, refused
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact

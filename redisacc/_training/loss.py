@@ -28,7 +28,7 @@ from redisacc._protocol.parameters.claims import read_claims
 from redisacc._protocol.parameters.deletion import listed_objects
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._protocol.scripts.runner import Reply, Scripts
+from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.data_age import may_have_lost_data
 from redisacc._redis.transport import Transport

@@ -19,7 +19,7 @@ from redisacc._handles.environment import WORKERS, Place
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.parameters.announced_workers import announce_workers
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
-from redisacc._protocol.scripts.runner import StaleSequenceError
+from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import DataLossError, InvalidArgumentError

@@ -19,7 +19,7 @@ from redisacc._handles.parameters import Parameters
 from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole

@@ -22,7 +22,7 @@ from redisacc._protocol.parameters.announced_workers import read_workers
 from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
-from redisacc._protocol.scripts.runner import StaleSequenceError
+from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_encoded, has_no_gradients

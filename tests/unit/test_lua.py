@@ -14,7 +14,7 @@ import redis
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._protocol.scripts.runner import COUNTED, OF_ACCUMULATORS, Scripts
+from redisacc._protocol.scripts import COUNTED, OF_ACCUMULATORS, Scripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 

@@ -26,7 +26,7 @@ from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
 from redisacc._redis.running_time import running_time

@@ -20,8 +20,8 @@ from redisacc._format.upload_layout import UploadLayout, layout_of
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.applying.upload import Upload
-from redisacc._protocol.scripts.runner import COUNTED, Reply, Scripts, check_replicated
-from redisacc._protocol.scripts.sessions import GradientRequest, Request
+from redisacc._protocol.scripts import COUNTED, Reply, Scripts, check_replicated
+from redisacc._protocol.sessions import GradientRequest, Request
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 

@@ -17,8 +17,8 @@ from redisacc._protocol.applying.compaction import Compactor, no_room
 from redisacc._protocol.applying.partition_writer import PartitionWriter
 from redisacc._protocol.applying.upload import PartitionedUpload, StagedUpload, Upload
 from redisacc._protocol.parts.staging import buffer, stage_commands, staging
-from redisacc._protocol.scripts.runner import COUNTED, Reply, Scripts
-from redisacc._protocol.scripts.sessions import GradientRequest
+from redisacc._protocol.scripts import COUNTED, Reply, Scripts
+from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry

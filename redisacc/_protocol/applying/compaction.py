@@ -20,8 +20,8 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropped
-from redisacc._protocol.scripts.runner import COUNTED, Reply
-from redisacc._protocol.scripts.sessions import GradientRequest
+from redisacc._protocol.scripts import COUNTED, Reply
+from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport

@@ -23,8 +23,8 @@ from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
 from redisacc._format.weights import weight_text
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.scripts.runner import Reply, Scripts
-from redisacc._protocol.scripts.sessions import GradientRequest
+from redisacc._protocol.scripts import Reply, Scripts
+from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._redis.transport import Hint, Transport
 

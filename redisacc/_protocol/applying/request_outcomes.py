@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from redisacc._data.results import Tally
-from redisacc._protocol.scripts.sessions import Request
+from redisacc._protocol.sessions import Request
 from redisacc._redis.waits import Waits
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})

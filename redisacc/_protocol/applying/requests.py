@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from redisacc._data.results import Tally
 from redisacc._protocol.applying.request_outcomes import Outcomes, OutcomesOfThreads
-from redisacc._protocol.scripts.runner import ForgottenError, Reply, Scripts
-from redisacc._protocol.scripts.sessions import Request, SessionPool
+from redisacc._protocol.scripts import ForgottenError, Reply, Scripts
+from redisacc._protocol.sessions import Request, SessionPool
 from redisacc._redis.transport import Transport
 from redisacc.errors import (
     DataLossError,

@@ -27,8 +27,8 @@ from redisacc._protocol.applying.partition_writer import PartitionWriter, lease_
 from redisacc._protocol.parts.staging import buffer, staging
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.scripts.runner import COUNTED, Reply, Scripts
-from redisacc._protocol.scripts.sessions import GradientRequest
+from redisacc._protocol.scripts import COUNTED, Reply, Scripts
+from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis import forks
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import LIMITS, Hint, Transport

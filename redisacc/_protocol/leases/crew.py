@@ -14,7 +14,7 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
-from redisacc._protocol.scripts.runner import OF_CREWS, Scripts
+from redisacc._protocol.scripts import OF_CREWS, Scripts
 from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport

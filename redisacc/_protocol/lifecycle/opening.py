@@ -16,7 +16,7 @@ from redisacc._format.partitions import automatic_partitions, choose_partitions,
 from redisacc._format.record import ABSENT, FIELDS, FORMAT, check_format
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
-from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, Reply, Scripts, text_of
+from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import Transport

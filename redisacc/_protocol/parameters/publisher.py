@@ -35,7 +35,7 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, Scripts, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown

@@ -26,7 +26,7 @@ from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport

@@ -9,8 +9,8 @@ from redisacc._format.buffered import STAGING_MS, BufferedGradient, message_byte
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parts_arrived
 from redisacc._format.weights import weight_text
-from redisacc._protocol.scripts.runner import Reply, Scripts
-from redisacc._protocol.scripts.sessions import GradientRequest
+from redisacc._protocol.scripts import Reply, Scripts
+from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint
 

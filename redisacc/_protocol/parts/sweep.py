@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.scripts.runner import Scripts, check_replicated
+from redisacc._protocol.scripts import Scripts, check_replicated
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 

@@ -9,7 +9,7 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import BufferedGradient, listed_part_keys, number_of_parts, part_keys
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.scripts.runner import Scripts
+from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
-from redisacc._protocol.scripts.runner import OF_ACCUMULATORS, refused
+from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown

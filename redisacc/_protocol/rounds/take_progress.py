@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redisacc._format.worker_states import WorkersByState
+from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._protocol.rounds.who_contributed import Contributors, states_text
-from redisacc._protocol.scripts.runner import Reply
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts import Reply
 from redisacc.errors import TakeTimeoutError
 
 # Maximum number of workers of each state in an error's attribute.

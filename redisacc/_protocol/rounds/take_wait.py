@@ -16,10 +16,10 @@ from redisacc._format.staging import PartsArrived, SumStored, parse_message
 from redisacc._format.weights import weight_text
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
 from redisacc._protocol.rounds.take_progress import TakeProgress
+from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._protocol.rounds.who_contributed import read_contributors
-from redisacc._protocol.scripts.runner import ForgottenError, Reply, Scripts, StaleSequenceError
-from redisacc._protocol.scripts.sessions import Request, Session
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts import ForgottenError, Reply, Scripts, StaleSequenceError
+from redisacc._protocol.sessions import Request, Session
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait

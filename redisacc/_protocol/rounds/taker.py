@@ -21,10 +21,10 @@ from redisacc._protocol.rounds.acknowledgement import acknowledge
 from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
+from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
-from redisacc._protocol.scripts.runner import Reply, Scripts, StaleSequenceError, check_replicated
-from redisacc._protocol.scripts.sessions import Request, Session, SessionPool
-from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
+from redisacc._protocol.sessions import Request, Session, SessionPool
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import Transport

@@ -42,7 +42,7 @@ from redisacc._protocol.parts.write import by_partition, write_parts
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, Reply, Scripts, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order

@@ -16,7 +16,7 @@ from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.upload_plan import retire
 from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter, amend_latest
-from redisacc._protocol.scripts.runner import Reply
+from redisacc._protocol.scripts import Reply
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
 from redisacc._protocol.updates.tables import TablesVersion, whole_tables

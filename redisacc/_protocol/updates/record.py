@@ -11,7 +11,7 @@ from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_c
 from redisacc._format.partitions import partitions_text
 from redisacc._format.table_blobs import check_kept, tables_of
 from redisacc._protocol.parameters.version_writer import Follows
-from redisacc._protocol.scripts.runner import OF_PARAMETERS, Scripts, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
