@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, Order, SparseMean
+from redisacc._data.spec import AccumulatorSpec, ArraySpec, Missing, Normalize, Order, SparseMean
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.validation import Shape
 from redisacc._data.weights import CONSTANT
@@ -16,7 +16,7 @@ from redisacc._format.partitions import parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
-from redisacc._format.weights import parse_rule, parse_weight
+from redisacc._format.weights import parse_rule, parse_weight, rule_text
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError, NotFoundError
 
@@ -24,6 +24,13 @@ Word = TypeVar("Word", bound=str)
 
 # The version of the data model, in every record.
 FORMAT = "4"
+
+
+# How many bytes the buffered gradients of a round may have together, unless the creator says otherwise.
+BUFFER_LIMIT = 256 * 2**20
+# The same if sums follow the workers' numbers: as many as a record can hold. A round then has one gradient of each
+# worker, and compacting them would change their order.
+BUFFER_LIMIT_BY_WORKER = 10**15 - 1
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,25 @@ class Field:
         name: its name.
         parse: returns the value of its text, and raises ValueError if redisacc writes no such text.
         absent: the text that it stands for if a record lacks it; None: every record has it.
+        option: the option by which the creator of the accumulator chooses it, such as "limits.buffer"; "": none does.
+        default: the value that it gets if the creator leaves the option out; None: what is accumulated says it.
+        write: returns the value that the option stands for.
     """
 
     name: str
     parse: Callable[[str], Any]
     absent: str | None = None
+    option: str = ""
+    default: Any = None
+    write: Callable[[Any], Any] = lambda given: given
+
+    def chosen(self, options: Mapping[str, Any]) -> Any:
+        """Returns the value that valid options choose; None: they leave it out."""
+        group, _, part = self.option.partition(".")
+        given = options[group]
+        if part and given is not None:
+            given = getattr(given, part)
+        return None if given is None else self.write(given)
 
 
 def _text(text: str) -> str:
@@ -79,29 +100,33 @@ def _one_of(*words: Word) -> Callable[[str], Word]:
     return parse
 
 
-parse_order: Callable[[str], Order] = _one_of("arrival", "worker")
-parse_normalize: Callable[[str], Normalize] = _one_of("weights", "count")
-
-
 # All fields but those that only a few read: docs/reference/keys.md has a row for each. What depends on several of them
 # is parsed by ``Record``.
 FIELDS = (
-    *[Field(name, _text) for name in ("format", "kind", "dtype", "shape", "reduction_type", "sparse_mean", "missing")],
+    Field("format", _text),
+    Field("kind", _one_of("dense", "sparse", "tree"), option="kind"),
+    *[Field(name, _text, option=name) for name in ("dtype", "shape")],
+    Field("reduction_type", _one_of("MEAN", "SUM"), option="reduction_type"),
+    Field("sparse_mean", _one_of("index", "round"), option="mean.rows"),
+    Field("missing", _one_of("zero", "skip"), option="mean.missing"),
     *[Field(name, _text) for name in ("incarnation", "round_shape")],
     Field("global_step", _step),
     *[Field(name, _number) for name in ("num_accumulated", "applied", "stale", "repeated", "duplicates", "takes")],
-    *[Field(name, _number) for name in ("created_ms", "buffered_bytes", "buffer_limit", "chunk")],
-    Field("once_per_worker", lambda text: _number(text) != 0),
-    Field("max_staleness", _late, "0"),
+    *[Field(name, _number) for name in ("created_ms", "buffered_bytes", "chunk")],
+    Field("buffer_limit", _number, option="limits.buffer", default=BUFFER_LIMIT),
+    Field("once_per_worker", lambda text: _number(text) != 0, option="once_per_worker", default=False),
+    Field("max_staleness", _late, "0", option="staleness.most", default=0),
     Field("staleness", str, ""),
-    Field("staleness_weight", str, CONSTANT),
-    Field("normalize", parse_normalize, "weights"),
-    Field("order", parse_order, "arrival"),
+    Field("staleness_weight", str, CONSTANT, option="staleness.weight", default=CONSTANT, write=rule_text),
+    Field("normalize", _one_of("weights", "count"), "weights", option="mean.by", default="weights"),
+    Field("order", _one_of("arrival", "worker"), "arrival", option="order", default="arrival"),
     # No script writes "none": the weights of all gradients are 1.
     Field("total_weight", str, "none"),
     Field("partitions", parse_partitions, ""),
     *[Field(name, lambda text: text and str(_number(text)), "") for name in QUORUM_FIELDS],
 )
+# Those that the creator chooses, whatever is accumulated.
+SETTINGS = tuple(field for field in FIELDS if field.default is not None)
 # What the absence of a field means.
 ABSENT = {field.name: field.absent.encode() for field in FIELDS if field.absent is not None}
 
@@ -115,7 +140,41 @@ def check_format(name: str, found: str) -> None:
         )
 
 
-class Record:
+@dataclass(frozen=True)
+class RecordValues:
+    """The values of the record that people see. ``AccumulatorInfo`` describes each of them."""
+
+    name: str
+    kind: Literal["dense", "sparse", "tree"]
+    dtype: str
+    shape: Shape
+    num_leaves: int | None
+    reduction_type: str
+    sparse_mean: SparseMean
+    missing: Missing
+    incarnation: str
+    global_step: int
+    num_accumulated: int
+    round_shape: tuple[int, ...] | None
+    applied: int
+    stale: int
+    repeated: int
+    duplicates: int
+    takes: int
+    buffered_bytes: int
+    buffer_limit: int
+    once_per_worker: bool
+    max_staleness: int
+    staleness: dict[int, int]
+    staleness_weight: str | tuple[float, ...]
+    normalize: Normalize
+    order: Order
+    total_weight: float
+    partitions: tuple[int, ...]
+    quorum: Quorum
+
+
+class Record(RecordValues):
     """The record of an accumulator, parsed and checked. docs/reference/keys.md describes the fields.
 
     Args:
@@ -123,72 +182,21 @@ class Record:
         reply: the server's reply to ``command()``.
 
     Attributes:
-        global_step: the current step.
-        kind: "dense", "sparse" or "tree", not yet checked.
-        dtype: name of the element type, not yet checked. For a tree, all names with commas between them.
-        shape_text: the declared shape, or how many leaves a tree has, not yet checked.
-        shape: the declared shape. None for a tree.
-        num_leaves: how many leaves a tree has; None for another kind.
-        reduction_type: "MEAN" or "SUM", not yet checked.
-        sparse_mean: "index" or "round", not yet checked.
-        missing: "zero" or "skip", not yet checked.
-        incarnation: random id given at creation.
-        round_shape: the shape that binds the current round; None while it is empty.
-        num_accumulated: gradients in the current round.
-        applied: gradients accepted since creation.
-        stale: gradients dropped because their step had passed.
-        repeated: gradients dropped because the round had one of their worker.
-        duplicates: requests that were recognised as repeated.
-        takes: rounds granted.
+        shape_text: the declared shape, or how many leaves a tree has, as the record has it.
         created_ms: when the accumulator was created, in milliseconds of the server's clock.
-        buffered_bytes: the size of the buffered gradients of the current round.
-        buffer_limit: the largest size that they may have.
         chunk: the number of elements of a dense gradient in one field of the ``sums`` hash.
-        once_per_worker: whether a round accepts one gradient of each worker only.
-        max_staleness: by how many steps a gradient may be late.
-        staleness: how stale the gradients of the current round were: staleness → number of gradients.
-        staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
-        normalize: the divisor of means: "weights" or "count".
-        order: the order in which the gradients of a round are added: "arrival" or "worker".
-        total_weight: the sum of the weights of the gradients of the current round.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
-        partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
-        quorum: what a take waits for that passes no ``num_required``.
 
     Raises:
         NotFoundError: there is no record.
         CorruptDataError: redisacc did not write the record.
     """
 
-    global_step: int
-    kind: str
-    shape: Shape
-    num_leaves: int | None
-    round_shape: tuple[int, ...] | None
-    staleness: dict[int, int]
-    staleness_weight: str | tuple[float, ...]
-    total_weight: float
-    quorum: Quorum
-    dtype: str
-    reduction_type: str
-    sparse_mean: str
-    missing: str
-    incarnation: str
-    num_accumulated: int
-    applied: int
-    stale: int
-    repeated: int
-    duplicates: int
-    takes: int
+    _where: str
+    shape_text: str
     created_ms: int
-    buffered_bytes: int
-    buffer_limit: int
     chunk: int
-    once_per_worker: bool
-    max_staleness: int
-    normalize: Normalize
-    order: Order
-    partitions: tuple[int, ...]
+    given_weight: float | None
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(FIELDS):
@@ -198,22 +206,24 @@ class Record:
         if isinstance(reply[0], bytes):
             # First, because another version may have other fields.
             check_format(keys.name, reply[0].decode(errors="backslashreplace"))
-        self._where = keys.record
-        values: dict[str, Any] = {}
+        # Its own fields are set only here.
+        values = vars(self)
+        values.update(_where=keys.record, name=keys.name)
         for field, value in zip(FIELDS, reply, strict=True):
-            text = field.absent if value is None else value
-            values[field.name] = self._parsed(field.name, text, field.parse)
-        vars(self).update(values)
-        late = self.max_staleness
-        self.staleness = self._parsed("staleness", values["staleness"], parse_staleness, self.num_accumulated, late)
-        self.staleness_weight = self._parsed("staleness_weight", values["staleness_weight"], parse_rule, late)
-        self.given_weight = self._parsed("total_weight", values["total_weight"], self._total)
-        self.quorum = Quorum.parse(values)
-        self.shape_text, is_tree = values["shape"], self.kind == "tree"
-        self.shape = None if is_tree else parse_shape(keys, self.shape_text)
-        self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
-        self.round_shape = round_shape_of(keys, values["round_shape"])
-        self.total_weight = float(self.num_accumulated) if self.given_weight is None else self.given_weight
+            values[field.name] = self._parsed(field.name, field.absent if value is None else value, field.parse)
+        late, shape, is_tree = self.max_staleness, values["shape"], self.kind == "tree"
+        given = self._parsed("total_weight", values["total_weight"], self._total)
+        values.update(
+            staleness=self._parsed("staleness", self.staleness, parse_staleness, self.num_accumulated, late),
+            staleness_weight=self._parsed("staleness_weight", self.staleness_weight, parse_rule, late),
+            given_weight=given,
+            total_weight=float(self.num_accumulated) if given is None else given,
+            quorum=Quorum.parse(values),
+            shape_text=shape,
+            shape=None if is_tree else parse_shape(keys, shape),
+            num_leaves=parse_leaves(keys, shape) if is_tree else None,
+            round_shape=round_shape_of(keys, values["round_shape"]),
+        )
 
     def _parsed(self, name: str, text: object, parse: Callable[..., Any], *more: object) -> Any:
         """Returns what a parser makes of a field. Its error becomes one that names the field."""
@@ -243,44 +253,20 @@ class Record:
         Raises:
             CorruptDataError: the schema is unknown to redisacc.
         """
-        if self.reduction_type not in ("MEAN", "SUM"):
-            raise self._foreign("reduction_type", self.reduction_type)
-        if self.sparse_mean not in ("index", "round"):
-            raise self._foreign("sparse_mean", self.sparse_mean)
-        if self.missing not in ("zero", "skip"):
-            raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
         return replace(self._plain_spec(tree), normalize=self.normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
-        sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"
-        if self.kind == "tree":
-            return self._tree_spec(tree, sparse_mean)
-        if self.dtype not in TABLE:
-            raise self._foreign("dtype", self.dtype)
-        if self.kind not in ("dense", "sparse"):
-            raise self._foreign("kind", self.kind)
-        return ArraySpec.of(
-            "sparse" if self.kind == "sparse" else "dense",
-            TABLE[self.dtype],
-            self.shape,
-            reduction_type=self.reduction_type,
-            sparse_mean=sparse_mean,
-            chunk=self.chunk,
-        )
-
-    def _tree_spec(self, tree: object, sparse_mean: SparseMean) -> TreeSpec:
+        mean: Any = {"reduction_type": self.reduction_type, "sparse_mean": self.sparse_mean, "chunk": self.chunk}
+        if self.kind != "tree":
+            if self.dtype not in TABLE:
+                raise self._foreign("dtype", self.dtype)
+            return ArraySpec.of(self.kind, TABLE[self.dtype], self.shape, **mean)
         try:
             if not isinstance(tree, bytes):
                 raise ValueError("the structure of the tree is missing")
-            return TreeSpec.parse(
-                tree.decode(),
-                reduction_type=self.reduction_type,
-                sparse_mean=sparse_mean,
-                missing="skip" if self.missing == "skip" else "zero",
-                chunk=self.chunk,
-            )
+            return TreeSpec.parse(tree.decode(), missing=self.missing, **mean)
         except ValueError as error:
             raise CorruptDataError(
                 f"{self._where}: tree holds what redisacc did not write: {printable(str(error), 300)}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
-from redisacc._format.weights import rule_text
-from redisacc._handles.options import AccumulatorOptions, Limits, Mean, Staleness
+from redisacc._format.record import SETTINGS
+from redisacc._handles.options import AccumulatorOptions, Limits
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
 from redisacc._protocol.applying.buffer_writer import BufferWriter
 from redisacc._protocol.applying.partition_writer import PartitionWriter
@@ -85,22 +85,13 @@ def assemble(
     transport = connect(options["redis"])
     is_private = shared_name is None
     min_replicas = options["min_replicas"]
-    limits, staleness = options["limits"] or Limits(), cast(Staleness | None, options["staleness"])
+    limits = options["limits"] or Limits()
     keys = Keys(shared_name or private_leases.new_name())
-    mean = options["mean"] or Mean()
-    settings = {
-        "buffer_limit": limits.buffer,
-        "once_per_worker": options["once_per_worker"],
-        "max_staleness": None if staleness is None else staleness.most,
-        "staleness_weight": None if staleness is None or staleness.weight is None else rule_text(staleness.weight),
-        "normalize": mean.by,
-        "order": options["order"],
-    }
     opened = open_accumulator(
         transport,
         keys,
         spec,
-        settings,
+        {field.name: field.chosen(options) for field in SETTINGS},
         partitions=options["partitions"],
         create=options["create"],
         lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,

@@ -15,9 +15,9 @@ from redisacc._data.validation import INT64_MAX
 from redisacc._data.weights import CONSTANT
 from redisacc._format.entries import WaitingTaker
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
-from redisacc._protocol.lifecycle.opening import BUFFER_LIMIT_BY_WORKER
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 from redisacc._data.metrics import parse_metrics
-from redisacc._data.validation import Shape
 from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import (
     UnacknowledgedRound,
@@ -24,8 +23,7 @@ from redisacc._format.entries import (
 )
 from redisacc._format.history_entries import parse_history
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.quorum import Quorum
-from redisacc._format.record import Record
+from redisacc._format.record import Record, RecordValues
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.worker_states import WorkersByState, workers_by_state
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
@@ -39,7 +37,7 @@ MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class AccumulatorInfo:
+class AccumulatorInfo(RecordValues):
     """An accumulator as it was at one moment.
 
     Example:
@@ -103,36 +101,8 @@ class AccumulatorInfo:
         read_at: the time of the server's clock when all this was read.
     """
 
-    name: str
-    kind: str
-    dtype: str
-    shape: Shape
-    num_leaves: int | None
-    reduction_type: str
-    sparse_mean: str
-    missing: str
-    incarnation: str
-    global_step: int
-    num_accumulated: int
-    round_shape: tuple[int, ...] | None
-    applied: int
-    stale: int
-    repeated: int
-    duplicates: int
-    takes: int
     buffered: int
-    buffered_bytes: int
-    buffer_limit: int
-    once_per_worker: bool
-    max_staleness: int
-    staleness: dict[int, int]
-    staleness_weight: str | tuple[float, ...]
-    normalize: str
-    order: str
-    total_weight: float
-    partitions: tuple[int, ...]
     attempts: int
-    quorum: Quorum
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -180,9 +150,6 @@ class AccumulatorInfo:
 
 
 # The attributes that are those of the record.
-_OF_THE_RECORD = [attribute.name for attribute in fields(AccumulatorInfo) if attribute.name in Record.__annotations__]
-
-
 def _created_at(keys: Keys, ms: int) -> datetime.datetime:
     try:
         return time_of(ms)
@@ -280,8 +247,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     members = parse_crew(keys.crew, crew, now_ms)
     known_workers, seen = parse_known_workers(keys, sessions, in_round, members, read_at)
     return AccumulatorInfo(
-        **{name: getattr(found, name) for name in _OF_THE_RECORD},
-        name=keys.name,
+        **{value.name: getattr(found, value.name) for value in fields(RecordValues)},
         buffered=int(buffered),
         attempts=len(attempts),
         workers=in_round,

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from redisacc._clock import durations
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree.structure import difference, parse_structure
-from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import DELETING, NAMES, Keys
 from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
-from redisacc._format.record import ABSENT, FIELDS, FORMAT, check_format
+from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
@@ -24,35 +23,6 @@ from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")
-
-# How many bytes the buffered gradients of a round may have together, unless the creator says otherwise.
-BUFFER_LIMIT = 256 * 2**20
-# The same if sums follow the workers' numbers: as many as a record can hold. A round then has one gradient of each
-# worker, and compacting them would change their order.
-BUFFER_LIMIT_BY_WORKER = 10**15 - 1
-
-# Fields of the record that its creator chooses -> the options that set them.
-SETTINGS: Mapping[str, str] = {
-    "buffer_limit": "limits.buffer",
-    "once_per_worker": "once_per_worker",
-    "max_staleness": "staleness.most",
-    "staleness_weight": "staleness.weight",
-    "normalize": "mean.by",
-    "order": "order",
-}
-DEFAULTS: Mapping[str, Any] = {
-    "once_per_worker": False,
-    "max_staleness": 0,
-    "staleness_weight": CONSTANT,
-    "normalize": "weights",
-    "order": "arrival",
-}
-# The same for what is accumulated.
-_SCHEMA: Mapping[str, str] = {
-    **{name: name for name in ("kind", "dtype", "shape", "reduction_type")},
-    "sparse_mean": "mean.rows",
-    "missing": "mean.missing",
-}
 
 
 def open_accumulator(
@@ -72,7 +42,7 @@ def open_accumulator(
         transport: the way to the server.
         keys: the keys of the accumulator.
         spec: the specification that the caller expects.
-        settings: the fields of the record that are ``SETTINGS``. None: as with an existing accumulator, and the default
+        settings: the values of the fields that are ``SETTINGS``. None: as with an existing accumulator, and the default
             for a new one.
         partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
             if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
@@ -89,8 +59,9 @@ def open_accumulator(
         InvalidArgumentError: it was created as something else.
         CorruptDataError: the record belongs to another version of the data model.
     """
-    default_limit = BUFFER_LIMIT_BY_WORKER if settings["order"] == "worker" else BUFFER_LIMIT
-    new = {"buffer_limit": default_limit, **DEFAULTS}
+    new = {field.name: field.default for field in SETTINGS}
+    if settings["order"] == "worker":
+        new["buffer_limit"] = BUFFER_LIMIT_BY_WORKER
     new |= {name: value for name, value in settings.items() if value is not None}
     chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
     scripts = Scripts(transport, keys, OF_ACCUMULATORS)
@@ -126,15 +97,7 @@ def open_accumulator(
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
         delete(transport, keys, opened.incarnation)
-    for field in FIELDS:
-        if field.name in ("normalize", "order", "once_per_worker", "partitions"):
-            text = getattr(opened, field.name)
-            try:
-                setattr(opened, field.name, field.parse(text))
-            except ValueError:
-                raise CorruptDataError(
-                    f"{keys.record}: {field.name} is {shown(text)}, which redisacc did not write"
-                ) from None
+    _parse_settings(keys, opened)
     opened.can_add_in_place = opened.struct == "yes"
     if incarnation not in (None, opened.incarnation):
         raise NotFoundError(
@@ -145,6 +108,18 @@ def open_accumulator(
     if not lease_ms:
         list_name(transport, keys.name)
     return opened
+
+
+def _parse_settings(keys: Keys, opened: Reply) -> None:
+    for field in FIELDS:
+        if field in SETTINGS or field.name == "partitions":
+            text = str(getattr(opened, field.name))
+            try:
+                setattr(opened, field.name, field.parse(text))
+            except ValueError:
+                raise CorruptDataError(
+                    f"{keys.record}: {field.name} is {shown(text)}, which redisacc did not write"
+                ) from None
 
 
 def _read_only(transport: Transport, keys: Keys, scripts: Scripts) -> Reply | None:
@@ -182,9 +157,11 @@ def _check_schema(
     # Of two trees, the leaf in which they differ says more.
     is_tree = opened.kind == wanted["kind"] == "tree"
     differences = [
-        f"{option} is {printable(there, QUOTED) if isinstance(there, str) else there}, not {wanted[name]}"
-        for name, option in {**_SCHEMA, **SETTINGS}.items()
-        if wanted[name] not in (None, there := getattr(opened, name)) and not (is_tree and name in ("dtype", "shape"))
+        f"{field.option} is {printable(there, QUOTED) if isinstance(there, str) else there}, not {wanted[field.name]}"
+        for field in FIELDS
+        if field.option
+        and wanted[field.name] not in (None, there := getattr(opened, field.name))
+        and not (is_tree and field.name in ("dtype", "shape"))
     ]
     number = len(opened.partitions) or 1
     if isinstance(partitions, int) and partitions != number:
