@@ -56,7 +56,7 @@ def test_every_script(
     parameters(real_client)
     updates(real_client, background)
     an_upload_leaf_by_leaf(real_client, until)
-    a_loss_of_a_part(real_client, background)
+    a_loss_of_a_part(real_client, background, until)
     assert set(scripts().values()) - ran(real_client) == set()
 
 
@@ -164,12 +164,14 @@ def an_upload_leaf_by_leaf(client: redis.Redis, until: Callable[..., Any]) -> No
         chief.delete()
 
 
-def a_loss_of_a_part(client: redis.Redis, background: Callable[..., Any]) -> None:
+def a_loss_of_a_part(client: redis.Redis, background: Callable[..., Any], until: Callable[..., Any]) -> None:
     """The server has lost a part of the parameters, which a worker has."""
+    begun = []
 
     def work() -> None:
         with redisacc.Worker("every", redis=client) as worker:
-            for _, found in worker.steps():
+            for step, found in worker.steps():
+                begun.append(step)
                 worker.apply(found)
 
     def chief() -> redisacc.Chief:
@@ -180,6 +182,7 @@ def a_loss_of_a_part(client: redis.Redis, background: Callable[..., Any]) -> Non
         for taken in first.rounds():
             first.publish(first.parameters - taken.gradient / 2)
             break
+    until(lambda: 1 in begun)
     blob = client.hget("redisacc:{every}:parameters", "full").decode().partition(":")[0]
     assert client.unlink(*client.scan_iter(f"redisacc:{{every/*}}:partition:blob:{blob}:*")) > 0
     with chief() as second:
