@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redisacc._format.history_entries import PastStep
+from redisacc._monitoring.facts import Facts, facts_of, facts_of_parameters, schema_text
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
@@ -180,22 +181,11 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
         "id": id_of(info.name),
         "facts": {
             "name": printable(info.name),
-            "kind": info.kind,
-            "dtype": printable(info.dtype, NAME),
-            "shape": None if info.shape is None else list(info.shape),
-            "leaves": info.num_leaves,
-            "reduction": info.reduction_type,
-            "once_per_worker": info.once_per_worker,
-            "max_staleness": info.max_staleness,
-            "partitions": len(info.partitions),
+            "kind": printable(schema_text(info), NAME),
+            "listed": _listed(facts_of(info)),
             "buffer_limit": info.buffer_limit,
             "created": _ms(info.created_at),
-            "applied": info.applied,
-            "stale": info.stale,
-            "repeated": info.repeated,
-            "duplicates": info.duplicates,
-            "takes": info.takes,
-            "reducer": None if info.reducer is None else [printable(info.reducer.who, NAME), info.reducer.state],
+            "reducer": None if info.reducer is None else info.reducer.state,
         },
         "training": _training(view),
         "curves": _curves(info.metrics, steps),
@@ -244,17 +234,15 @@ def _training(view: View) -> dict[str, Any] | None:
         "until": None if parameters.until is None else str(parameters.until),
         "share": None if not parameters.until or parameters.until < 0 else parameters.step / parameters.until,
         "finished": parameters.finished,
-        "chief": printable(info.chief, NAME) if info.chief else None,
-        "required": info.quorum.least,
-        "optimizer": parameters.optimizer,
-        "seconds": None if seconds is None else _rounded(seconds),
+        "listed": _listed([("led by", info.chief or "nobody"), *facts_of_parameters(parameters, seconds)]),
         "left": None
         if seconds is None or parameters.until is None
         else _rounded(seconds * (parameters.until - parameters.step)),
-        "parameter_bytes": parameters.nbytes,
-        "state_bytes": parameters.state_bytes,
-        "stored_bytes": parameters.stored_bytes,
     }
+
+
+def _listed(facts: Facts) -> list[tuple[str, str]]:
+    return [(label, printable(text, NAME)) for label, text in facts if text]
 
 
 def _curves(latest: Mapping[str, float], steps: Sequence[PastStep]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -68,8 +67,7 @@ class View:
         if len(self.published) > 1:
             (first, low), (last, high) = self.published[0], self.published[-1]
             return max(last - first, 0.0) / (high - low)
-        latest = self.parameters.latest if self.parameters is not None else None
-        return latest.seconds if latest is not None and math.isfinite(latest.seconds) else None
+        return None if self.parameters is None else self.parameters.step_seconds
 
     @property
     def rates(self) -> tuple[float, float, float]:

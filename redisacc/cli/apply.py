@@ -11,13 +11,14 @@ from redisacc._data.metrics import metric_name
 from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._handles.base import host_and_process
 from redisacc._handles.existing import open_existing
+from redisacc._monitoring.facts import count_text
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._text import shown
 from redisacc.cli.shared.array_files import read_arrays
 from redisacc.cli.shared.failures import EXIT_CODES, STALE, fail, report_failures
 from redisacc.cli.shared.gradient_arrays import arrays_of
 from redisacc.cli.shared.options import json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.shared.output import count_text, echo_json
+from redisacc.cli.shared.output import echo_json
 
 __all__ = ["apply"]
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from redisacc._checkpoints.file import library, write_file
+from redisacc._monitoring.facts import bytes_text
 from redisacc._text import printable
 from redisacc._training.checkpointer import read_published
 from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, USAGE, fail, report_failures
 from redisacc.cli.shared.options import NonEmptyPath, json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.shared.output import bytes_text, echo_json, echo_wrapped
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 
 __all__ = ["checkpoint"]
 

@@ -19,6 +19,7 @@ from redisacc import __version__
 from redisacc._clock import durations
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import Limits
+from redisacc._monitoring.facts import bytes_text, count_text
 from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.reply_errors import NotPermittedError
@@ -30,7 +31,7 @@ from redisacc.cli.checks.reducers import examine_reducers
 from redisacc.cli.checks.slot_moves import examine_moves
 from redisacc.cli.shared.failures import EXIT_CODES, FAILED, report_failures
 from redisacc.cli.shared.options import json_option, redis_option, transport_of
-from redisacc.cli.shared.output import bytes_text, console, count_text, echo_json
+from redisacc.cli.shared.output import console, echo_json
 from redisacc.errors import RedisAccError, ServerError
 
 __all__ = ["doctor"]

@@ -6,9 +6,10 @@ import click
 from rich.progress import Progress
 
 from redisacc._admin.garbage import WORDS, Leftover, find_garbage, remove_garbage
+from redisacc._monitoring.facts import bytes_text, count_text
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import confirm, json_option, keys_of, redis_option, transport_of, yes_option
-from redisacc.cli.shared.output import bytes_text, console, count_text, echo_json, print_table
+from redisacc.cli.shared.output import console, echo_json, print_table
 
 __all__ = ["gc"]
 

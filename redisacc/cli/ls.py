@@ -9,12 +9,13 @@ import click
 from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._monitoring.facts import bytes_text, count_text, schema_shape_text
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, redis_option, transport_of
-from redisacc.cli.shared.output import bytes_text, count_text, echo_json, echo_wrapped, print_table, schema_shape_text
+from redisacc.cli.shared.output import echo_json, echo_wrapped, print_table
 from redisacc.errors import CorruptDataError, NotFoundError
 
 __all__ = ["ls"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from redisacc._handles.existing import open_existing
+from redisacc._monitoring.facts import count_text
 from redisacc._protocol.lifecycle.info import read_info
 from redisacc._text import age_text, printable
 from redisacc.cli.shared.failures import EXIT_CODES, fail, report_failures
@@ -19,7 +20,7 @@ from redisacc.cli.shared.options import (
     transport_of,
     yes_option,
 )
-from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped, print_table
+from redisacc.cli.shared.output import echo_json, echo_wrapped, print_table
 from redisacc.cli.take import check_form, naming_file, report_round, write_gradient
 
 __all__ = ["recover"]

@@ -8,6 +8,7 @@ from functools import partial
 import click
 
 from redisacc._format.keys import DELETING, Keys, ParameterKeys
+from redisacc._monitoring.facts import count_text
 from redisacc._protocol.lifecycle import deletion
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.deletion import delete_parameters
@@ -24,7 +25,7 @@ from redisacc.cli.shared.options import (
     transport_of,
     yes_option,
 )
-from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 from redisacc.errors import CorruptDataError, NotFoundError
 
 __all__ = ["rm"]

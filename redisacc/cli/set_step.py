@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from redisacc._handles.existing import open_existing
+from redisacc._monitoring.facts import count_text
 from redisacc._text import printable
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import (
@@ -16,7 +17,7 @@ from redisacc.cli.shared.options import (
     transport_of,
     yes_option,
 )
-from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 
 __all__ = ["set_step"]
 

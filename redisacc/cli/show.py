@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import click
@@ -12,43 +11,24 @@ from redisacc._admin.memory import Memory, memory
 from redisacc._admin.rows import CurrentRows, read_spec
 from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX
-from redisacc._data.weights import CONSTANT
 from redisacc._format.entries import WaitingTaker
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._format.worker_states import IN_THE_ROUND
+from redisacc._monitoring.facts import bytes_text, count_text, facts_of, facts_of_parameters, number_text, schema_text
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable
 from redisacc.cli.shared.failures import EXIT_CODES, report_failures
 from redisacc.cli.shared.options import json_option, keys_of, leaf_option, name_argument, redis_option, transport_of
-from redisacc.cli.shared.output import (
-    by_name,
-    bytes_text,
-    count_text,
-    declared_shape_text,
-    echo_json,
-    metrics_text,
-    number_text,
-    print_facts,
-    print_table,
-    progress_text,
-    schema_shape_text,
-    staleness_text,
-    step_seconds_text,
-)
-from redisacc.cli.shared.row_output import ELEMENTS, leaf_facts, print_leaf, print_leaves, print_rows, select_rows
+from redisacc.cli.shared.output import by_name, echo_json, print_facts, print_table
+from redisacc.cli.shared.row_output import leaf_facts, print_leaf, print_leaves, print_rows, select_rows
 from redisacc.errors import NotFoundError
 
 __all__ = ["show"]
 
-# Number of partitions named.
-_PARTITIONS = 8
 # Number of leaves shown without --leaves.
 _LEAVES = 20
-# Number of metrics shown: as many as a gradient may have.
-_METRICS = 32
 
 
 @click.command(epilog=EXIT_CODES)
@@ -163,8 +143,8 @@ def _memory(transport: Transport, keys: Keys, parameters: ParametersInfo | None)
 
 
 def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[Memory]) -> None:
-    schema = f"{info.kind} {info.dtype} {schema_shape_text(info)} {info.reduction_type}"
-    print_facts(info.name, schema, _facts_of(info))
+    active = ("last active", f"{age_text(info.read_at, info.last_activity)} ago")
+    print_facts(info.name, schema_text(info), [*facts_of(info), active, _created(info)])
     if info.known_workers:
         click.echo("\nworkers")
         print_table(
@@ -203,70 +183,13 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[M
             click.echo(f"  and {len(leaves) - _LEAVES} more, which --leaves lists")
 
 
-def _facts_of(info: AccumulatorInfo) -> list[tuple[str, str]]:
-    """Returns labels and texts. An empty text means that there is nothing to say."""
-    read_at, reducer, counted = info.read_at, info.reducer, info.num_accumulated
-    of = f" of {info.waiting[0].num_required}" if info.waiting else ""
-    has_shape = info.round_shape is not None and info.kind != "tree"
-    shape = f", each {declared_shape_text(info.round_shape)}" if has_shape else ""
-    attempts = f"; {count_text(info.attempts, 'attempt')} under way or over"
-    dropped = f"{info.stale} stale, {info.repeated} repeated"
-    limit = "" if info.buffer_limit == BUFFER_LIMIT_BY_WORKER else f" of {bytes_text(info.buffer_limit)}"
-    return [
-        ("step", str(info.global_step)),
-        ("this round", (f"{counted}{of} gradients" if of else count_text(counted, "gradient")) + shape),
-        ("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)}{limit})"),
-        ("partitions", _partitions_text(info.partitions) + attempts if info.partitions else ""),
-        (
-            "reducer",
-            f"{reducer.who}: in time for {reducer.stored} rounds, late for {reducer.late}" if reducer else "",
-        ),
-        ("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken"),
-        ("mean", _mean_text(info)),
-        ("accepts", "one gradient of each worker in a round" if info.once_per_worker else ""),
-        ("adds", "in the order of the workers' numbers" if info.order == "worker" else ""),
-        ("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late" if info.max_staleness else ""),
-        ("late", f"in this round: {staleness_text(info.staleness)}" if info.max_staleness else ""),
-        ("weights", "" if info.staleness_weight == CONSTANT else f"by staleness: {_rule_text(info.staleness_weight)}"),
-        ("weight", "" if info.total_weight == counted else f"{number_text(info.total_weight)} in this round"),
-        ("metrics", metrics_text(info.metrics, _METRICS)),
-        ("chief", info.chief),
-        ("quorum", str(info.quorum)),
-        ("last active", f"{age_text(read_at, info.last_activity)} ago"),
-        ("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(read_at, info.created_at)} ago"),
-        ("incarnation", info.incarnation),
-    ]
-
-
 def _print_parameters(info: ParametersInfo) -> None:
-    encoded = "" if info.encoding == "float32" else f", stored as {info.encoding} where they are float32"
-    latest = info.latest
-    facts = [
-        ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),
-        ("step time", "" if latest is None or math.isnan(latest.seconds) else step_seconds_text(latest.seconds)),
-        ("workers", "" if info.workers is None else f"the data is shared among {info.workers}"),
-        ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
-        ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),
-        ("state", bytes_text(info.state_bytes) if info.state_bytes else ""),
-        ("stored", bytes_text(info.stored_bytes)),
-        ("partitions", _partitions_text(info.partitions)),
-        ("published", f"{age_text(info.read_at, info.published_at)} ago by {info.publisher}"),
-        ("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago"),
-        ("incarnation", info.incarnation),
-    ]
-    print_facts(info.name, "parameters", facts)
+    published = ("published", f"{age_text(info.read_at, info.published_at)} ago")
+    print_facts(info.name, "parameters", [*facts_of_parameters(info, info.step_seconds), published, _created(info)])
 
 
-def _mean_text(info: AccumulatorInfo) -> str:
-    """Returns a clause about the divisor of a mean if it is not the usual one; else nothing."""
-    counted = "by the number of" if info.normalize == "count" else "by"
-    if info.kind != "tree":
-        if info.sparse_mean == "round":
-            return f"divides {counted} the gradients of the round, not by those that held an index"
-        return "divides by the number of gradients, whatever their weights" if info.normalize == "count" else ""
-    divisor = "that have the leaf" if info.missing == "skip" else "of the round"
-    rows = ", and a row by those that held its index" if info.sparse_mean == "index" else ""
-    return f"divides {counted} the gradients {divisor}{rows}"
+def _created(info: AccumulatorInfo | ParametersInfo) -> tuple[str, str]:
+    return "created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago"
 
 
 def _requirement_text(waiting: WaitingTaker) -> str:
@@ -274,20 +197,6 @@ def _requirement_text(waiting: WaitingTaker) -> str:
     grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
     weight = f" with a weight of {number_text(waiting.min_weight)}" if waiting.min_weight else ""
     return f"{waiting.num_required}{weight}{grace}"
-
-
-def _rule_text(rule: str | tuple[float, ...]) -> str:
-    """Returns a rule for weights of staleness as people read it; of many factors, the first ones."""
-    if isinstance(rule, str):
-        return rule
-    text = ", ".join(map(number_text, rule[:ELEMENTS]))
-    return text + (f" … and {len(rule) - ELEMENTS} more" if len(rule) > ELEMENTS else "")
-
-
-def _partitions_text(numbers: Sequence[int]) -> str:
-    """Returns the number of partitions and the first of them, as in "9 (0, 2, 3, …)"; nothing if there are none."""
-    named = ", ".join(map(str, numbers[:_PARTITIONS])) + (", …" if len(numbers) > _PARTITIONS else "")
-    return f"{len(numbers)} ({named})" if numbers else ""
 
 
 def _print_memory(sizes: Sequence[Memory]) -> None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from redisacc._data.results import Round
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
+from redisacc._monitoring.facts import count_text
 from redisacc._text import printable
 from redisacc.cli.shared.array_files import check_output, write_arrays
 from redisacc.cli.shared.failures import EXIT_CODES, fail, report_failures
@@ -28,7 +29,7 @@ from redisacc.cli.shared.options import (
     transport_of,
     yes_option,
 )
-from redisacc.cli.shared.output import console, count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.output import console, echo_json, echo_wrapped
 from redisacc.errors import ConflictError, RedisAccError
 
 __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"]

@@ -18,22 +18,14 @@ from redisacc._clock import clock
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._monitoring.collector import Collector
+from redisacc._monitoring.facts import bytes_text, count_text, metrics_text, progress_text, step_seconds_text
 from redisacc._monitoring.view import View
 from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
 from redisacc.cli.shared.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
-from redisacc.cli.shared.output import (
-    by_name,
-    bytes_text,
-    console,
-    count_text,
-    echo_json,
-    metrics_text,
-    progress_text,
-    step_seconds_text,
-)
+from redisacc.cli.shared.output import by_name, console, echo_json
 from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]

@@ -39,7 +39,7 @@ def test_ls(cli, cli_json, weights, open_dense, parameter_partitions):
 
 def test_show(cli, cli_json, weights, open_dense):
     text = cli("show", "w").stdout
-    for part in ("parameters", "step         7", "2 (3.93 KiB)", "state        80 B", "ago by chief"):
+    for part in ("parameters", "step         7", "2 (3.93 KiB)", "state        80 B", "publisher    chief"):
         assert part in text
     found = cli_json("show", "w")["parameters"]
     assert (found["step"], found["leaves"], found["nbytes"], found["state_bytes"]) == (7, 2, 4024, 80)

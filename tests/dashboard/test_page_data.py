@@ -20,6 +20,7 @@ from redisacc._dashboard.feed import Feed
 from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, sections
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
+from redisacc._monitoring.facts import bytes_text, step_seconds_text
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.step_history import StepHistory, curves
 from redisacc._protocol.parameters.info import read_parameters_info
@@ -52,12 +53,14 @@ def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(mon
                 found = page(monitor, detail=name)
                 of, curves = found["detail:training"], found["detail:curves"]
                 assert (of["step"], of["until"], of["share"], of["finished"]) == (str(step), "8", step / 8, False)
-                assert of["chief"] == f"{socket.gethostname()}:{os.getpid()}"
-                info = monitor.views["t"].parameters
-                assert (of["parameter_bytes"], of["state_bytes"], of["stored_bytes"]) == (
-                    2000, info.state_bytes, info.stored_bytes,
+                listed, view = dict(of["listed"]), monitor.views["t"]
+                assert listed["led by"] == f"{socket.gethostname()}:{os.getpid()}"
+                info = view.parameters
+                assert (listed["leaves"], listed["state"], listed["stored"]) == (
+                    "1 (1.95 KiB)", bytes_text(info.state_bytes), bytes_text(info.stored_bytes),
                 )  # fmt: skip
-                assert of["left"] == pytest.approx(of["seconds"] * (8 - step), rel=0.02)
+                assert listed["step time"] == step_seconds_text(view.step_seconds)
+                assert of["left"] == pytest.approx(view.step_seconds * (8 - step), rel=0.02)
                 assert (curves["names"], curves["latest"]) == (["acc", "loss"], ["nan", f"{2.0 - step:.4g}"])
                 assert curves["steps"] == list(range(step))
                 nothing, losses, times = curves["values"]
@@ -178,8 +181,8 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert found["order"] == [found["detail:id"]] == [id_of("w")]
     assert (row["name"], row["step"], row["count"]) == (info.name, str(info.global_step), info.num_accumulated)
     assert (row["required"], row["waiting"], row["taker"]) == (2, 1, "bob")
-    assert (facts["kind"], facts["dtype"], facts["shape"]) == (info.kind, info.dtype, [3])
-    assert (facts["applied"], facts["stale"], facts["takes"]) == (info.applied, info.stale, info.takes) == (3, 0, 1)
+    assert facts["kind"] == "dense float32 [3] MEAN"
+    assert ["in total", "3 applied, 0 stale, 0 repeated, 0 sent twice, 1 taken"] in facts["listed"]
     assert filling["staleness"] == [[1, 1]]
     assert filling["first"] == filling["last"] >= filling["began"]
     assert found["detail:staleness"] == [[0, 2], [1, 1]]

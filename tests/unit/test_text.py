@@ -9,8 +9,8 @@ import pickle
 import pytest
 
 import redisacc
+from redisacc._monitoring.facts import bytes_text
 from redisacc._text import MESSAGE, QUOTED, age_text, printable, seconds_text, shown
-from redisacc.cli.shared.output import bytes_text
 
 
 @pytest.mark.parametrize(

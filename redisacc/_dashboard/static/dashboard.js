@@ -44,6 +44,7 @@ function element(tag, options = {}, ...children) {
 
 function setText(target, text) { if (target.textContent !== text) target.textContent = text; }
 function setWidth(target, share) { target.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`; }
+const items = (listed) => listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd })));
 const cell = (text, kind = "") => element("td", { class: kind, text });
 
 // Ages: elements whose text grows older. `at` is in milliseconds of the server's clock, or in seconds of the dashboard's.
@@ -187,13 +188,10 @@ let filling = null, facts = null, waiting = [];
 function showFacts(found) {
   facts = found;
   setText(byId("name"), found.name);
-  const shape = found.leaves === null ? (found.shape === null ? "any shape" : `[${found.shape.map((n) => (n === null ? "None" : n)).join(", ")}]`) : plural(found.leaves, "leaf").replace("leafs", "leaves");
-  setText(byId("kind"), [found.kind, found.dtype, shape, found.reduction.toLowerCase(), found.once_per_worker ? "one gradient of each worker" : ""].filter(Boolean).join(" · "));
+  setText(byId("kind"), found.kind);
   const created = element("dd");
   keepAge(created, () => `${seconds(ageOfClock(found.created))} ago`);
-  const listed = [["Applied", count(found.applied)], ["Stale", count(found.stale)], ["Repeated", count(found.repeated)], ["Arrived twice", count(found.duplicates)], ["Rounds", count(found.takes)],
-    ["Max staleness", plural(found.max_staleness, "step")], ["Reducer", found.reducer ? found.reducer[0] : "none"], ...(found.partitions ? [["Partitions", count(found.partitions)]] : [])];
-  byId("facts").replaceChildren(...listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd }))), element("div", {}, element("dt", { text: "Created" }), created));
+  byId("facts").replaceChildren(...items(found.listed), element("div", {}, element("dt", { text: "created" }), created));
 }
 
 function showFilling() {
@@ -215,7 +213,7 @@ function showFilling() {
   if (filling.buffered_bytes) note(`buffered ${bytes(filling.buffered_bytes)} of ${bytes(facts.buffer_limit)}`, filling.buffered_bytes > 0.85 * facts.buffer_limit ? "warn" : "");
   if (filling.total_weight !== filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
   if (filling.staleness.length) note(filling.staleness.map(([steps, n]) => `${n} by ${plural(steps, "step")}`).join(", ") + " late");
-  if (facts.reducer) note(`the reducer ${facts.reducer[1]}`, facts.reducer[1] === "is late" ? "warn" : "");
+  if (facts.reducer) note(`the reducer ${facts.reducer}`, facts.reducer === "is late" ? "warn" : "");
   byId("notes").replaceChildren(...notes);
 }
 
@@ -257,10 +255,7 @@ function showTraining(found) {
   const share = found.share === null ? "" : `of ${whole(found.until)}, ${Math.floor(found.share * 100)} %`;
   const left = found.left === null || found.finished || found.left <= 0 ? "" : `about ${seconds(found.left)} left`;
   setText(byId("training-of"), [share, found.finished ? "finished" : left].filter(Boolean).join(" · "));
-  const listed = [["Led by", found.chief ?? (found.finished ? "nobody, it is finished" : "nobody")], ["Step time", found.seconds === null ? "unknown" : seconds(found.seconds)],
-    ...(found.required === null ? [] : [["A step needs", plural(found.required, "gradient")]]), ...(found.optimizer === null ? [] : [["Optimizer", found.optimizer]]),
-    ["Parameters", bytes(found.parameter_bytes)], ["State", bytes(found.state_bytes)], ["With earlier versions", bytes(found.stored_bytes)]];
-  byId("training-facts").replaceChildren(...listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd }))));
+  byId("training-facts").replaceChildren(...items(found.listed));
 }
 
 const value = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(2) : String(+x.toPrecision(4)));

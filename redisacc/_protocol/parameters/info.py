@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import dataclass
 
 from redisacc._format.entries import clock_ms, time_of
@@ -64,6 +65,11 @@ class ParametersInfo:
     created_at: datetime.datetime
     published_at: datetime.datetime
     read_at: datetime.datetime
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How many seconds the latest step took; None if that is unknown."""
+        return None if self.latest is None or not math.isfinite(self.latest.seconds) else self.latest.seconds
 
 
 def read_parameters_info(transport: Transport, keys: ParameterKeys) -> ParametersInfo | None:

@@ -10,6 +10,7 @@ from typing import Any
 from redisacc._admin.catalogue import list_names
 from redisacc._clock import durations
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
+from redisacc._monitoring.facts import count_text
 from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._redis.cluster.slot_map import key_slot
@@ -17,7 +18,6 @@ from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
-from redisacc.cli.shared.output import count_text
 from redisacc.errors import CorruptDataError, ServerError
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")

@@ -15,12 +15,12 @@ from redisacc._format.buffered import ANNOUNCED_BYTES
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo
+from redisacc._monitoring.facts import bytes_text, count_text
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.sums.part_sums import WORTHWHILE
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
-from redisacc.cli.shared.output import bytes_text, count_text
 from redisacc.errors import CorruptDataError, NotFoundError, ServerError
 
 # Maximum number of accumulators that a finding names.

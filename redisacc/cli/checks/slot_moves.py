@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redisacc._clock import clock, durations
+from redisacc._monitoring.facts import count_text
 from redisacc._monitoring.nodes import parse_info
 from redisacc._redis.cluster.slot_map import SLOTS, Address
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding
-from redisacc.cli.shared.output import count_text
 from redisacc.errors import RedisAccError, ServerError
 
 # How long replicas have to confirm what their master had when it was asked, in seconds. They do so once a second.

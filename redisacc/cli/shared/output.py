@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import math
 import re
@@ -18,41 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from redisacc._format.entries import WorkerInfo
-from redisacc._protocol.lifecycle.info import AccumulatorInfo
-from redisacc._text import printable, seconds_text
+from redisacc._monitoring.facts import number_text
+from redisacc._text import printable
 
-# Text
-
-
-def bytes_text(number: float) -> str:
-    """Returns a number of bytes as text, for example "12 B", "3.4 KiB" or "56 MiB"."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while number >= 1000 and len(units) > 1:
-        number /= 1024
-        units.pop(0)
-    return f"{number:.0f} {units[0]}" if units[0] == "B" or number >= 99.5 else f"{number:.3g} {units[0]}"
-
-
-def count_text(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun, for example "1 gradient" or "2 gradients". ``plural`` is for irregular ones."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def declared_shape_text(shape: Sequence[int | None] | None) -> str:
-    """Returns a shape as text, for example "[100,None]" for one unknown dimension; "any" for an unknown rank."""
-    return "any" if shape is None else "[" + ",".join(map(str, shape)) + "]"
-
-
-def schema_shape_text(info: AccumulatorInfo) -> str:
-    """Returns the declared shape of an accumulator as text, for example "[100,None]"; "7 leaves" for a tree."""
-    if info.num_leaves is None:
-        return declared_shape_text(info.shape)
-    return "1 leaf" if info.num_leaves == 1 else f"{info.num_leaves} leaves"
-
-
-def staleness_text(staleness: Mapping[int, int]) -> str:
-    """Returns how stale gradients were as text, for example "2 by 0 steps, 1 by 3 steps"; "none" for no gradient."""
-    return ", ".join(f"{number} by {count_text(steps, 'step')}" for steps, number in staleness.items()) or "none"
+# Workers
 
 
 def by_name(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
@@ -64,31 +32,6 @@ def by_name(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
             int(piece) if place % 2 else piece for place, piece in enumerate(re.split(r"([0-9]+)", worker.name))
         ],
     )
-
-
-def metrics_text(metrics: Mapping[str, float], most: int) -> str:
-    """Returns the first metrics as text, for example "loss 0.25, top-5 0.9 and 3 more"; "" for none."""
-    text = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(metrics.items(), most))
-    return text + (f" and {len(metrics) - most} more" if len(metrics) > most else "")
-
-
-def progress_text(step: int, until: int | None) -> str:
-    """Returns a step and how far it is on the way to the last one, for example "7 of 20 (35 %)"; or the step alone."""
-    return str(step) if until is None or until <= 0 else f"{step} of {until} ({100 * step / until:.0f} %)"
-
-
-def step_seconds_text(seconds: float) -> str:
-    """Returns the time of a step as text, for example "12 ms" or "3.4 s"."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else seconds_text(seconds)
-
-
-def number_text(value: Any) -> str:
-    """Returns an element as text: integers exactly, others with the digits that tell them from their neighbours."""
-    if isinstance(value, (np.integer, int)):
-        return str(int(value))
-    if isinstance(value, (np.complexfloating, complex)):
-        return str(value).strip("()")
-    return str(value)
 
 
 # JSON

@@ -11,15 +11,9 @@ import numpy as np
 from redisacc._admin.rows import CurrentRows, Rows
 from redisacc._data.tree.spec import Leaf
 from redisacc._data.validation import Array
+from redisacc._monitoring.facts import count_text, declared_shape_text, number_text
 from redisacc._text import printable
-from redisacc.cli.shared.output import (
-    count_text,
-    declared_shape_text,
-    echo_json,
-    echo_wrapped,
-    number_text,
-    print_table,
-)
+from redisacc.cli.shared.output import echo_json, echo_wrapped, print_table
 
 # Number of elements shown of each row.
 ELEMENTS = 8
