@@ -7,20 +7,18 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
 from redisacc._admin.memory import memory
-from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
-from redisacc._format.worker_states import GONE, LATE
 from redisacc._monitoring.histogram import Histogram
+from redisacc._monitoring.metrics import SERIES
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
 from redisacc._monitoring.round_history import Figures
 from redisacc._monitoring.view import View
-from redisacc._protocol.lifecycle.info import AccumulatorInfo
-from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable
 from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
@@ -78,88 +76,6 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
             server.server_close()
 
 
-# The name without its prefix, the help text, and how to read the value.
-_GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
-    ("global_step", "Current step.", lambda info: info.global_step),
-    ("accumulated", "Gradients in the current round.", lambda info: info.num_accumulated),
-    ("accumulated_weight", "Sum of the weights of these gradients.", lambda info: info.total_weight),
-    (
-        "required",
-        "Gradients that the first waiting taker requires; 0 if no taker is waiting.",
-        lambda info: info.waiting[0].num_required if info.waiting else 0,
-    ),
-    (
-        "required_weight",
-        "Sum of weights that the first waiting taker requires; 0 if it requires none.",
-        lambda info: info.waiting[0].min_weight if info.waiting else 0,
-    ),
-    ("waiting_takers", "Takers waiting in the queue.", lambda info: len(info.waiting)),
-    ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),
-    ("buffered_bytes", "Bytes of buffered gradients in the current round.", lambda info: info.buffered_bytes),
-    ("buffer_limit_bytes", "Maximum of redisacc_buffered_bytes.", lambda info: info.buffer_limit),
-    (
-        "reducers",
-        "Partitions on which a reducer works; without partitions, 1 or 0.",
-        lambda info: 0 if info.reducer is None else max(len(info.partitions), 1) - info.reducer.missing,
-    ),
-    (
-        "reducer_late_rounds",
-        "Rounds for which the reducer that works now was too late; 0 if there is none; of several, the slowest counts.",
-        lambda info: info.reducer.late if info.reducer is not None else 0,
-    ),
-    ("max_staleness", "Steps by which a gradient may be late.", lambda info: info.max_staleness),
-    ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
-    (
-        "expected_workers",
-        "Workers that have yet to send a gradient for the current round, and are neither late nor gone.",
-        lambda info: len(info.expected),
-    ),
-    ("late_workers", "Workers that others have waited for, and that are not gone.", lambda info: len(info.late)),
-    ("gone_workers", "Workers whose lease has ended, or that were not seen for long.", lambda info: len(info.gone)),
-    (
-        "last_activity_timestamp_seconds",
-        "Time of the last activity, by the server's clock.",
-        lambda info: info.last_activity.timestamp(),
-    ),
-)
-# The name without its prefix, the help text, and how to read the value; None: it is unknown.
-_TRAININGS: tuple[tuple[str, str, Callable[[View, ParametersInfo], float | None]], ...] = (
-    ("parameters_step", "Step of the latest parameters.", lambda _, of: of.step),
-    ("until", "Step with which the training ends, if its chief knows.", lambda _, of: of.until),
-    ("finished", "1 if no more parameters follow.", lambda _, of: of.finished),
-    ("step_seconds", "Time of a step: the mean of the latest ones.", lambda view, _: view.step_seconds),
-    ("parameters_bytes", "Bytes of the latest parameters.", lambda _, of: of.nbytes),
-    ("state_bytes", "Bytes of the state of the optimizer, or of the chief.", lambda _, of: of.state_bytes),
-    (
-        "stored_bytes",
-        "Bytes of parameters and state, including earlier versions, which slow readers may still need.",
-        lambda _, of: of.stored_bytes,
-    ),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
-    ("applied", "Gradients accepted.", lambda info: info.applied),
-    ("stale", "Gradients dropped because they were too stale.", lambda info: info.stale),
-    ("repeated", "Gradients dropped because the round had one of their worker.", lambda info: info.repeated),
-    ("duplicates", "Requests that arrived twice and were executed once.", lambda info: info.duplicates),
-    ("takes", "Rounds taken.", lambda info: info.takes),
-)
-_WORKERS: tuple[
-    tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, Callable[[WorkerInfo], float]], ...
-] = (
-    (CounterMetricFamily, "worker_applied", "Gradients accepted from a worker.", lambda worker: worker.applied),
-    (
-        CounterMetricFamily,
-        "worker_stale",
-        "Gradients from a worker dropped because they were too stale.",
-        lambda worker: worker.stale,
-    ),
-    (
-        GaugeMetricFamily,
-        "worker_seen_timestamp_seconds",
-        "Time of a worker's last request.",
-        lambda worker: worker.seen_at.timestamp(),
-    ),
-)
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[Figures], Histogram]], ...] = (
     ("round_seconds", "Time from one take to the next.", lambda figures: figures.round_seconds),
     (
@@ -226,12 +142,9 @@ class Metrics(MetricsCollector):
         yield GaugeMetricFamily(
             "redisacc_scrape_seconds", "Time it took to read the server.", value=time.perf_counter() - started
         )
-        infos = [view.info for view in views]
-        yield from _of_accumulators(infos)
-        yield from _of_trainings(views)
+        yield from _of_accumulators(views)
         yield from values
         yield _memory(sizes)
-        yield from _of_workers(views)
         yield from _histograms(figures)
         yield from _of_nodes(nodes)
 
@@ -283,36 +196,17 @@ class Metrics(MetricsCollector):
         return list(monitor.views.values()), sizes, monitor.figures, monitor.nodes
 
 
-def _of_accumulators(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
-    for name, text, read in _GAUGES:
-        gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
-        for info in infos:
-            gauge.add_metric([printable(info.name)], read(info))
-        yield gauge
-    for name, text, read in _COUNTERS:
-        counter = CounterMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
-        for info in infos:
-            counter.add_metric([printable(info.name)], read(info), created=info.created_at.timestamp())
-        yield counter
-    late = GaugeMetricFamily(
-        "redisacc_accumulated_staleness",
-        "Gradients in the current round by the number of steps by which they were late, if staleness allows any.",
-        labels=["accumulator", "staleness"],
-    )
-    for info in infos:
-        if info.max_staleness:
-            for steps, number in info.staleness.items():
-                late.add_metric([printable(info.name), str(steps)], number)
-    yield late
-
-
-def _of_trainings(views: Sequence[View]) -> Iterator[Metric]:
-    for name, text, read in _TRAININGS:
-        gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
+def _of_accumulators(views: Sequence[View]) -> Iterator[Metric]:
+    for series in SERIES:
+        labels = ["accumulator", *filter(None, [series.label])]
+        family: Any = (CounterMetricFamily if series.is_counter else GaugeMetricFamily)(
+            f"redisacc_{series.name}", series.text, labels=labels
+        )
         for view in views:
-            if view.parameters is not None and (value := read(view, view.parameters)) is not None:
-                gauge.add_metric([printable(view.info.name)], value)
-        yield gauge
+            created = {"created": view.info.created_at.timestamp()} if series.is_counter and not series.label else {}
+            for label, value in series.values(view):
+                family.add_metric([printable(view.info.name), *map(printable, label)], value, **created)
+        yield family
 
 
 def _memory(sizes: Mapping[str, Mapping[str, int]]) -> Metric:
@@ -321,36 +215,6 @@ def _memory(sizes: Mapping[str, Mapping[str, int]]) -> Metric:
         for what, nbytes in sorts.items():
             size.add_metric([printable(name), what], nbytes)
     return size
-
-
-def _of_workers(views: Sequence[View]) -> Iterator[Metric]:
-    for family, name, text, read in _WORKERS:
-        metric = family(f"redisacc_{name}", text, labels=["accumulator", "worker"])
-        for view in views:
-            for worker in view.info.known_workers:
-                metric.add_metric([printable(view.info.name), printable(worker.name)], read(worker))
-        yield metric
-    missing = GaugeMetricFamily(
-        "redisacc_worker_missing",
-        "1 if a worker is late or gone, and the training is not finished.",
-        labels=["accumulator", "worker"],
-    )
-    number = GaugeMetricFamily(
-        "redisacc_missing_workers",
-        "Workers that are late or gone; none once the training is finished.",
-        labels=["accumulator"],
-    )
-    for view in views:
-        name = printable(view.info.name)
-        # Workers leave a training that is finished, and nobody waits for them.
-        count = {} if view.parameters is not None and view.parameters.finished else {LATE: 1, GONE: 1}
-        states = view.info.states.items()
-        for state, workers in states:
-            for worker in workers:
-                missing.add_metric([name, printable(worker.name)], count.get(state, 0))
-        number.add_metric([name], sum(count.get(state, 0) * len(workers) for state, workers in states))
-    yield missing
-    yield number
 
 
 def _histograms(figures: Mapping[str, Figures]) -> Iterator[Metric]:
