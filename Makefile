@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The number of test processes: four more than processors, because many tests wait. Each starts servers of its own.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 5)
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 6)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import gc
 import importlib
 import inspect
@@ -83,13 +84,13 @@ def _parameters(function: Function) -> list[str]:
 def _constructor_parameters(constructor: Function) -> list[str]:
     """Parameters of a constructor. ``**options: Unpack[X]`` stands for the fields of the typed dict X."""
     unpacked = re.search(r"\*\*options: Unpack\[(\w+)\]", ast.unparse(constructor.args))
-    options = _keys(CLASSES[unpacked[1]][1]) if unpacked else ["options"]
+    options = _keys(_classes()[unpacked[1]][1]) if unpacked else ["options"]
     return [name for given in _parameters(constructor) for name in (options if given == "options" else [given])]
 
 
 def _keys(cls: ast.ClassDef) -> list[str]:
     """Returns the keys of a typed dict, with those of its bases."""
-    return [key for base in _base_names(cls) if base in CLASSES for key in _keys(CLASSES[base][1])] + _fields(cls)
+    return [key for base in _base_names(cls) if base in _classes() for key in _keys(_classes()[base][1])] + _fields(cls)
 
 
 def _fields(cls: ast.ClassDef) -> list[str]:
@@ -125,15 +126,20 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-NODES = [(module, node) for module, path in MODULES.items() for node in _statements(ast.parse(path.read_text()))]
-CLASSES = {node.name: (module, node) for module, node in NODES if isinstance(node, ast.ClassDef)}
-FUNCTIONS = [(module, node) for module, node in NODES if isinstance(node, Function)]
+@functools.cache
+def _nodes() -> list[tuple[str, ast.AST]]:
+    return [(module, node) for module, path in MODULES.items() for node in _statements(ast.parse(path.read_text()))]
+
+
+@functools.cache
+def _classes() -> dict[str, tuple[str, ast.ClassDef]]:
+    return {node.name: (module, node) for module, node in _nodes() if isinstance(node, ast.ClassDef)}
 
 
 def _ancestors(cls: ast.ClassDef) -> list[str]:
     """The names of the package's classes that a class inherits from, at any distance."""
-    known = [base for base in _base_names(cls) if base in CLASSES]
-    return known + [further for base in known for further in _ancestors(CLASSES[base][1])]
+    known = [base for base in _base_names(cls) if base in _classes()]
+    return known + [further for base in known for further in _ancestors(_classes()[base][1])]
 
 
 def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
@@ -150,10 +156,10 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
             name
             for base in _ancestors(node)
             if base in docstring
-            for name in _entries(ast.get_docstring(CLASSES[base][1]) or "", "Args")
+            for name in _entries(ast.get_docstring(_classes()[base][1]) or "", "Args")
         }
         if attributes := _entries(docstring, "Attributes"):
-            classes = [node, *(CLASSES[base][1] for base in _ancestors(node))]
+            classes = [node, *(_classes()[base][1] for base in _ancestors(node))]
             there = {name for each in classes for name in (*_fields(each), *_properties(each))}
             faults += [f"{where} has no attribute {n}" for n in attributes if n not in there]
             faults += [f"{where}: attribute {n} is not described" for n in fields if n not in attributes]
@@ -168,8 +174,9 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
 
 @pytest.mark.slow
 def test_arguments_and_attributes_are_those_that_there_are() -> None:
-    assert len(CLASSES) > 50
-    assert [fault for module, node in [*CLASSES.values(), *FUNCTIONS] for fault in _faults(module, node)] == []
+    functions = [(module, node) for module, node in _nodes() if isinstance(node, Function)]
+    assert len(_classes()) > 50
+    assert [fault for module, node in [*_classes().values(), *functions] for fault in _faults(module, node)] == []
 
 
 GOOD = '''

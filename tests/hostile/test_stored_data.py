@@ -201,8 +201,7 @@ def some(place: Place, turn: int, everything: bool) -> Iterator[tuple[str, Any, 
 
 # Each kind of accumulator and each storage. `make check` has all pairs of them.
 USUAL = (
-    "published", "trained", "weighted sparse in place", "tree parts", "dense partitions", "unbounded in place",
-    "integers in place", "int8 inline",
+    "published", "trained", "tree parts", "dense partitions", "unbounded in place", "integers in place", "int8 inline",
 )  # fmt: skip
 
 

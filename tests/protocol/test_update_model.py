@@ -30,7 +30,7 @@ WITHOUT = {
     ("bounds", "states"),
     thorough(
         [(ONE, 40_000), (OPTIMIZERS, 7_000), (REPLACED, 10_000), (FAILOVER, 7_000), (COLLECTED, 700)],
-        usual=[(OPTIMIZERS, 7_000), (FAILOVER, 7_000), (COLLECTED, 700)],
+        usual=[(FAILOVER, 7_000), (COLLECTED, 700)],
     ),
 )
 def test_a_visible_version_is_that_of_its_order_and_no_round_is_used_twice_or_lost(bounds, states):
