@@ -11,6 +11,7 @@ from pages import DOCS
 from redisacc import __all__ as ours
 from redisacc import embedded, errors, optim
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
+from redisacc._format.record import FIELDS
 
 ROOT = DOCS.parent
 
@@ -43,6 +44,12 @@ def test_the_table_of_keys_has_each_key(key: str) -> None:
     shown = re.sub(r":0$", ":K", key).replace("/00007}", "/p}").replace("reducer:7", "reducer:p")
     table = (DOCS / "reference" / "keys.md").read_text().partition("## The record")[0]
     assert f"`{shown}`" in table
+
+
+def test_the_page_of_keys_has_each_field_of_the_record() -> None:
+    record = (DOCS / "reference" / "keys.md").read_text().partition("## The record\n")[2].partition("\n## ")[0]
+    described = {name for row in re.findall(r"^\| (`.+?`) \|", record, re.MULTILINE) for name in row.split("`")[1::2]}
+    assert {field.name for field in FIELDS} - described == set()
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
