@@ -215,19 +215,28 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
     if incarnation.startswith(DELETING):
         # Finishing the deletion removes those that it knows; the next search finds the others.
         return []
-    held: set[bytes] | None = set()
-    if reply is not None:
-        try:
-            # In this order: an attempt that is counted meanwhile moves from the list to a round.
-            listed_now = listed_attempts(transport, keys)
-        except CorruptDataError:
-            # It is unknown which parts are in use, so none of them is garbage.
+    # Asked once, the list of attempts may come from a leader that had counted an attempt already, and what is counted
+    # from its replica, which has not heard of that and lists it. Of two answers, one comes from one server.
+    for _ in range(2 if reply is not None else 0):
+        held = _held_attempts(transport, keys)
+        endless = [] if held is None else [(key, attempt) for key, attempt in endless if attempt not in held]
+        if not endless:
             return []
-        held = _held_gradients(transport, keys)
-        if held is not None:
-            held |= {attempt.id.encode() for attempt in listed_now}
-    orphans = {key: "" for key, attempt in endless if held is not None and attempt.encode() not in held}
-    return [Leftover(keys.name, "partition", incarnation, orphans)] if orphans else []
+    return [Leftover(keys.name, "partition", incarnation, {key: "" for key, _ in endless})] if endless else []
+
+
+def _held_attempts(transport: Transport, keys: Keys) -> set[str] | None:
+    """Returns the ids of all attempts that are listed, or whose gradients are in a round.
+
+    None: redisacc did not write one of them, or rounds move all the time. Then it is unknown which parts are in use.
+    """
+    try:
+        # In this order: an attempt that is counted meanwhile moves from the list to a round.
+        listed = {attempt.id for attempt in listed_attempts(transport, keys)}
+    except CorruptDataError:
+        return None
+    held = _held_gradients(transport, keys)
+    return None if held is None else listed | {of.decode(errors="replace") for of in held}
 
 
 def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, str]]) -> list[Leftover]:
@@ -243,26 +252,22 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
     if incarnation.startswith(DELETING):
         # Finishing the deletion removes those that it knows; the next search finds the others.
         return []
-    try:
-        held = _held_blobs(transport, keys) if incarnation else set()
-    except CorruptDataError:
-        # It is unknown which parts are in use, so none of them is garbage.
-        return []
-    orphans = {key: blob for key, blob in endless if blob not in held}
+    held = _held_blobs(transport, keys) if incarnation else set()
+    # Once is enough here: the leader is asked again before they are removed.
+    orphans = {key: blob for key, blob in endless if held is not None and blob not in held}
     return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
 
 
-def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str]:
-    """Returns the ids of all blobs that the record or an attempt lists.
-
-    Raises:
-        CorruptDataError: redisacc did not write one of them, or another version of it wrote the record.
-    """
-    # In this order: a blob that is published meanwhile moves from the list to the record.
-    listed_now = listed_attempts(transport, keys)
-    # Without partitions, the list belongs to an earlier incarnation.
-    held = {attempt.id for attempt in listed_now} if read_partitions(transport, keys).partitions else set()
-    return held | {blob.id for blob in listed_blobs(transport, keys)}
+def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str] | None:
+    """Returns the ids of all blobs that the record or an attempt lists; None if redisacc did not write one of them."""
+    try:
+        # In this order: a blob that is published meanwhile moves from the list to the record.
+        listed_now = listed_attempts(transport, keys)
+        # Without partitions, the list belongs to an earlier incarnation.
+        held = {attempt.id for attempt in listed_now} if read_partitions(transport, keys).partitions else set()
+        return held | {blob.id for blob in listed_blobs(transport, keys)}
+    except CorruptDataError:
+        return None
 
 
 def _incarnation(transport: Transport, keys: ParameterKeys) -> str:
@@ -422,7 +427,7 @@ def _unused(transport: Transport, leftover: Leftover) -> list[str]:
         held = _held_blobs(transport, keys)
     except (CorruptDataError, NotFoundError):
         return []
-    return [key for key, blob in leftover.keys.items() if blob not in held]
+    return [] if held is None else [key for key, blob in leftover.keys.items() if blob not in held]
 
 
 def _number_of(blob: str) -> int:

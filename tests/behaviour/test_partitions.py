@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from support.command import collect_garbage
 from support.leaks import leftovers
 from support.model import assert_same
 from support.selection import ONE_NODE, REAL
@@ -341,6 +342,21 @@ def test_gc_finds_attempts_that_are_over(acc, client, dies, gc):
     client.zadd(ATTEMPTS, {attempt: 1})
     assert gc("--yes") == ([("w", "attempts")], 1)
     assert (parts_of(client), gc()) == ([], ([], 0))
+    acc.settle()
+
+
+def test_gc_asks_twice_because_a_leader_may_fail_over_between_its_questions(acc, client, dies, proxy):
+    dies("commit", acc.apply_grad, gradient(1))
+    (attempt,) = attempts_of(client)
+    due = client.zscore(ATTEMPTS, attempt)
+    parts = parts_of(client)
+    # The leader that lists attempts has counted this one. Its replica, which lists gradients, has not heard of that.
+    client.zrem(ATTEMPTS, attempt)
+    proxy.listen_anew()
+    proxy.after("ZRANGE", lambda: client.zadd(ATTEMPTS, {attempt: due}))
+    assert collect_garbage(proxy.url, "w") == []
+    assert proxy.sent.count("ZRANGE") == 2
+    assert (parts_of(client), attempts_of(client)) == (parts, [attempt])
     acc.settle()
 
 

@@ -1,6 +1,6 @@
 """A model of how an optimiser's updates are committed: chiefs, updaters, a sweeper, and a leader that may fail over.
 
-It is the sibling of ``version_model``, and has what is different for updates. The name of a version is made of its
+It is the sibling of ``attempt_model``, and has what is different for updates. The name of a version is made of its
 order and of the number of the attempt, so different processes write the same parts, some of them as bets:
 
 1. A chief takes the round, or recovers that of its predecessor, and reads which version is published.
