@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from dataclasses import dataclass
 
+from redisacc._redis import forks
 from redisacc._redis.connect import transport_to
 from redisacc._redis.transport import Transport
 from redisacc.asyncio._clients import address_of
@@ -29,6 +30,8 @@ class Shared:
     users: int = 0
 
 
+# Guards the next one: loops run in several threads.
+_lock = forks.lock()
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Shared]] = weakref.WeakKeyDictionary()
 
 
@@ -42,10 +45,11 @@ def borrow(where: object) -> Shared:
         InvalidArgumentError: it leads nowhere.
     """
     address, key = address_of(where)
-    # What they share refers to its loop, so it would never go by itself.
-    for ended in [loop for loop in list(_shared) if loop.is_closed()]:
-        _shared.pop(ended, None)
-    on_loop = _shared.setdefault(asyncio.get_running_loop(), {})
+    with _lock:
+        # What they share refers to its loop, so it would never go by itself.
+        for ended in [loop for loop in list(_shared) if loop.is_closed()]:
+            del _shared[ended]
+        on_loop = _shared.setdefault(asyncio.get_running_loop(), {})
     shared = on_loop.get(key)
     if shared is None:
         waits = LoopWaits()
@@ -63,6 +67,8 @@ def drop(shared: Shared) -> None:
 async def give_back(shared: Shared) -> None:
     """Ends a handle's use of a transport. The last one closes its connections."""
     shared.users -= 1
-    if shared.users <= 0 and _shared[shared.waits.loop].pop(shared.key, None) is not None:
+    with _lock:
+        on_loop = _shared[shared.waits.loop]
+    if shared.users <= 0 and on_loop.pop(shared.key, None) is not None:
         await shared.waits.close()
         shared.transport.close()

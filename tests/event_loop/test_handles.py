@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -128,6 +129,31 @@ async def test_handles_of_one_server_share_their_connections(real_server, real_c
             await asyncio.sleep(0.01)
     # The loop looks up names of hosts in threads of its own.
     assert [thread for thread in {*threading.enumerate()} - threads if not thread.name.startswith("asyncio_")] == []
+
+
+def test_loops_of_several_threads_open_handles_at_once(real_server):
+    """Loops that are still open make the list of all loops long, and threads that change places often meet over it."""
+    before = sys.getswitchinterval()
+    runners = [asyncio.Runner() for _ in range(120)]
+
+    def open_handles(some):
+        async def open_one():
+            async with accumulator(real_server.url, "w"):
+                pass
+
+        for runner in some:
+            runner.run(open_one())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            # Each raises what its handles have raised.
+            assert list(threads.map(open_handles, [runners[n::6] for n in range(6)])) == [None] * 6
+    finally:
+        sys.setswitchinterval(before)
+        for runner in runners:
+            runner.close()
+    redisacc.ConditionalAccumulator("float32", [2], "w", redis=real_server.url).delete()
 
 
 async def test_tasks_may_publish_through_one_handle(real_server):
