@@ -176,8 +176,8 @@ def real_server(server: ServerUnderTest) -> ServerUnderTest:
 
 
 def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderTest]:
-    under_test = ServerUnderTest(name, None) if name == FAKE else ServerUnderTest(name, servers.get(name))
-    looking = under_test.client()
+    under_test = ServerUnderTest(name, None if name == FAKE else servers.get(name))
+    looking = under_test.client() if name == FAKE else servers.client(name)
     looking.flushall()
     yield under_test
     # Every fixture that opens accumulators depends on this one, and has closed them by now.

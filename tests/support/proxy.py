@@ -281,6 +281,11 @@ class Proxy:
                 if sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
+                if self._closed:
+                    # It came while everything was cut.
+                    _close(client)
+                    _close(server)
+                    return
                 self._open |= {client, server}
             asked: deque[str] = deque()
             for direction, source, target in (("request", client, server), ("reply", server, client)):

@@ -99,6 +99,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._running: dict[str, embedded.Server | embedded.Cluster] = {}
+        self._clients: dict[str, Any] = {}
 
     def get(self, name: str) -> embedded.Server | embedded.Cluster:
         """The running server of that name. Raises MissingError."""
@@ -109,7 +110,16 @@ class Servers:
             self._running[name] = server
         return self._running[name]
 
+    def client(self, name: str) -> Any:
+        """A client of that server, the same for all tests: making one takes longer than most tests do."""
+        if name not in self._clients:
+            self._clients[name] = ServerUnderTest(name, self.get(name)).client()
+        return self._clients[name]
+
     def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
         for server in self._running.values():
             server.stop()
         self._running.clear()

@@ -239,14 +239,12 @@ def test_workers_fetch_parts_before_they_are_published(updated, reducing, ahead,
     halves = {np.dtype(np.float32): 2} if encoding else {}
     version = sum(values.nbytes // halves.get(values.dtype, 1) for values in one.parameters.values())
 
-    def fetched():
-        until(lambda: sum(ahead.lengths["reply"]) >= CREW * version)
-
     def wait_for_workers(step):
-        ahead.listen_anew()
-        # From the second step on, all workers listen. The last version is not read.
+        # They have read all versions so far, the first of which has number 0, and fetch the next one already. From the
+        # second step on, all workers listen. The last version is not read.
         if 2 <= step < 5:
-            one.proxy.before("commit_update", fetched)
+            least = CREW * version * (step + 2)
+            one.proxy.before("commit_update", lambda: until(lambda: sum(ahead.lengths["reply"]) >= least))
 
     reducing()
     one.run_with_reducers(5, wait_for_workers, where=ahead.url)
