@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from redisacc._data.weights import CONSTANT
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
+from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._text import seconds_text
@@ -21,6 +23,15 @@ _NAMED = 8
 
 # Labels and texts. An empty text means that there is nothing to say.
 Facts = list[tuple[str, str]]
+
+
+def everything_of(info: AccumulatorInfo | None, parameters: ParametersInfo | None) -> dict[str, Any]:
+    """Returns all that is known of a name, as JSON gets it: of an accumulator, of parameters, or of both."""
+    published = None if parameters is None else dataclasses.asdict(parameters)
+    if info is None:
+        return {"name": parameters and parameters.name, "parameters": published}
+    states = {state: [of.name for of in workers] for state, workers in info.states.items() if state != IN_THE_ROUND}
+    return {**dataclasses.asdict(info), **states, "parameters": published}
 
 
 def schema_text(info: AccumulatorInfo) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._monitoring.facts import bytes_text, count_text, schema_shape_text
+from redisacc._monitoring.facts import bytes_text, count_text, everything_of, schema_shape_text
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable, shown
@@ -37,13 +35,12 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     """
     transport = transport_of(url)
     found: list[tuple[AccumulatorInfo, int]] = []
-    parameters: list[ParametersInfo] = []
+    parameters: dict[str, ParametersInfo] = {}
     for name in list_names(transport, pattern, private=private):
         keys = Keys(name)
         try:
-            published = read_parameters_info(transport, ParameterKeys(name))
-            if published is not None:
-                parameters.append(published)
+            if (published := read_parameters_info(transport, ParameterKeys(name))) is not None:
+                parameters[name] = published
         except CorruptDataError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
         try:
@@ -54,7 +51,8 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
         except CorruptDataError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
     if as_json:
-        echo_json([*(_facts(info, size) for info, size in found), *map(_parameter_facts, parameters)])
+        listed = [{**everything_of(info, parameters.pop(info.name, None)), "bytes": size} for info, size in found]
+        echo_json([*listed, *(everything_of(None, of) for of in parameters.values())])
         return
     if not found and not parameters:
         matching = "" if pattern == "*" else f" matching {shown(pattern)}"
@@ -87,7 +85,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
                 bytes_text(info.stored_bytes),
                 age_text(info.read_at, info.published_at),
             ]
-            for info in parameters
+            for info in parameters.values()
         ],
     )
 
@@ -104,33 +102,3 @@ def waiting_text(info: AccumulatorInfo) -> str:
         return "-"
     behind = len(info.waiting) - 1
     return str(info.waiting[0].num_required) + (f" +{behind}" if behind else "")
-
-
-def _facts(info: AccumulatorInfo, size: int) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "kind": info.kind,
-        "dtype": info.dtype,
-        "shape": info.shape,
-        "num_leaves": info.num_leaves,
-        "reduction_type": info.reduction_type,
-        "partitions": len(info.partitions) or 1,
-        "global_step": info.global_step,
-        "num_accumulated": info.num_accumulated,
-        "waiting": [waiting.num_required for waiting in info.waiting],
-        "unacknowledged": len(info.unacknowledged),
-        "bytes": size,
-        "last_activity": info.last_activity,
-    }
-
-
-def _parameter_facts(info: ParametersInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "kind": "parameters",
-        "partitions": len(info.partitions) or 1,
-        "step": info.step,
-        "leaves": info.leaves,
-        "bytes": info.stored_bytes,
-        "last_activity": info.published_at,
-    }

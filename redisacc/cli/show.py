@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import click
@@ -13,8 +12,15 @@ from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX
 from redisacc._format.entries import WaitingTaker
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.worker_states import IN_THE_ROUND
-from redisacc._monitoring.facts import bytes_text, count_text, facts_of, facts_of_parameters, number_text, schema_text
+from redisacc._monitoring.facts import (
+    bytes_text,
+    count_text,
+    everything_of,
+    facts_of,
+    facts_of_parameters,
+    number_text,
+    schema_text,
+)
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._redis.transport import Transport
@@ -103,7 +109,7 @@ def show(
         if parameters is None:
             raise
         if as_json:
-            echo_json({"name": keys.name, "parameters": dataclasses.asdict(parameters)})
+            echo_json(everything_of(None, parameters))
         else:
             _print_parameters(parameters)
         return
@@ -117,16 +123,11 @@ def show(
     sizes = _memory(transport, keys, parameters)
     if as_json:
         facts = {
-            **dataclasses.asdict(info),
-            **{
-                state: [worker.name for worker in workers]
-                for state, workers in info.states.items()
-                if state != IN_THE_ROUND
-            },
+            **everything_of(info, parameters),
             "memory": {size.what: {"keys": size.keys, "bytes": size.nbytes} for size in sizes},
             "leaves": [leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
         }
-        echo_json(facts if parameters is None else {**facts, "parameters": dataclasses.asdict(parameters)})
+        echo_json(facts)
         return
     _print_info(info, leaves, sizes)
     if parameters is not None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -18,9 +16,15 @@ from redisacc._clock import clock
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._monitoring.collector import Collector
-from redisacc._monitoring.facts import bytes_text, count_text, metrics_text, progress_text, step_seconds_text
+from redisacc._monitoring.facts import (
+    bytes_text,
+    count_text,
+    everything_of,
+    metrics_text,
+    progress_text,
+    step_seconds_text,
+)
 from redisacc._monitoring.view import View
-from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
 from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
@@ -91,9 +95,9 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
             live.update(board.render(), refresh=True)
 
 
-def _absent(view: View) -> dict[str, list[WorkerInfo]]:
+def _absent(view: View) -> list[tuple[str, list[WorkerInfo]]]:
     """Returns the workers that are not in the round, by state."""
-    return {state: workers for state, workers in view.info.states.items() if state != IN_THE_ROUND}
+    return [(state, workers) for state, workers in view.info.states.items() if state != IN_THE_ROUND]
 
 
 def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
@@ -169,7 +173,7 @@ def _lines(view: View) -> list[RenderableType]:
     lines: list[RenderableType] = [head, bar, facts]
     if training := _training(view):
         lines.append(_hanging("  ", training, style=""))
-    for state, workers in _absent(view).items():
+    for state, workers in _absent(view):
         # A line for those that are expected comes and goes with every round, and the board would jump with it.
         if workers or (state == EXPECTED and info.known_workers):
             # A late worker does no harm as long as no taker is waiting.
@@ -224,19 +228,6 @@ def _waiting(view: View) -> str:
     return f"{info.num_accumulated} of {head.num_required} for {printable(head.taker)}{behind}"
 
 
-def _training_facts(view: View, parameters: ParametersInfo) -> dict[str, Any]:
-    return {
-        "step": parameters.step,
-        "until": parameters.until,
-        "finished": parameters.finished,
-        "chief": view.info.chief or None,
-        "step_seconds": view.step_seconds,
-        "parameter_bytes": parameters.nbytes,
-        "state_bytes": parameters.state_bytes,
-        "stored_bytes": parameters.stored_bytes,
-    }
-
-
 def _print(board: Board, *, as_json: bool) -> None:
     if board.problem:
         click.echo(f"redisacc: {printable(board.problem)}", err=True)
@@ -244,24 +235,12 @@ def _print(board: Board, *, as_json: bool) -> None:
         info = view.info
         applied, stale, takes = view.rates
         if as_json:
-            facts: dict[str, Any] = {
-                "at": info.read_at,
-                "name": info.name,
-                "global_step": info.global_step,
-                "num_accumulated": info.num_accumulated,
-                "num_required": info.waiting[0].num_required if info.waiting else None,
-                "waiting": len(info.waiting),
-                "unacknowledged": len(info.unacknowledged),
+            facts = {
+                **everything_of(info, view.parameters),
                 "applied_per_second": applied,
                 "stale_per_second": stale,
                 "takes_per_second": takes,
-                "metrics": info.metrics,
-                "training": None if view.parameters is None else _training_facts(view, view.parameters),
-                "reducer": None if info.reducer is None else dataclasses.asdict(info.reducer),
-                **{
-                    state: {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in workers}
-                    for state, workers in _absent(view).items()
-                },
+                "step_seconds": view.step_seconds,
             }
             echo_json(facts, indent=None)
         else:
@@ -270,6 +249,6 @@ def _print(board: Board, *, as_json: bool) -> None:
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
                 + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
                 + (f"  {training}" if (training := _training(view)) else "")
-                + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view).items() if of)
+                + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view) if of)
             )
     sys.stdout.flush()

@@ -25,7 +25,7 @@ def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
     (found,) = cli_json("ls", "a-*")
     assert (found["name"], found["global_step"], found["num_accumulated"]) == ("a-dense", 2**53 + 1, 1)
     assert (found["shape"], found["num_leaves"]) == ([3], None)
-    assert sorted(found["waiting"]) == [2, 3]
+    assert sorted(taker["num_required"] for taker in found["waiting"]) == [2, 3]
     assert found["bytes"] > 100
     assert cli_json("ls", "nothing*") == []
     assert "no accumulators matching 'nothing*'" in cli("ls", "nothing*").stderr

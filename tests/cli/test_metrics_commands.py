@@ -96,11 +96,11 @@ def test_show(cli, cli_json, training):
 def test_watch(cli, training):
     facts = json.loads(cli("watch", "t", "-n", 1, "--json").stdout)
     assert facts["metrics"] == {"acc": "nan", "loss": 0.25}
-    of = facts["training"]
+    of = facts["parameters"]
     assert (of["step"], of["until"], of["finished"]) == (3, 4, False)
-    assert re.fullmatch(r"\S+:\d+", of["chief"])
-    assert 0 < of["step_seconds"] < 60
-    assert of["stored_bytes"] >= of["parameter_bytes"] == 4000
+    assert re.fullmatch(r"\S+:\d+", facts["chief"])
+    assert 0 < facts["step_seconds"] < 60
+    assert of["stored_bytes"] >= of["nbytes"] == 4000
     line = cli("watch", "t", "-n", 1).stdout
     assert re.search(r"  step 3 of 4 \(75 %\)  .*  acc nan, loss 0.25  led by \S+:\d+  .* a step  parameters ", line)
 

@@ -30,7 +30,7 @@ def weights(open_parameters):
 def test_show_and_ls_say_how_many(cli, cli_json, weights):
     assert "  partitions   3 (0, 1, 2)\n" in cli("show", "w").stdout
     assert cli_json("show", "w")["parameters"]["partitions"] == [0, 1, 2]
-    assert cli_json("ls", "w")[0]["partitions"] == 3
+    assert cli_json("ls", "w")[0]["parameters"]["partitions"] == [0, 1, 2]
     # The version, and the one before.
     assert cli_json("show", "w")["parameters"]["stored_bytes"] == 2 * 240_000
 

@@ -31,8 +31,8 @@ def test_watch_in_a_pipe(cli, open_dense, background, until):
     ann.apply_grad([1.0], 1)
     facts = [json.loads(line) for line in cli("watch", "w", "-n", 2, "--interval", 0.05, "--json").stdout.splitlines()]
     assert len(facts) == 2
-    assert list(facts[1]["expected"]) == ["bob"]
-    assert (facts[1]["num_accumulated"], facts[1]["num_required"], facts[1]["waiting"]) == (1, 2, 1)
+    assert facts[1]["expected"] == ["bob"]
+    assert (facts[1]["num_accumulated"], [of["num_required"] for of in facts[1]["waiting"]]) == (1, [2])
     lines = cli("watch", "-n", 1).stdout.splitlines()
     assert len(lines) == 2
     assert "  other  step 0  0 gradients, no taker waiting" in lines[0]
@@ -93,8 +93,7 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
             facts = next(found for line in watch.stdout if "bob" not in (found := json.loads(line))["expected"])
             watch.send_signal(signal.SIGINT)
             assert watch.wait(20) == 130
-        assert (list(facts["late"]), facts["gone"]) == (["bob"], {})
-        assert facts["late"]["bob"] >= 5
+        assert (facts["late"], facts["gone"]) == (["bob"], [])
         assert facts["num_accumulated"] == 2
     finally:
         for worker in workers.values():

@@ -177,7 +177,7 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     assert dict(table) == {"worker 0": "1", "worker 1": "expected", "worker 2": "late", "worker 3": "gone"}
 
     watched = json.loads(cli("watch", "train", "-n", 1, "--json", *url).stdout)
-    assert {state: list(watched[state]) for state in absent} == absent
+    assert {state: watched[state] for state in absent} == absent
     line = cli("watch", "train", "-n", 1, *url).stdout
     assert {state: re.findall(rf"  {state}: (worker \d) \(", line) for state in absent} == absent
 
