@@ -51,9 +51,10 @@ class Disturbed:
         steps = []
         for step in chief.updates(until=until):
             steps.append(step)
-            # Workers do not announce their first gradients, so a reducer may come too late for the first update.
+            # Workers do not announce their first gradients, so a reducer may come too late for the first update. The
+            # clock runs faster than real time here.
             if step == 1:
-                self.durations(least_patience=600.0, longest_patience=600.0)
+                self.durations(least_patience=1e6, longest_patience=1e6)
                 self.proxy.listen_anew()
             if step == after:
                 self.disturb(disturb)
