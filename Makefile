@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of test processes: four more than processors, because many tests wait. Each starts servers of its own.
+# The number of test processes: six more than processors, because many tests wait. Each starts servers of its own.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 6)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=

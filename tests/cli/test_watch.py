@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -94,6 +95,9 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
             watch.send_signal(signal.SIGINT)
             assert watch.wait(20) == 130
         assert (facts["late"], facts["gone"]) == (["bob"], [])
+        (seen_at,) = [worker["seen_at"] for worker in facts["known_workers"] if worker["name"] == "bob"]
+        age = datetime.datetime.fromisoformat(facts["read_at"]) - datetime.datetime.fromisoformat(seen_at)
+        assert age.total_seconds() >= 5
         assert facts["num_accumulated"] == 2
     finally:
         for worker in workers.values():
