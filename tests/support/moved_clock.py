@@ -21,7 +21,6 @@ import math
 import mmap
 import os
 import re
-import tempfile
 import threading
 import time
 import weakref
@@ -95,6 +94,9 @@ class MovedClock:
         self._known: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         # Held by the thread that moves the clock.
         self._moving = threading.Lock()
+        # Opened by each process: one that is forked would write into its parent's, or wait for a lock of `tempfile`
+        # that a thread of its parent held.
+        self._stacks_file = os.open(self.folder / f"stacks-{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
         if not self._moves:
             state, done = self._state, _shared(self.folder / str(os.getpid()), 1)
             done[0] = state[1]
@@ -190,6 +192,7 @@ class MovedClock:
         _followed = None
         while self._undo:
             self._undo.pop()()
+        os.close(self._stacks_file)
 
     # What is due
 
@@ -228,7 +231,7 @@ class MovedClock:
             known = {caller for caller, begun in self._known.items() if begun < number}
             # A thread may have a lease before it waits for the first time.
             known |= {thread for thread in threading.enumerate() if thread not in self._known}
-        here, stacks = threading.current_thread(), _stacks()
+        here, stacks = threading.current_thread(), _stacks(self._stacks_file)
         awake = []
         for caller in known - waiting - {here}:
             if _has_ended(caller) or _name(caller) == LISTENING:
@@ -440,15 +443,16 @@ def _has_ended(caller: Caller) -> bool:
     return not caller.is_alive()
 
 
-def _stacks() -> dict[int, list[tuple[str, int]]]:
+def _stacks(descriptor: int) -> dict[int, list[tuple[str, int]]]:
     """Returns the file and the line of each call of each thread, the innermost first.
 
-    They are read in one call of C: a thread that runs meanwhile would change the frames under a reader in Python.
+    They are written, to a file, in one call of C: a thread that runs meanwhile would change the frames under a reader
+    in Python.
     """
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        text = file.read().decode(errors="replace")
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    faulthandler.dump_traceback(descriptor, all_threads=True)
+    text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
     _, *threads = re.split(r"^(?:Current thread|Thread) 0x(\w+) .*$", text, flags=re.MULTILINE)
     stacks = zip(threads[::2], threads[1::2], strict=True)
     return {int(ident, 16): [(path, int(line)) for path, line in _CALL.findall(calls)] for ident, calls in stacks}
