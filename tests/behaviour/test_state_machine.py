@@ -841,4 +841,4 @@ class Accumulators(Machine):
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn
-    run(Accumulators, request, 40)
+    run(Accumulators, request, 25)

@@ -22,16 +22,16 @@ pytestmark = pytest.mark.servers("valkey", CLUSTER)
 # The operations that `make test` lets meet a fault. Others differ less from those of their kind.
 USUAL = {
     "broken": [
-        *("apply", "apply in parts", "apply in partitions", "apply large", "apply encoded", "apply rows"),
-        *("apply a tree in parts", "make room in partitions", "take", "take inline", "take in partitions"),
-        *("take large", "take in a block", "take in vain", "take a tree in parts", "recover", "set the step", "look"),
-        *("open", "delete in parts", "stream", "publish in partitions", "publish large", "read", "delete parameters"),
+        *("apply", "apply in parts", "apply in partitions", "apply large", "apply rows", "make room in partitions"),
+        *("take", "take in partitions", "take large", "take in a block", "take in vain", "take a tree in parts"),
+        *("recover", "set the step", "look", "open", "delete in parts", "stream", "publish in partitions", "read"),
+        "delete parameters",
     ],
     "late": [
-        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply again", "apply stale", "apply late"),
-        *("apply refused", "make room", "make room in parts", "take", "take in parts", "take in vain"),
-        *("take in vain with a grace", "recover", "set the step", "set the quorum", "open", "delete", "publish"),
-        "delete parameters",
+        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply again", "apply stale"),
+        *("apply late", "apply refused", "make room", "make room in parts", "take", "take in parts"),
+        *("take in vain", "take in vain with a grace", "recover", "set the step", "set the quorum", "open"),
+        *("delete", "publish", "delete parameters"),
     ],
     "bytewise": ["apply inline", "take", "read"],
     "flushed": ["apply", "make room in partitions", "take in parts", "recover", "set the step", "publish", "delete"],
@@ -43,22 +43,29 @@ USUAL = {
     "interrupted by OSError": ["apply in parts", "take", "read in partitions"],
     "cancelled": [
         *("apply in parts", "take in partitions", "take in a block", "look", "open a private one", "delete"),
-        *("publish in partitions", "delete parameters"),
+        "delete parameters",
     ],
     "killed": [
-        *("apply", "apply large", "apply in partitions", "apply a tree in parts", "make room in partitions", "take"),
-        *("take inline", "take in partitions", "take a tree in parts", "recover", "set the step", "open", "delete"),
-        *("stream in partitions", "publish", "publish in partitions"),
+        *("apply", "apply large", "apply in partitions", "make room in partitions", "take", "take in partitions"),
+        *("set the step", "open", "stream in partitions", "publish in partitions"),
     ],
     "stopped": ["apply inline", "take inline"],
     "suspended": [
-        *("apply in parts", "apply in partitions", "take in parts", "recover in parts", "open", "open an existing one"),
-        *("make room in partitions", "stream", "publish", "publish in partitions", "step in partitions"),
+        *("apply in partitions", "take in parts", "open", "make room in partitions", "publish in partitions"),
+        "step in partitions",
     ],
-    "forked": ["apply in parts", "take", "publish"],
+    "forked": ["apply in parts", "publish"],
 }
 # The same with `make check`.
 SLOW = [
+    *itertools.product(
+        ["suspended"], ["apply in parts", "recover in parts", "open an existing one", "publish", "stream"]
+    ),
+    *itertools.product(
+        ["killed"], ["apply a tree in parts", "take a tree in parts", "take inline", "publish", "recover", "delete"]
+    ),
+    *itertools.product(["broken"], ["apply encoded", "take inline", "apply a tree in parts", "publish large"]),
+    *(("forked", "take"), ("cancelled", "publish in partitions")),
     *(("interrupted by TimeoutError", "take"), ("interrupted by ConnectionResetError", "apply in parts")),
     *(("interrupted by TimeoutError over TLS", "take"), ("cancelled", "stream")),
     *itertools.product(

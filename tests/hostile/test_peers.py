@@ -94,7 +94,7 @@ def uses_of(world: World, others: list[Use]) -> Iterator[tuple[str, contextlib.A
 WHERE = ["published", "dense partitions", "trained", "weighted sparse in place", "tree parts", "dense inline"]
 
 
-@pytest.mark.slow(keep="published|dense partitions")
+@pytest.mark.slow(keep="dense partitions")
 @pytest.mark.parametrize("name", WHERE)
 def test_a_reply_of_another_form(
     name: str, forging: Forger, url: str, real_client: Any, durations: Any, caplog: pytest.LogCaptureFixture,

@@ -97,7 +97,7 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemo
             if operation == "names":
                 scan = "SSCAN"
                 # `ls` passes over the others.
-                for k in range(0, rows, 20):
+                for k in range(0, rows, 50):
                     client.copy("redisacc:{w}", f"redisacc:{{n{k}}}")
                 client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
         proxy.listen_anew()
@@ -112,7 +112,7 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemo
             case "info":
                 assert len(acc.info().known_workers) == rows + 1
             case "names":
-                assert len(run_json("ls", url=proxy.url)) == rows / 20 + 1
+                assert len(run_json("ls", url=proxy.url)) == rows / 50 + 1
         assert proxy.sent.count(scan) > (8 + 3 if scan == "HSCAN" else 4 + 3)
 
 
