@@ -200,12 +200,13 @@ def test_replicas_that_do_not_confirm(pair, open_acc, open_hasty, durations, sto
         assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
         # It is counted all the same.
         assert acc.num_accumulated() == 2
+        hasty = open_hasty(open_acc, master.url, min_replicas=1, **stored)
         with pytest.raises(redisacc.NotReplicatedError, match="taken"):
-            acc.take_grad(2, timeout=20)
+            hasty.take_grad(2, timeout=20)
         assert acc.global_step() == 1
         assert [one.num_accumulated for one in acc.info().unacknowledged] == [2]
         # Recovering it is no way around the wait, except with a handle that does not ask for it.
-        with pytest.raises(redisacc.NotReplicatedError, match="recovered"), acc.recover():
+        with pytest.raises(redisacc.NotReplicatedError, match="recovered"), hasty.recover():
             pass
     with open_acc(master.url).recover() as found:
         assert found.gradient.tolist() == [3, 3]
