@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,9 @@ def begin(real_client: redis.Redis) -> Callable[..., redisacc.Chief]:
 
 
 @pytest.fixture
-def killed(begin: Callable[..., redisacc.Chief], proxy: Proxy) -> Callable[..., None]:
+def killed(
+    begin: Callable[..., redisacc.Chief], proxy: Proxy, durations: Callable[..., AbstractContextManager[None]]
+) -> Callable[..., None]:
     """Lets a chief die in an update: from then on, nothing of it reaches the server."""
 
     def die() -> None:
@@ -58,7 +61,7 @@ def killed(begin: Callable[..., redisacc.Chief], proxy: Proxy) -> Callable[..., 
         proxy.cut_all()
 
     def run(partitions: int | None, place: str, until: int, **options: Any) -> None:
-        with begin(partitions, proxy.where, **options) as chief:
+        with durations(opening=1.0, call=1.0, release=0.3), begin(partitions, proxy.where, **options) as chief:
             PLACES[place](proxy, die)
             with pytest.raises(redisacc.ServerUnavailableError):
                 update(chief, until)
