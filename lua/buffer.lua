@@ -5,9 +5,8 @@
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
--- KEYS staged...       redisacc:{NAME}:staged:ID:K   the parts as the client SET them, with an expiry
--- KEYS place...        redisacc:{NAME}:staged:ID:place  the place that was reserved for the gradient, if it has parts
--- KEYS parts...        redisacc:{NAME}:part:ID:K     the keys to which the staged parts are renamed
+-- KEYS place...        redisacc:{NAME}:place:ID      the place that was reserved for the gradient, if it has parts
+-- KEYS parts...        redisacc:{NAME}:part:ID:K     the parts as the client SET them, with an expiry
 -- KEYS replaced_parts... redisacc:{NAME}:part:ID:K   parts of the gradients that are replaced; large ones get an expiry
 -- ARGV incarnation     text      the incarnation that the handle opened
 -- ARGV session         text      id of the sender
@@ -41,7 +40,7 @@
 --                                             request's gradient with another weight than it has now; nothing changed
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'shape_mismatch', bound}                   the round holds gradients of another shape; nothing changed
--- {'unstaged', part}                          this part is missing or has another length; nothing changed: stage again
+-- {'unwritten', part}                          this part is missing or has another length; nothing changed: write again
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                       the session is unknown and too old to be new; nothing changed
 -- {'lost', sequence}                          the session knows the outcome of a later request than this one, which is
@@ -55,22 +54,25 @@
 -- #include "enter_round"
 -- #include "drop_strings"
 -- #include "even_when_full"
--- #include "staged_parts"
+-- #include "written_parts"
 -- #bind
 
--- A small gradient arrives inline, as an argument; the client has staged the parts of a large one just before this
+-- A small gradient arrives inline, as an argument; the client has written the parts of a large one just before this
 -- script. When the buffered gradients have reached their limit, the client adds some of them to its own, and the sum
 -- replaces them.
 
+-- With a reply that proves that no copy of this request was counted, the parts go. Otherwise, they may be counted, or
+-- taken by now: those that are not expire.
 local function refuse(reply)
-  if keys.place[1] then
-    redis.call('UNLINK', keys.place[1])
+  if reply[1] == 'applied' or reply[1] == 'superseded' or reply[1] == 'forgotten' or reply[1] == 'lost'
+    or reply[1] == 'corrupt' then
+    return reply
   end
-  return refuse_parts(keys.staged, reply)
+  return refuse_parts(keys, reply)
 end
 
-if #keys.staged > 0 and args.header ~= '' and redis.call('EXISTS', keys.staged[1]) == 1 then
-  -- The staged parts already occupy their memory, so refusing them now would free none.
+if #keys.parts > 0 and args.header ~= '' and redis.call('EXISTS', keys.parts[1]) == 1 then
+  -- The parts already occupy their memory, so refusing them now would free none.
   even_when_full(keys.record)
 end
 local admission, refusal = admit(keys, args, true)
@@ -104,9 +106,9 @@ end
 if args.header == '' then
   return {'would_accept'}
 end
-local unstaged = unstaged_part(keys.staged, args.lengths)
-if unstaged then
-  return refuse(unstaged)
+local unwritten = unwritten_part(keys.parts, args.lengths)
+if unwritten then
+  return refuse(unwritten)
 end
 
 local order = room.order or (args.order ~= '' and args.order) or reserved
@@ -114,13 +116,7 @@ local order = room.order or (args.order ~= '' and args.order) or reserved
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end
-keep_parts(keys.staged, keys.parts)
-if keys.place[1] then
-  redis.call('UNLINK', keys.place[1])
-end
-for _, part in ipairs(keys.parts) do
-  extend_leases(admission.record.lease_ms, part)
-end
+keep_parts(keys, admission.record.lease_ms)
 drop_strings(keys.replaced_parts, replaced_sizes)
 enter_round(keys, args, admission, args.gradient, order, room.bytes)
 local _, power_before = math.frexp(admission.record.buffered_bytes)

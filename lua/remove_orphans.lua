@@ -6,8 +6,7 @@
 -- KEYS garbage...    redisacc:{NAME}:*          the keys to remove; large strings get an expiry
 -- ARGV incarnation   text   incarnation of the accumulator that was found; "" if there was none
 -- ARGV owners...     text   for each key to remove, the owner that would mean it is in use: "part ID", a buffered
---                           gradient; "round TOKEN", a taken round; "staged", none, because a staged part in use has an
---                           expiry; "record", the accumulator
+--                           gradient; "round TOKEN", a taken round; "record", the accumulator
 --
 -- Replies:
 -- {'removed', number}   the number of keys that were removed; the others have an owner or an expiry
@@ -34,7 +33,7 @@ local function is_owned(owner)
   elseif kind == 'record' then
     return exists
   end
-  return kind ~= 'staged'
+  return true
 end
 
 local strings, others = {}, {}

@@ -3,14 +3,15 @@
 -- KEYS record       redisacc:{NAME}                    the record of the accumulator
 -- KEYS workers      redisacc:{NAME}:workers            worker -> its number of gradients in this round
 -- KEYS attempts     redisacc:{NAME}:attempts           "ATTEMPT parts" -> end of its lease; 0: its parts are to go
--- KEYS staged...    redisacc:{NAME}:staged:ID:K        parts and place that are staged, with an expiry
+-- KEYS place...     redisacc:{NAME}:place:ID           the place of the gradient, with an expiry
+-- KEYS parts...     redisacc:{NAME}:part:ID:K          the parts that were written, with an expiry
 -- ARGV incarnation  text     the incarnation that the handle opened
 -- ARGV worker       text     name under which the gradient will be counted
 -- ARGV local_step   int64    the step for which the gradient is computed
 -- ARGV once         flag     whether the gradient is dropped if the round has one of this worker
 -- ARGV attempt      text     "ATTEMPT parts" if its parts are in partitions; else ""
 -- ARGV lease_ms     number   how long the attempt may take from now on, in milliseconds
--- ARGV expiry_ms    number   expiry of what is staged, in milliseconds
+-- ARGV expiry_ms    number   expiry of place and parts, in milliseconds
 -- ARGV message      text     tells takers and reducers that the upload continues
 --
 -- Replies:
@@ -43,8 +44,14 @@ if args.attempt ~= '' then
   end
   redis.call('ZADD', keys.attempts, 'XX', count_text(now_ms() + args.lease_ms), args.attempt)
 end
-for _, staged in ipairs(keys.staged) do
-  redis.call('PEXPIRE', staged, args.expiry_ms)
+-- This may arrive when the gradient counts. Its parts have no expiry then, or that of a private accumulator.
+for _, written in ipairs({keys.place, keys.parts}) do
+  for _, key in ipairs(written) do
+    local left = redis.call('PTTL', key)
+    if left > 0 and left < args.expiry_ms then
+      redis.call('PEXPIRE', key, args.expiry_ms)
+    end
+  end
 end
 notify(keys.record .. ':wake', args.message)
 return {'renewed'}

@@ -1,9 +1,9 @@
--- Gives a gradient its place in the order of the round before its parts are staged, and announces it.
+-- Gives a gradient its place in the order of the round before its parts are written, and announces it.
 --
 -- KEYS record          redisacc:{NAME}                    the record of the accumulator
 -- KEYS buffered        redisacc:{NAME}:buffered           gradient id -> "order header", "order*weight header"
 -- KEYS workers         redisacc:{NAME}:workers            worker -> its number of gradients in this round
--- KEYS place           redisacc:{NAME}:staged:GRADIENT:place  the place of the gradient, with an expiry
+-- KEYS place           redisacc:{NAME}:place:GRADIENT      the place of the gradient, with an expiry
 -- ARGV incarnation     text      the incarnation that the handle opened
 -- ARGV worker          text      name under which the gradient will be counted
 -- ARGV local_step      int64     the step for which the gradient was computed

@@ -23,7 +23,8 @@ from redisacc.errors import InvalidArgumentError
 # What keys are called in the headers of scripts, and here.
 _BASE = f"{PREFIX}{{NAME}}"
 _IN_PARTITION = f"{PREFIX}{{NAME/{ANY_PARTITION}}}:partition"
-_PARTS, _STAGED = (f"{_BASE}:part:*", f"{_IN_PARTITION}:part:*"), f"{_BASE}:staged:*"
+_PARTS = (f"{_BASE}:part:*", f"{_IN_PARTITION}:part:*")
+_PLACES = f"{_BASE}:place:*"
 _SUMS = tuple([f"{base}:{sort}:*" for base in (_BASE, _IN_PARTITION) for sort in ("sum", "squares")])
 _BLOBS = (f"{_BASE}:parameters:object:*", f"{_IN_PARTITION}:blob:*")
 _ROUND = (f"{_BASE}:sums", f"{_BASE}:buffered", f"{_BASE}:inline", f"{_BASE}:workers", f"{_BASE}:taken:*")
@@ -38,7 +39,7 @@ _CHANNELS = (
 # The keys of each type that is not a hash, as patterns.
 _ZSETS = re.compile(r".*:(queue|attempts|history)")
 _LISTS = re.compile(r".*:recovered")
-_STRINGS = re.compile(r".*:(part|staged|sum|squares|object|blob):.*|.*:(compacting|deleted|guard)")
+_STRINGS = re.compile(r".*:(part|place|sum|squares|object|blob):.*|.*:(compacting|deleted|guard)")
 # Commands for each type; those by which a role reads what it only reads; and those for any type that can remove a key.
 _OF_TYPES = {
     "hash": re.compile(r"h.*"),
@@ -88,8 +89,8 @@ _WORKER = Role(
     "opens, creates and applies; reads parameters",
     (*("open", "apply", "buffer", "stage", "register", "commit", "renew_upload", "resolve", "sweep"), *_LEASES),
     f"{_OPENS} hscan get set strlen unlink persist pexpire",
-    (*_PARTS, _STAGED, _COMPACTING),
-    (*_PARTS, _STAGED, _COMPACTING, _CREW),
+    (*_PARTS, _COMPACTING),
+    (*_PARTS, _PLACES, _COMPACTING, _CREW),
     (_PARAMETERS, *_BLOBS, _DELETED),
     "sismember sadd",
 )
@@ -102,9 +103,7 @@ _TAKER = Role(
     f"{_OPENS} hsetnx hscan hlen hexists get set strlen unlink persist pexpire zrange hdel lrange",
     (*_PARTS, *_SUMS, *_BLOBS, *_REDUCERS),
     (*_PARTS, *_SUMS, *_BLOBS, *_ROUND, *_QUEUE, _CREW, _CLAIMS, _PARAMETERS, _HISTORY, f"{_PARAMETERS}:attempts"),
-    # A waiting take looks ahead.
-    (_STAGED,),
-    "sismember sadd",
+    names="sismember sadd",
 )
 _REDUCER = Role(
     "adds up large gradients next to the server, and updates parameters with them",
@@ -113,7 +112,7 @@ _REDUCER = Role(
     "unsubscribe",
     (*_SUMS, *_BLOBS, *_REDUCERS),
     (*_SUMS, *_REDUCERS),
-    (_BASE, f"{_BASE}:buffered", _PARAMETERS, *_PARTS, _STAGED),
+    (_BASE, f"{_BASE}:buffered", _PARAMETERS, *_PARTS),
 )
 ROLES = {
     "worker": _WORKER,

@@ -53,7 +53,7 @@ TOKENS_PER_CALL = 250
 SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
-_PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
+_PART = re.compile(r"part:([\w-]+):\d+|place:([\w-]+)")
 _IN_PARTITION = re.compile(r"partition:part:([\w-]+):\d+")
 _SUM = re.compile(r"(?:sum|squares):[0-9a-f]+:\d+")
 _REDUCER = re.compile(r"reducer(?::\d+)?")
@@ -77,7 +77,6 @@ Why = Literal[
     "round",
     "part",
     "partition",
-    "staged",
     "record",
     "object",
     "blob",
@@ -93,7 +92,6 @@ WORDS: dict[Why, str] = {
     "attempts": "attempts to store gradients in partitions that are over",
     "part": "parts of gradients that no round refers to",
     "partition": "parts in partitions that no gradient refers to",
-    "staged": "staged parts without an expiry",
     "record": "keys without a record",
     "object": "objects that no parameters refer to",
     "blob": "parts in partitions that no parameters refer to",
@@ -334,16 +332,13 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
     # Each of them was over when its lease ended, and has not been swept.
     if _has_due_attempts(transport, keys):
         found.append(Leftover(keys.name, "attempts", incarnation, {keys.attempts: ""}))
-    sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}, "staged": {}}
+    sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}}
     for key, suffix in pairs:
         if (of_round := _ROUND.fullmatch(suffix)) is not None:
             if of_round[1] not in tokens:
                 sorts["round"][key] = f"round {of_round[1]}"
         elif (part := _PART.fullmatch(suffix)) is not None:
-            if part[1] == "staged":
-                sorts["staged"][key] = "staged"
-            else:
-                sorts["part"][key] = f"part {part[2]}"
+            sorts["part"][key] = f"part {part[1] or part[2]}"
     if sorts["part"]:
         owners = _held_gradients(transport, keys)
         sorts["part"] = {

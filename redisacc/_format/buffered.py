@@ -4,7 +4,7 @@ The arrays of a gradient follow one another in its *bytes*: for each sparse sect
 sum, and the values; then the values of each dense section; each at the next multiple of eight. If there are few bytes,
 they travel inline, among the script's arguments, and become a field of a hash. That copies them twice, but saves half
 of the commands and one of the taker's round trips. Otherwise they are cut into parts, the sparse sections apart from
-the dense ones. The parts are staged by plain SET, and then a small script admits them (``lua/buffer.lua``), so that
+the dense ones. The parts are written by plain SET, and then a small script counts them (``lua/buffer.lua``), so that
 none of them passes through Lua.
 
 Everything that is read back is checked before it is trusted, because any client with write access may have written it.
@@ -54,9 +54,9 @@ INLINE_BYTES = 64 * 1024
 ANNOUNCED_INLINES = 8
 ANNOUNCED_BYTES = ANNOUNCED_INLINES * INLINE_BYTES
 
-# The expiry of a staged part, in milliseconds, in case no script admits it; and how slowly parts that are sent together
-# may be uploaded, in bytes per millisecond, so that the first ones last until the last ones are there.
-STAGING_MS = 60_000
+# The expiry with which a part is written, in milliseconds, in case no script counts it; and how slowly parts that are
+# sent together may be uploaded, in bytes per millisecond, so that the first ones last until the last ones are there.
+PART_MS = 60_000
 SLOWEST_UPLOAD = 1000
 
 # Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
@@ -72,13 +72,13 @@ INDEX = np.dtype("<i8")
 WEIGHT = np.dtype("<f8")
 
 
-def staging_ms(nbytes: int) -> int:
-    """Returns the expiry of staged parts, in milliseconds.
+def part_ms(nbytes: int) -> int:
+    """Returns the expiry of parts, in milliseconds.
 
     Args:
         nbytes: how many bytes are sent together with them.
     """
-    return max(STAGING_MS, nbytes // SLOWEST_UPLOAD)
+    return max(PART_MS, nbytes // SLOWEST_UPLOAD)
 
 
 @dataclass(slots=True)

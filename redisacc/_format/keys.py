@@ -183,12 +183,6 @@ class Keys(PartitionedKeys):
         """Returns the channel on which the node of the partition at a position announces arrived parts."""
         return self.wake if position is None else f"{self.partition(position)}:wake"
 
-    def staged(self, gradient: str, number: int) -> str:
-        """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""
-        if self.partitions:
-            return self.part(gradient, number)
-        return f"{self.record}:staged:{gradient}:{number}"
-
     def parts(self, owner: str, number: int) -> list[str]:
         """Returns the keys of all parts of a buffered gradient, given how many it has."""
         if self.partitions:
@@ -196,16 +190,9 @@ class Keys(PartitionedKeys):
         head = f"{self.record}:part:{owner}:"
         return [head + str(part) for part in range(number)] if number else []
 
-    def staged_parts(self, gradient: str, number: int) -> list[str]:
-        """Returns the keys that they have before the gradient is accepted."""
-        if self.partitions:
-            return self.parts(gradient, number)
-        head = f"{self.record}:staged:{gradient}:"
-        return [head + str(part) for part in range(number)] if number else []
-
     def place(self, gradient: str) -> str:
-        """Returns the key of the place of a gradient whose parts are being staged. It has an expiry."""
-        return f"{self.record}:staged:{gradient}:place"
+        """Returns the key of the place of a gradient whose parts are being written. It has an expiry."""
+        return f"{self.record}:place:{gradient}"
 
     def sum(self, digest: str, number: int) -> str:
         """Returns the key of part ``number`` (from 0) of a sum that a reducer stored. It has an expiry.

@@ -46,7 +46,7 @@ class UploadBegun(NamedTuple):
 
 
 class PartsArrived(NamedTuple):
-    """Parts of a gradient have been staged. With no parts, it only says that the upload continues.
+    """Parts of a gradient have been written. With no parts, it only says that the upload continues.
 
     Attributes:
         gradient: the id of the gradient.

@@ -47,7 +47,7 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense, limits):
         info = acc.info()
         assert info.buffered_bytes == buffered_bytes(client) <= 2000
     assert (acc.info().num_accumulated, acc.info().buffered) < (51, 6)
-    assert not [key for key in client.scan_iter() if b":staged:" in key or b":compacting" in key]
+    assert not [key for key in client.scan_iter() if b":place:" in key or b":compacting" in key]
     # The oldest are compacted first, and here all of them: the order of the additions stays that of arrival.
     np.testing.assert_array_equal(acc.peek().gradient, expected)
     np.testing.assert_array_equal(acc.take_grad(50), expected)

@@ -233,7 +233,7 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, ope
     def write():
         gradient[:] = 0
         # At the first attempt, the server misses a part, and asks for it again.
-        client.delete(*until(lambda: list(client.scan_iter("redisacc:{w}:staged:*"))))
+        client.delete(*until(lambda: list(client.scan_iter("redisacc:{w}:part:*"))))
         proxy.before("buffer", proxy.cut_all)
 
     proxy.before("buffer", write)

@@ -28,7 +28,7 @@ def test_what_has_an_owner_is_no_leak(client, held):
 def test_a_key_without_owner_is_a_leak(client, held):
     for key, what in (
         ("redisacc:{leaky}:part:nobodys-1:0", "no round has its gradient"),
-        ("redisacc:{leaky}:staged:nobodys-1:0", "nothing ever removes it"),
+        ("redisacc:{leaky}:place:nobodys-1", "nothing ever removes it"),
         ("redisacc:{leaky}:compacting", "nothing ever removes it"),
         ("redisacc:{gone}:sums", "no record"),
         ("redisacc:{leaky}:taken:nobodys:sums", "no such round is listed"),

@@ -57,7 +57,7 @@ def test_acknowledged_rounds_leave_nothing(open_dense_stored, open_sparse_stored
     with dense.take(1), sparse.take(1):
         pass
     for key in client.scan_iter():
-        assert not any(word in key for word in (b":taken", b":part", b":staged", b":sums", b":buffered")), key
+        assert not any(word in key for word in (b":taken", b":part", b":place", b":sums", b":buffered")), key
     dense.delete()
     sparse.delete()
 

@@ -86,14 +86,14 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     client.hset("redisacc:{live}:taken:lost:buffered", "dead-2", b"1 " + header)
     client.hset("redisacc:{live}:taken:lost:workers", "ann", "1")
     client.set("redisacc:{live}:part:dead-2:0", b"xyz")
-    client.set("redisacc:{live}:staged:dead-3:0", b"xyz")
+    client.set("redisacc:{live}:place:dead-3", b"xyz")
     # An interrupted deletion; keys and a name without a record.
     gone = open_dense("float32", [3], "halfway", limits=redisacc.Limits(in_place=0))
     gone.apply_grad([1, 2, 3])
     client.hset("redisacc:{halfway}", "incarnation", f"deleted:{gone.info().incarnation}")
     client.hset("redisacc:{nobody}:sums", "1", b"x" * 16)
     client.set("redisacc:{nobody}:part:a-1:0", b"x")
-    client.set("redisacc:{nobody}:staged:a-2:0", b"x", px=60_000)
+    client.set("redisacc:{nobody}:place:a-2", b"x", px=60_000)
     client.sadd("redisacc:names", "nowhere")
     # Keys of other programs, which stay.
     client.set("redisacc:{nobody}:something:else", b"x")
@@ -101,19 +101,19 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     client.hset("redisacc:{theirs}", "a", "b")
     client.set("redisacc:{theirs}:part:a-1:0", b"x")
     foreign = ("redisacc:{nobody}:something:else", "redisacc:{text}", "redisacc:{theirs}",
-               "redisacc:{theirs}:part:a-1:0", "redisacc:{nobody}:staged:a-2:0")  # fmt: skip
+               "redisacc:{theirs}:part:a-1:0", "redisacc:{nobody}:place:a-2")  # fmt: skip
 
     before = contents(client)
     found = cli_json("gc")
     assert sorted((left["name"], left["why"], len(left["keys"])) for left in found["leftovers"]) == [
-        ("halfway", "deletion", 4), ("live", "part", 3), ("live", "round", 2), ("live", "staged", 1),
+        ("halfway", "deletion", 4), ("live", "part", 4), ("live", "round", 2),
         ("nobody", "record", 2), ("nowhere", "name", 0),
     ]  # fmt: skip
     assert cli("gc", "--dry-run").exit_code == 0
     assert cli("gc").exit_code == 2
     assert contents(client) == before
 
-    assert [left["name"] for left in cli_json("gc", "live")["leftovers"]] == ["live"] * 3
+    assert [left["name"] for left in cli_json("gc", "live")["leftovers"]] == ["live"] * 2
     said = cli("gc", "--yes")
     assert said.exit_code == 0
     assert said.stdout.endswith("removed 10 of 10 items\n")

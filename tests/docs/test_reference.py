@@ -32,7 +32,7 @@ def _keys() -> set[str]:
                 value for value in vars(owner).values() if isinstance(value, str) and value.startswith("redisacc:")
             }
         found |= set(keys.current.hashes) | {keys.compacting, keys.reducer(position), keys.wake_of(position)}
-        found |= {keys.part("ID", 0), keys.staged("ID", 0), keys.place("ID"), keys.taken_round("TOKEN").sums}
+        found |= {keys.part("ID", 0), keys.place("ID"), keys.taken_round("TOKEN").sums}
         found |= {keys.sum("DIGEST", 0), keys.squares("DIGEST", 0)}
         found |= {parameters.part("BLOB", 0), parameters.updated_of(0)}
     # A key that never exists.

@@ -250,6 +250,8 @@ class Apply(OnAccumulator):
         looked = self.direct.peek()
         assert looked.num_accumulated == len(self.before) + self.counted * (self.counts == "applied")
         assert not looked.num_accumulated or value_of(looked.gradient) == self.left
+        # A part of a gradient that counts does not expire.
+        assert scene.leftovers() == []
 
 
 NOTHING = dict.fromkeys(("applied", "stale", "repeated", "unknown"), 0)

@@ -265,7 +265,7 @@ def test_a_process_that_is_suspended_between_two_leaves(
 
         child = fork(work)
         child.value()
-        until(lambda: any(b":staged:" in key or b":partition:" in key for key in real_client.scan_iter()))
+        until(lambda: any(b":part:" in key for key in real_client.scan_iter()))
         child.signal(signal.SIGSTOP)
         suspend(clock, real_server.url)
         if others == "take the round":

@@ -77,8 +77,7 @@ STORED: dict[str, dict[str, str] | tuple[str, str]] = {
     ":compacting": ("string", "id~"),
     ":crew": {"chief": "id~ time id~ name", "<worker>": "id~ time id~ name"},
     ":attempts": ("zset", "id~ number~"),
-    ":staged:*:0": ("string", "data~"),
-    ":staged:*:place": ("string", "number~"),
+    ":place:*": ("string", "number~"),
     # Reducers
     ":reducer": {"holder": "id~", "who": "name", "since_ms": "time~", "stored": "number~", "late": "number~"},
     ":sum:*": ("string", "data~"),

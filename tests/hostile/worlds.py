@@ -302,8 +302,7 @@ class Weighted(Rounds):
         client.hset(f"{HEAD}:crew", mapping=crew)
         client.zadd(f"{HEAD}:attempts", {"other-1-1 2": now + 600_000})
         client.set(f"{HEAD}:compacting", "token")
-        client.set(f"{HEAD}:staged:other-1:0", "part")
-        client.set(f"{HEAD}:staged:other-1:place", "1")
+        client.set(f"{HEAD}:place:other-1", "1")
         lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
         client.hset(f"{HEAD}:reducer", mapping=lease)
         client.set(f"{HEAD}:sum:{'0' * 32}:0", "part")

@@ -109,7 +109,7 @@ RULES = (
     ),
     Rule(
         "An accepted gradient in parts stays, however late its round is taken",
-        "lua/include/staged_parts.lua",
+        "lua/include/written_parts.lua",
         "redis.call('PERSIST', part)",
         "",
         "tests/behaviour/test_rounds.py -k stays",

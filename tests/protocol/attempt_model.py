@@ -3,9 +3,9 @@
 An *attempt* is a set of parts under their final names. A *pointer* makes it real: a gradient that counts in a round, or
 the version that a record names. One model describes both, with parts in the slot of the pointer and on other nodes.
 
-With *one slot*, the name is random. The parts are written with an expiry, and the script that sets the pointer sees
-them and removes it. (Gradients in one slot still have staged keys, which their script renames. Final names are what
-this model proposes.) With *several slots*, no script can touch pointer and parts, so four requests do the work:
+With *one slot*, the name is that of the request, or random. The parts are written with an expiry, unless they are
+there, and the script that sets the pointer sees them and removes it. With *several slots*, no script can touch
+pointer and parts, so four requests do the work:
 
 1. *register* (leader): the attempt gets a lease, and a number from a counter that only grows. Name and number together
    are used once, so a late copy of this request makes another attempt, which nobody uses.
@@ -437,7 +437,7 @@ class AttemptModel:
             # It was never counted, and cannot be any more.
             "fenced": maker._replace(at="remove"),
             "replaced": maker._replace(at="remove"),
-            "unstaged": Maker(maker.tries + 1) if maker.tries + 1 < self.tries else OVER,
+            "unwritten": Maker(maker.tries + 1) if maker.tries + 1 < self.tries else OVER,
         }
         return self._become(state, which, after.get(reply, OVER))
 
@@ -517,7 +517,7 @@ class AttemptModel:
         leader, rules = state.leader, self.rules
         if self.slots > 1:
             return "" if attempt in leader.leased or not rules.lease_at_commit else "fenced"
-        return "" if state.has(attempt) or not rules.proof_before_commit else "unstaged"
+        return "" if state.has(attempt) or not rules.proof_before_commit else "unwritten"
 
     def _commit(self, state: State, request: Request) -> tuple[State, str]:
         """Lets a gradient, or a sum of gradients, count in the round."""

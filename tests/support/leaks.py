@@ -10,7 +10,7 @@ import redis
 
 from redisacc._clock import clock
 
-# The longest expiry, in milliseconds: that of staged parts, and of the leases of private accumulators.
+# The longest expiry, in milliseconds: that of parts that no round has yet, and of the leases of private accumulators.
 LONGEST = 60_000
 # Leases that have run out are remembered for longer, so that messages can say who is gone.
 CREW = 3_600_000
@@ -51,10 +51,14 @@ def leftovers(client: redis.Redis) -> list[str]:
         ttl = client.pttl(key)
         if ttl > {b"crew": CREW, b"parameters": BEGUN, b"parameters:deleted": DELETED}.get(what, LONGEST):
             found.append(f"{key!r}: stays for another {ttl} ms")
+        record = b"redisacc:{" + name + b"}"
         if ttl == -1:
-            reason = _unowned(client, b"redisacc:{" + name + b"}", what)
+            reason = _unowned(client, record, what)
             if reason:
                 found.append(f"{key!r}: no expiry, and {reason}")
+        # All keys of a private accumulator have an expiry.
+        elif (what or b"").startswith(b"part:") and client.ttl(record) == -1 and not _unowned(client, record, what):
+            found.append(f"{key!r}: a round has its gradient, and it expires in {ttl} ms")
     if b"redisacc:names" in keys:
         orphans = client.smembers("redisacc:names") - names
         found += [f"redisacc:names: {name!r} has no record" for name in orphans]
@@ -166,6 +170,12 @@ def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:
     yield record + b":buffered"
     for token in client.hkeys(record + b":taken"):
         yield record + b":taken:" + token + b":buffered"
+
+
+def written(client: redis.Redis) -> list[bytes]:
+    """Returns the parts of gradients that no round has, and their places: in one slot, these have an expiry."""
+    keys = [key for key in client.scan_iter() if re.search(rb":part:|:place:", key)]
+    return [key for key in keys if client.pttl(key) >= 0]
 
 
 def remaining(client: redis.Redis) -> list[bytes]:

@@ -205,7 +205,7 @@ _READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
 def contents(client: redis.Redis) -> dict[bytes, Any]:
     """Returns the contents of a database in comparable form. `client` replies in bytes.
 
-    Staged parts with an expiry are left out: they expire by themselves.
+    Parts and places with an expiry are left out: no round has them, and they expire by themselves.
     """
     keys = sorted(client.scan_iter(count=1000))
     with client.pipeline(transaction=False) as pipe:
@@ -216,7 +216,7 @@ def contents(client: redis.Redis) -> dict[bytes, Any]:
         kinds = {
             key: kind
             for key, kind, ttl in zip(keys, replies[::2], replies[1::2], strict=True)
-            if b":staged:" not in key or ttl < 0
+            if ttl < 0 or not re.search(rb":(part|place):", key)
         }
         for key, kind in kinds.items():
             _READERS[kind](pipe, key)

@@ -283,7 +283,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         elif what == "refuse" and data.draw(st.booleans()):
             upload.refused = True
             for part in range(len(found.lengths)):
-                server.strings.pop(KEYS.staged(name, part), None)
+                server.strings.pop(KEYS.part(name, part), None)
         elif what == "stalled":
             if data.draw(st.booleans()):
                 clock.advance(1)
@@ -306,7 +306,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
                 sums.sum_stored(digest, number)
 
     def stage(upload: Upload, part: int) -> None:
-        key, length = KEYS.staged(upload.buffered.id, part), upload.buffered.lengths[part]
+        key, length = KEYS.part(upload.buffered.id, part), upload.buffered.lengths[part]
         server.strings[key] = upload.bytes_of(part)
         assert len(server.strings[key]) == length
 
@@ -318,7 +318,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         if upload.buffered.inline:
             server.inline[name] = upload.packed.data
         for part in range(len(upload.buffered.lengths)):
-            server.strings[KEYS.part(name, part)] = server.strings.pop(KEYS.staged(name, part))
+            assert KEYS.part(name, part) in server.strings
 
     def events() -> Iterator[None]:
         while True:
@@ -367,7 +367,7 @@ def test_a_weight_that_has_changed_since_the_upload_began() -> None:
     found = upload.at(0)
     sums.announce(replace(found, factor=2 * found.factor))
     for part in range(len(found.lengths)):
-        server.strings[KEYS.staged(found.id, part)] = server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
+        server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
         sums.arrive(PartsArrived(found.id, part + 1))
     sums.look_ahead(inline, lambda: False)
     sums.complete([found], inline)
@@ -388,7 +388,7 @@ def test_what_was_added_ahead_is_not_fetched_again() -> None:
         sums.announce(gradient)
         for part in range(len(gradient.lengths)):
             data = upload.bytes_of(part)
-            server.strings[KEYS.staged(gradient.id, part)] = server.strings[KEYS.part(gradient.id, part)] = data
+            server.strings[KEYS.part(gradient.id, part)] = data
             sums.arrive(PartsArrived(gradient.id, part + 1))
             sums.look_ahead(inline, lambda: False)
     assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
@@ -422,7 +422,7 @@ class ByWorker:
         number = len(found.lengths) if parts is None else parts
         for part in range(number):
             data = self._uploads[k].bytes_of(part)
-            self.server.strings[KEYS.staged(found.id, part)] = self.server.strings[KEYS.part(found.id, part)] = data
+            self.server.strings[KEYS.part(found.id, part)] = data
         if number:
             self.sums.arrive(PartsArrived(found.id, number))
         if admitted:
@@ -446,7 +446,7 @@ class ByWorker:
 
     def staged(self, k: int, parts: int | None = None) -> list[str]:
         found = self.every[k]
-        return sorted(KEYS.staged(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
+        return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
 
 
 def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
@@ -542,9 +542,9 @@ def test_parts_that_arrive_in_another_order_are_added_as_they_come() -> None:
     first = one.every[0]
     one.upload(0, 0)
     last = len(first.lengths) - 1
-    one.server.strings[KEYS.staged(first.id, last)] = one._uploads[0].bytes_of(last)
+    one.server.strings[KEYS.part(first.id, last)] = one._uploads[0].bytes_of(last)
     one.sums.arrive(PartsArrived(first.id, 1, None, last))
-    assert one.look_ahead() == [KEYS.staged(first.id, last)]
+    assert one.look_ahead() == [KEYS.part(first.id, last)]
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))

@@ -116,7 +116,7 @@ class BufferWriter:
                     raise no_room(self._keys, gradient, reply, why)
                 raise ServerError(
                     f"a gradient for {shown(self._keys.name)} could not be buffered in {durations.call:.0f} s: its "
-                    "staged parts disappeared every time"
+                    "parts disappeared every time"
                 )
 
     def _send(
@@ -129,7 +129,7 @@ class BufferWriter:
         ask: bool = False,
     ) -> Reply:
         # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
-        # so that a late copy of parts that were staged before cannot replace it.
+        # so that a late copy of parts that were written before is not taken for its own.
         name = f"{request.session.id}-{request.sequence}"
         in_partitions = self._partitions is not None and gradient.nbytes > self._inline_bytes
         if in_partitions or replaced:

@@ -76,7 +76,7 @@ class PartitionWriter:
             announced_bytes: a gradient of at least so many is announced before its parts.
 
         Returns:
-            The reply of ``commit``, or of ``register`` if that refuses. Its outcome is "unstaged" if the attempt was
+            The reply of ``commit``, or of ``register`` if that refuses. Its outcome is "unwritten" if the attempt was
             given up by somebody else, so that a new one is needed, or "unconfirmed" if the gradient replaces others,
             and too few replicas have its parts.
         """
@@ -103,7 +103,7 @@ class PartitionWriter:
                 # If the attempt was swept and forgotten before all parts were written, only we know the rest.
                 remove_parts_quietly(self._transport, self._keys, [attempt])
                 self._sweep([attempt])
-                return Reply(outcome="unstaged")
+                return Reply(outcome="unwritten")
             if replaced and any(number < self.min_replicas for number in replicas):
                 # Replicas may have confirmed the gradients that it would replace, and their senders know that.
                 self._sweep([attempt])
@@ -223,7 +223,7 @@ class PartitionWriter:
             # after it had looked.
             remove_parts_quietly(self._transport, self._keys, [attempt])
         if reply.outcome == "expired":
-            return Reply(outcome="unstaged")
+            return Reply(outcome="unwritten")
         self._sweep()
         return reply
 

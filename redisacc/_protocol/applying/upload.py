@@ -18,7 +18,7 @@ from typing import Any
 from redisacc._clock import clock
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import STAGING_MS
+from redisacc._format.buffered import PART_MS
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
 from redisacc._format.upload_layout import UploadLayout
@@ -32,7 +32,7 @@ from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis import forks
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import LIMITS, Hint, Transport
-from redisacc.errors import RedisAccError, ServerUnavailableError
+from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
 
@@ -40,8 +40,8 @@ logger = logging.getLogger("redisacc")
 RENEWAL = 0.5
 # For how long an upload keeps its place in takers and reducers after its last sign of life, in milliseconds.
 HOLDS_MS = 10_000
-# The expiry of what is staged is renewed this often, in seconds.
-EXTENSION = STAGING_MS / 4000
+# The expiry of parts in one slot is renewed this often, in seconds.
+EXTENSION = PART_MS / 4000
 # About how many bytes are sent together: enough for all nodes to receive some.
 BATCH_BYTES = 16 * 2**20
 # How long ``abandon`` waits for what is on its way, in seconds. After that, the background removes the parts.
@@ -236,10 +236,10 @@ class Upload(ABC):
         *,
         attempt: str = "",
         lease_ms: int = 0,
-        staged: Sequence[str] = (),
+        written: Sequence[int] | None = None,
         before: Sequence[Command] = (),
     ) -> str:
-        """Renews the lease of the attempt, or the expiry of what is staged; tells takers; returns the outcome."""
+        """Renews the lease of the attempt, or the expiry of what is written; tells takers; returns the outcome."""
         request = self.request
         reply = self._scripts.renew_upload(
             worker=request.worker,
@@ -247,9 +247,10 @@ class Upload(ABC):
             once=request.once,
             attempt=attempt,
             lease_ms=lease_ms,
-            expiry_ms=STAGING_MS,
+            expiry_ms=PART_MS,
             message=message,
-            staged=staged,
+            place=[] if written is None else [self._keys.place(self._name)],
+            parts=[self._keys.part(self._name, part) for part in written or ()],
             before=before,
         )
         return reply.outcome
@@ -260,7 +261,7 @@ class Upload(ABC):
 
 
 class StagedUpload(Upload):
-    """An upload to the accumulator's slot: parts are staged with an expiry, and renamed by the script that counts."""
+    """An upload to the accumulator's slot: parts have an expiry, which the script that counts removes."""
 
     _extended = 0.0
 
@@ -275,17 +276,17 @@ class StagedUpload(Upload):
     def _write(self, batch: Sequence[int]) -> None:
         commands: list[Command] = []
         for number in batch:
-            commands.append(("SET", self._keys.staged(self._name, number), self._part(number), "PX", STAGING_MS))
+            key = self._keys.part(self._name, number)
+            commands.append(("SET", key, self._part(number), "NX", "PX", PART_MS))
             if self.is_announced:
                 commands.append(Hint(("PUBLISH", self._keys.wake, parts_arrived(self._name, 1, None, number))))
         self._transport.pipeline(commands)
 
     def _renew(self) -> str:
-        staged: list[str] = []
-        if clock.now() - self._extended >= EXTENSION:
+        is_due = clock.now() - self._extended >= EXTENSION
+        if is_due:
             self._extended = clock.now()
-            staged = [self._keys.place(self._name), *[self._keys.staged(self._name, part) for part in self._written]]
-        return self._renewed(parts_arrived(self._name, 0), staged=staged)
+        return self._renewed(parts_arrived(self._name, 0), written=self._written if is_due else None)
 
     def _commit(self) -> Reply | None:
         return self._buffer(self.layout.header)
@@ -294,36 +295,30 @@ class StagedUpload(Upload):
         return self._buffer(b"")
 
     def _buffer(self, header: bytes) -> Reply | None:
-        try:
-            before = []
-            if header and self.is_announced and self.request.weight != 1:
-                # It was announced with a weight of 1.
-                before = [staging(self._scripts, self.request, gradient=self._name, header=header)]
-            reply = buffer(
-                self._scripts,
-                self._keys,
-                self.request,
-                gradient=self._name,
-                header=header,
-                data=b"",
-                lengths=self.layout.lengths,
-                ahead_bytes=self._ahead_bytes,
-                before=before,
-            )
-        except ServerUnavailableError:
-            # The next copy of the request may count the parts.
-            raise
-        except RedisAccError:
-            self._remove()
-            raise
+        before = []
+        if header and self.is_announced and self.request.weight != 1:
+            # It was announced with a weight of 1.
+            before = [staging(self._scripts, self.request, gradient=self._name, header=header)]
+        # If it fails, the parts may have been counted all the same. Those that are not expire.
+        reply = buffer(
+            self._scripts,
+            self._keys,
+            self.request,
+            gradient=self._name,
+            header=header,
+            data=b"",
+            lengths=self.layout.lengths,
+            ahead_bytes=self._ahead_bytes,
+            before=before,
+        )
         return reply if reply.outcome in COUNTED else None
 
     def _remove(self) -> None:
-        keys = [self._keys.place(self._name), *self._keys.staged_parts(self._name, len(self.layout.lengths))]
+        keys = [self._keys.place(self._name), *self._keys.parts(self._name, len(self.layout.lengths))]
         try:
             self._transport.pipeline([("UNLINK", key) for key in keys])
         except RedisAccError as error:
-            logger.debug("%s: staged parts are left to expire: %s", self._keys.name, error)
+            logger.debug("%s: parts are left to expire: %s", self._keys.name, error)
 
 
 class PartitionedUpload(Upload):

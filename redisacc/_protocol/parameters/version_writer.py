@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import cut, staging_ms
+from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.partitions import partitions_text
@@ -144,7 +144,7 @@ class VersionWriter:
     def _write_to_slot(
         self, version: Version, parts: Mapping[str, Sequence[memoryview | Pieces]], attempts: Sequence[StoredAttempt]
     ) -> Reply:
-        expiry_ms = staging_ms(sum(blob.nbytes for blob in version.blobs))
+        expiry_ms = part_ms(sum(blob.nbytes for blob in version.blobs))
         lengths: dict[str, int] = {}
         # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also when the version is
         # visible. NX: it must not give an expiry to a part that is there.

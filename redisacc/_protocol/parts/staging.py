@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redisacc._format import buffered as buffered_format
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, message_bytes, staging_ms
+from redisacc._format.buffered import PART_MS, BufferedGradient, message_bytes, part_ms
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parts_arrived
 from redisacc._format.weights import weight_text
@@ -29,13 +29,14 @@ def stage_commands(
     commands: list[Command] = []
     unannounced, worth_a_message = 0, message_bytes()
     # The last part is the only one that may be smaller.
-    expiry = str(staging_ms(len(parts) * parts[0].nbytes)) if parts else ""
+    expiry = str(part_ms(len(parts) * parts[0].nbytes)) if parts else ""
     for number, part in enumerate(parts):
         # The script announces the last ones.
         if announced and unannounced >= worth_a_message:
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
-        commands.append(("SET", keys.staged(gradient_id, number), part, "PX", expiry))
+        # NX: this may arrive again, also when the gradient counts.
+        commands.append(("SET", keys.part(gradient_id, number), part, "NX", "PX", expiry))
         unannounced += part.nbytes
     return commands
 
@@ -80,7 +81,6 @@ def buffer(
         ahead_bytes=ahead_bytes,
         lengths=lengths,
         replaced=[buffered.id for buffered in replaced] if replaced else (),
-        staged=keys.staged_parts(gradient, len(lengths)),
         place=[keys.place(gradient)] if lengths and not replaced else (),
         parts=keys.parts(gradient, len(lengths)),
         replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(keys, buffered)]
@@ -113,5 +113,5 @@ def staging(scripts: Scripts, request: GradientRequest, *, gradient: str, header
         order=request.order,
         header=header.hex(),
         holds_ms=holds_ms,
-        expiry_ms=STAGING_MS,
+        expiry_ms=PART_MS,
     )

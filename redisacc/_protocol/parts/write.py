@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from redisacc._format.buffered import STAGING_MS
+from redisacc._format.buffered import PART_MS
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.scripts import confirmed, wait_commands
 from redisacc._redis.sockets.fast_socket import Command, Pieces
@@ -45,7 +45,7 @@ def write_parts(
             # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the parts
             # are in use. NX: it must not give an expiry to a part that is there.
             batch = batches.setdefault(partition, [])
-            batch.append(("SET", key, part, "NX", "PX", STAGING_MS))
+            batch.append(("SET", key, part, "NX", "PX", PART_MS))
             batch += [("PEXPIRE", key, lease_ms) if lease_ms else ("PERSIST", key), (measure[0], key, *measure[1:])]
             if hints and number in hints:
                 batch.append(hints[number])

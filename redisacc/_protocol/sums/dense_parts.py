@@ -159,9 +159,10 @@ class DenseParts:
         length = upload.gradient.lengths[number]
         assert upload.cut is not None
         pieces = upload.cut[cell.number]
-        name = self._keys.part if upload.admitted else self._keys.staged
-        key, lane = name(upload.gradient.id, number), cell.number % self._lanes
-        part = Part(key, lane, upload, number, length, None, cell, cell.turn, begins=place == 0)
+        key, lane = self._keys.part(upload.gradient.id, number), cell.number % self._lanes
+        part = Part(
+            key, lane, upload, number, length, None, cell, cell.turn, begins=place == 0, admitted=upload.admitted
+        )
         if part.begins and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
             place_in_sum = self._piece_of_sum(pieces[0])
             if place_in_sum.dtype == pieces[0].dtype:

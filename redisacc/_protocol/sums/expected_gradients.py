@@ -11,7 +11,6 @@ from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
-from redisacc._format.keys import Keys
 from redisacc._format.part_cut import Cut
 
 # An upload that makes no progress for this many seconds no longer holds up later ones.
@@ -68,11 +67,6 @@ class Upload:
         for part in new:
             self.there[part] = True
         return new
-
-    def key(self, keys: Keys, number: int) -> str:
-        """Returns the key that a part has now."""
-        name = keys.part if self.admitted else keys.staged
-        return name(self.gradient.id, number)
 
     def forget_sparse(self) -> None:
         """Drops the bytes of the sparse sections, so that they are fetched again."""

@@ -85,7 +85,7 @@ class PartFetch:
         return self.in_flight.memory_of(part).data
 
     def missing(self, part: Part) -> None:
-        """Notes that a part is not there, or has its final name by now.
+        """Notes that a part is not there.
 
         Raises:
             PartMissingError: it should be there.
@@ -94,10 +94,9 @@ class PartFetch:
         wanted = part.memory is not None and part.memory.base is upload.sparse
         self.in_flight.remove(part)
         if not part.sums:
-            if upload.admitted and part.key == self._keys.part(upload.gradient.id, part.number):
+            if part.admitted:
                 raise PartMissingError(part.key)
-            # If it was admitted meanwhile, it is requested by its final name. Otherwise, it was refused, or will be
-            # staged again. In a partition, it has its final name from the beginning.
+            # If its gradient was admitted meanwhile, it is there. Otherwise, it was refused, or is written again.
             upload.there[part.number] = upload.admitted
         if part.cell is not None:
             self._dense.miss(part.cell, part)

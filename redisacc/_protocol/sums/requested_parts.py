@@ -77,6 +77,7 @@ class Part:
         placed: whether ``memory`` is the memory of the sum itself.
         lent: the memory that it was lent, which may be longer than the part.
         sums: the number of gradients in it, if it is part of a reducer's sum; 0: it is part of a gradient.
+        admitted: whether the round had the gradient when the part was requested, so that it has to be there.
     """
 
     key: str
@@ -91,6 +92,7 @@ class Part:
     placed: bool = False
     lent: Array | None = None
     sums: int = 0
+    admitted: bool = False
 
 
 class RequestedParts:

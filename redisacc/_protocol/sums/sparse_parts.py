@@ -71,7 +71,8 @@ class SparseParts:
                     upload.requested[number] = True
                     memory = upload.memory_for_sparse()[start : start + length]
                     lane = (number if self._keys.partitions else place + number) % self._lanes
-                    return Part(upload.key(self._keys, number), lane, upload, number, length, memory)
+                    key = self._keys.part(upload.gradient.id, number)
+                    return Part(key, lane, upload, number, length, memory, admitted=upload.admitted)
                 start += length
             waiting += upload.gradient.sparse_bytes
         return None
@@ -83,6 +84,6 @@ class SparseParts:
             if upload.cut is None or upload.left:
                 break
             if upload.sparse is not None:
-                add_sparse_sections(self._sum, upload.gradient, upload.sparse, upload.key(self._keys, 0))
+                add_sparse_sections(self._sum, upload.gradient, upload.sparse, self._keys.part(upload.gradient.id, 0))
                 upload.sparse = None
             self.added += 1

@@ -25,7 +25,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartMissingError, part_keys
+from redisacc._format.buffered import PART_MS, BufferedGradient, PartMissingError, part_keys
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
@@ -455,7 +455,7 @@ class Committer:
         # NX: a copy of this request may arrive at any time, also when the parts are in use, and must not make them
         # expire.
         return [
-            ("SET", keys.part(f"{version}-{sort}", number), values[sort].data, "NX", "PX", STAGING_MS)
+            ("SET", keys.part(f"{version}-{sort}", number), values[sort].data, "NX", "PX", PART_MS)
             for sort in model.sorts
         ]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from redisacc._data.sums import put_rows
 from redisacc._data.validation import Array
-from redisacc._format.buffered import cut, staging_ms
+from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.packing import packed
 from redisacc._format.parameter_record import Blob, Manifest
@@ -92,7 +92,7 @@ class TablesVersion:
     @property
     def expiry_ms(self) -> int:
         """The expiry of these parts until they are in use."""
-        return staging_ms(sum([blob.nbytes for blob in self.pieces]))
+        return part_ms(sum([blob.nbytes for blob in self.pieces]))
 
 
 class Tables:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from redisacc._data.validation import Array
-from redisacc._format.buffered import STAGING_MS, PartMissingError
+from redisacc._format.buffered import PART_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.update_order import Order, parse_order, parse_wanted, updated
 from redisacc._protocol.sums.dense_parts import SumPart
@@ -105,7 +105,7 @@ class PartUpdater:
             # NX: what is there stays. The chief publishes what it has gathered under another name.
             self._transport.pipeline(
                 [
-                    ("SET", self._keys.part(f"{version}-{sort}", number), data.data, "NX", "PX", STAGING_MS)
+                    ("SET", self._keys.part(f"{version}-{sort}", number), data.data, "NX", "PX", PART_MS)
                     for sort, data in values.items()
                 ]
             )
@@ -238,7 +238,7 @@ class PartUpdater:
         self._values.keep(part, version, values)
         # NX: a chief may have made it stay already, if it was computed twice.
         store: list[Command] = [
-            ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", STAGING_MS)
+            ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", PART_MS)
             for sort in record.model.sorts
         ]
         # Readers fetch it ahead.

@@ -144,10 +144,11 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
     """The failover falls between the upload and the script that admits the gradient. Parts alone are no gradient."""
     worker = pair.open(*SIZES["parts"], inline=0, redis=proxy.where)
     apply(worker, 1)
+    first = len(pair.master.ask("KEYS", "*:part:*"))
 
     def fail_over():
         # The parts were sent before the script.
-        until(lambda: [key for key in pair.master.ask("KEYS", "*:staged:*") if not key.endswith(":place")])
+        until(lambda: len(pair.master.ask("KEYS", "*:part:*")) > first)
         pair.hold_back(until)
         pair.take_over()
 

@@ -271,7 +271,7 @@ def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds,
         name, (header, parts) = f"refused-{next(number)}", example
         place = real_client.hincrby(RECORD, "places", 1)
         real_client.publish(f"{RECORD}:wake", f"gradient={name} place={place} shape=[{SIZE}] header={header}")
-        keys = [f"{RECORD}:staged:{name}:{part}" for part in range(len(parts))]
+        keys = [f"{RECORD}:part:{name}:{part}" for part in range(len(parts))]
         for part, key in enumerate(keys):
             real_client.set(key, parts[part], px=60_000)
             real_client.publish(f"{RECORD}:wake", f"gradient={name} parts={part + 1}")
@@ -284,7 +284,7 @@ def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds,
 
 
 @pytest.mark.thorough
-def test_staged_parts_that_expire_while_they_are_added(reduce, rounds, real_client, example):
+def test_parts_that_expire_while_they_are_added(reduce, rounds, real_client, example):
     reduce()
     rounds.play_until_reduced()
     step, rows = rounds.acc.global_step(), rounds.gradients()
