@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from support.moved_clock import runs
+from support.moved_clock import MovedClock, runs
 from support.warm_python import PIPE, WarmPython
 
 import redisacc
@@ -47,6 +47,21 @@ def test_a_server_that_forgets_its_scripts_after_a_move_gets_those_that_are_ahea
     assert abs((acc.info().known_workers[0].seen_at - acc.info().read_at).total_seconds()) < 60
     # And so do calls that were prepared before a move, and are repeated after it.
     assert acc.take_grad(2).tolist() == [1.0]
+
+
+def test_a_transport_that_outlives_a_clock_follows_the_next_one(open_dense, client, tmp_path):
+    """Handles of several tests may share a transport, and with it what renews leases."""
+    open_dense("float32", [1], "shared")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        moved = MovedClock(folder, moves=True)
+        moved.clients.append(client)
+        try:
+            with open_dense("float32", [1]) as private:
+                moved.advance(100.0)
+                assert private.num_accumulated() == 0
+        finally:
+            moved.restore()
 
 
 @pytest.mark.every_server

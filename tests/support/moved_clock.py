@@ -285,23 +285,12 @@ class MovedClock:
         setattr(thing, name, value)
 
     def _replace_all(self) -> None:
-        state, moved = self._state, self
+        state = self._state
 
         def sleep(seconds: float) -> None:
             if seconds < 0:
                 time.sleep(seconds)
             self.wait(seconds, time.sleep)
-
-        class Event(threading.Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                if timeout is None:
-                    return super().wait()
-                return moved.wait(timeout, super().wait)
-
-        def event() -> threading.Event:
-            made = Event()
-            forks._locks.add(made)
-            return made
 
         def wait_for_alarm(alarm: Any, timeout: float) -> None:
             self.wait(max(timeout, 0.0), lambda seconds: alarm._lock.acquire(timeout=seconds))
@@ -309,7 +298,6 @@ class MovedClock:
         self._replace(clock, "now", lambda: time.monotonic() + state[0])
         self._replace(clock, "time", lambda: time.time() + state[0])
         self._replace(clock, "sleep", sleep)
-        self._replace(forks, "event", event)
         self._replace(waits.ThreadAlarm, "wait", wait_for_alarm)
         # Listeners outlive a test, and for them time would go back.
         self._replace(pubsub, "clock", Clock())
@@ -346,6 +334,24 @@ class MovedClock:
 
 
 _followed: MovedClock | None = None
+
+
+class _Event(threading.Event):
+    """An event of the package. It may outlive the test that made it, and its clock: so it asks which one there is."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None or _followed is None:
+            return super().wait(timeout)
+        return _followed.wait(timeout, super().wait)
+
+
+def _event() -> threading.Event:
+    made = _Event()
+    forks._locks.add(made)
+    return made
+
+
+forks.event = _event
 
 
 def server_ms(client: redis.Redis) -> int:
