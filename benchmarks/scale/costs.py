@@ -26,7 +26,7 @@ from redisacc.embedded import Server
 from redisacc.optim import SGD
 from redisacc.optim.kernel import update_part
 
-SCRIPTS = ("register", "commit", "take", "register_update", "commit_update", "sweep", "stage", "buffer")
+SCRIPTS = ("register", "commit", "take", "register_update", "commit_update", "sweep", "stage")
 # The crews of which the cost of a script is found, and the bytes of their model.
 CREWS = (2, 12)
 CREW_BYTES = 600_000
@@ -234,7 +234,7 @@ def _scripts(executable: str) -> dict[str, tuple[float, float]]:
                 observe(new_client, [client], workers=workers, partitions=partitions, nbytes=CREW_BYTES, steps=12)
                 times = _times(client)
             for name, of in times.items():
-                if (name in ("stage", "buffer")) == (partitions == 1) or name not in found:
+                if (name == "stage") == (partitions == 1) or name not in found:
                     found[name][workers] = median(of)
     few, many = CREWS
     costs = {}

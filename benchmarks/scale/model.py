@@ -183,7 +183,7 @@ class Simulation:
         self.each = max(round(step.parts / step.partitions), 1)
         self.nbytes = step.nbytes / (self.each * step.partitions)
         self.wire = self.nbytes * arrangement.share
-        self.scripts = ("register", "commit") if step.partitions > 1 else ("stage", "buffer")
+        self.scripts = ("register", "commit") if step.partitions > 1 else ("stage", "commit")
         self.listens = step.partitions <= MOST_CHANNELS
         self.number = -1
         self.ends: list[float] = []

@@ -29,8 +29,8 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.applying.attempts import announcement
 from redisacc._protocol.lifecycle.deletion import delete
-from redisacc._protocol.parts.staging import staging
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import GradientRequest, Request, Session
@@ -268,7 +268,9 @@ class Hostile:
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
         request, header = GradientRequest(self._session(), 1, "w", step, (ROW,)), bytes(2000)
         self._transport.call("SCRIPT", "LOAD", load("stage").text)
-        self._repeat("stage", lambda: self._transport.call(*staging(scripts, request, gradient="new-1", header=header)))
+        self._repeat(
+            "stage", lambda: self._transport.call(*announcement(scripts, request, gradient="new-1", header=header))
+        )
         self._repeat(
             "resolve", lambda: scripts.resolve(**Request(self._session(), 1, "w").arguments(), allowed=("fenced",))
         )

@@ -2,14 +2,13 @@
 
 -- The client SETs large parts just before the script that counts them, each with an expiry.
 
--- Returns a refusal, and removes the parts, because a request that is sent again writes them again.
-local function refuse_parts(keys, reply)
+-- A request that is sent again writes them again.
+local function drop_parts(keys)
   for _, unused in ipairs({keys.place, keys.parts}) do
     if #unused > 0 then
       redis.call('UNLINK', unpack(unused))
     end
   end
-  return reply
 end
 
 -- Returns the reply {'unwritten', part} if a part is missing or has another length, else nil.

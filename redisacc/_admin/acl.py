@@ -87,7 +87,7 @@ _LOOKING = (
 _LEASES = ("hold_lease", "release_lease")
 _WORKER = Role(
     "opens, creates and applies; reads parameters",
-    (*("open", "apply", "buffer", "stage", "register", "commit", "renew_upload", "resolve", "sweep"), *_LEASES),
+    (*("open", "apply", "stage", "register", "commit", "renew_upload", "resolve", "sweep"), *_LEASES),
     f"{_OPENS} hscan get set strlen unlink persist pexpire",
     (*_PARTS, _COMPACTING),
     (*_PARTS, _PLACES, _COMPACTING, _CREW),

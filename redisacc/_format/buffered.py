@@ -4,7 +4,7 @@ The arrays of a gradient follow one another in its *bytes*: for each sparse sect
 sum, and the values; then the values of each dense section; each at the next multiple of eight. If there are few bytes,
 they travel inline, among the script's arguments, and become a field of a hash. That copies them twice, but saves half
 of the commands and one of the taker's round trips. Otherwise they are cut into parts, the sparse sections apart from
-the dense ones. The parts are written by plain SET, and then a small script counts them (``lua/buffer.lua``), so that
+the dense ones. The parts are written by plain SET, and then a small script counts them (``lua/commit.lua``), so that
 none of them passes through Lua.
 
 Everything that is read back is checked before it is trusted, because any client with write access may have written it.

@@ -12,8 +12,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import SETTINGS
 from redisacc._handles.options import AccumulatorOptions, Limits
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
-from redisacc._protocol.applying.buffer_writer import BufferWriter
-from redisacc._protocol.applying.partition_writer import PartitionWriter
+from redisacc._protocol.applying.gradient_writer import GradientWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.leases import private_leases
 from redisacc._protocol.lifecycle.opening import open_accumulator
@@ -113,17 +112,21 @@ def assemble(
     lifetime = Lifetime(keys.name)
     sessions = SessionPool(opened.now_ms)
     requests = Requests(transport, scripts, sessions)
-    partitions = None
-    if opened.partitions:
-        partitions = PartitionWriter(transport, keys, scripts, min_replicas=min_replicas, lease_ms=opened.lease_ms)
     in_place_limit = IN_PLACE_LIMIT if limits.in_place is None else limits.in_place
     applier = Applier(
         keys,
         scripts,
         spec,
         requests=requests,
-        buffer_writer=BufferWriter(
-            transport, keys, scripts, spec, telemetry, partitions=partitions, inline_bytes=limits.inline
+        writer=GradientWriter(
+            transport,
+            keys,
+            scripts,
+            spec,
+            telemetry,
+            inline_bytes=limits.inline,
+            min_replicas=min_replicas,
+            lease_ms=opened.lease_ms,
         ),
         in_place_limit=in_place_limit if opened.can_add_in_place else 0,
         staleness_weighs=opened.staleness_weight != CONSTANT,

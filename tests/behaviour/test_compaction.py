@@ -193,7 +193,7 @@ def test_room_that_others_fill_while_it_is_made_is_looked_for_again(client, prox
 
     def take():
         taken.append(other.take_grad(1))
-        proxy.before("buffer", fill)
+        proxy.before("commit", fill)
 
     def fill():
         for _ in range(others):

@@ -234,12 +234,12 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, ope
         gradient[:] = 0
         # At the first attempt, the server misses a part, and asks for it again.
         client.delete(*until(lambda: list(client.scan_iter("redisacc:{w}:part:*"))))
-        proxy.before("buffer", proxy.cut_all)
+        proxy.before("commit", proxy.cut_all)
 
-    proxy.before("buffer", write)
+    proxy.before("commit", write)
     acc.apply_grad(gradient)
     assert not gradient.any()
-    assert proxy.sent.count("buffer") >= 3
+    assert proxy.sent.count("commit") >= 3
     np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, encoding))
 
 

@@ -288,6 +288,19 @@ def test_a_round_of_which_nothing_is_left_can_be_ended(acc, client):
 
 
 @pytest.mark.forges
+@pytest.mark.every_server
+def test_a_handle_with_a_larger_inline_limit_compacts_gradients_in_partitions(open_parted, client):
+    """Their sum is no longer in partitions, and their parts go."""
+    limits = {"in_place": 0, "buffer": 2 * 4 * 30}
+    acc = open_parted(limits=redisacc.Limits(inline=0, **limits))
+    for number in (1, 2):
+        acc.apply_grad(gradient(number))
+    assert len(parts_of(client)) == 6
+    open_parted(limits=redisacc.Limits(inline=1000, **limits)).apply_grad(gradient(4))
+    assert parts_of(client) == []
+    assert acc.take_grad(3).tolist() == gradient(7).tolist()
+
+
 def test_a_lost_part_prevents_compacting_and_is_named(open_parted, client):
     acc = open_parted(limits=redisacc.Limits(in_place=0, inline=0, buffer=2 * 4 * 30))
     for number in (1, 2):

@@ -129,7 +129,7 @@ def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(proxy, open
         acc.apply_grad(np.ones(64), 1)
     # Another process moves the step while the third is added to the first two.
     other = open_dense("float64", [64], "w", reduction_type="SUM", redis=client)
-    proxy.before("HSCAN", lambda: proxy.before("buffer", lambda: other.set_global_step(2)))
+    proxy.before("HSCAN", lambda: proxy.before("commit", lambda: other.set_global_step(2)))
     acc.apply_grad(np.ones(64), 1)
     assert other.global_step() == 2
     info = acc.info()

@@ -170,7 +170,7 @@ def test_a_trial_whose_gradient_comes_back_changed(client, examine, proxy):
         (gradient,) = client.hkeys(key)
         client.hset(key, gradient, np.zeros(2, np.float32).tobytes())
 
-    proxy.after("buffer", change)
+    proxy.after("commit", change)
     finding = examine("--redis", proxy.where)["trial"]
     assert (finding.status, finding.advice) == ("bad", "use another server")
 

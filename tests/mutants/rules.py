@@ -124,8 +124,8 @@ RULES = (
     Rule(
         "A gradient whose parts somebody has begun to remove is not accepted",
         "lua/commit.lua",
-        "if lease_end == 0 then",
-        "if lease_end < 0 then",
+        "if args.attempt ~= '' and not is_leased then",
+        "if false then",
         "tests/behaviour/test_partitions.py -k swept",
     ),
     Rule(

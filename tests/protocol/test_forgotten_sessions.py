@@ -129,7 +129,7 @@ def test_a_handle_that_was_idle_for_long_goes_on(real_client: redis.Redis, proxy
     # It knows the time from then on.
     proxy.listen_anew()
     acc.apply_grad([1, 2], local_step=1)
-    assert proxy.sent == ["buffer"]
+    assert proxy.sent == ["commit"]
 
 
 @pytest.mark.servers(*REAL)

@@ -26,9 +26,9 @@ import redisacc.torch
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
 # The requests of a gradient that leaves part by part, and is counted or dropped; and of one that is sent whole.
-STREAMED = ["stage", "renew_upload", "buffer"]
+STREAMED = ["stage", "renew_upload", "commit"]
 DROPPED = ["stage", "renew_upload", "UNLINK"]
-WHOLE = ["stage", "buffer"]
+WHOLE = ["stage", "commit"]
 
 # A gradient has so many parts. Each of the four layers completes two of them, and all are in two more at its borders.
 PARTS = range(8)

@@ -376,7 +376,7 @@ FORBIDDEN = {
         "change the quorum": lambda place, acc: acc.set_quorum(least=3),
     },
     "taker": {
-        "buffer": lambda place, acc: place.apply(
+        "apply in parts": lambda place, acc: place.apply(
             place.open("taker", "train-1", limits=redisacc.Limits(in_place=0)), 200_000
         ),
         "delete": lambda place, acc: acc.delete(),

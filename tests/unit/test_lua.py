@@ -193,14 +193,16 @@ def test_a_value_that_is_no_number_is_an_error_that_names_it(value: bytes) -> No
 
 
 def test_arguments_are_passed_in_the_order_of_the_header() -> None:
-    script, keys, args = called("buffer", place=["p"], parts=["p0", "p1"], replaced_parts=[], once=0)
-    assert script is script_loader.load("buffer")
+    script, keys, args = called(
+        "commit", place=["p"], parts=["p0", "p1"], replaced_parts=[], replaced_attempts=[], once=0
+    )
+    assert script is script_loader.load("commit")
     record = "redisacc:{NAME}"
-    hashes = [f"{record}:{name}" for name in ("buffered", "inline", "workers", "sessions")]
+    hashes = [f"{record}:{name}" for name in ("buffered", "inline", "workers", "sessions", "attempts")]
     assert [*keys] == [record, *hashes, "p", "p0", "p1"]
     single = [field.name for field in script.args if not field.many]
     single[single.index("once")] = "0"
-    assert [*args] == [*single, "1 2 2", "lengths 0", "lengths 1", "replaced 0", "replaced 1"]
+    assert [*args] == [*single, "1 2 2 2", "lengths 0", "lengths 1", "replaced 0", "replaced 1"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -22,8 +22,8 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
+from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.parts.staging import stage_commands
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.requested_parts import Bounds
@@ -148,7 +148,7 @@ class Upload:
             if self.gradient.nbytes <= inline
             else buffered_format.pack_for_partitions(CUTS[size], self.gradient)
         )
-        self.parts = stage_commands(KEYS, f"g-{number}", self.packed.parts)
+        self.parts = written(KEYS, f"g-{number}", self.packed.parts) if self.packed.parts else []
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())

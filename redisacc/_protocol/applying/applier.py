@@ -17,7 +17,7 @@ from redisacc._format.crew_entries import number_of_worker
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout, layout_of
-from redisacc._protocol.applying.buffer_writer import BufferWriter
+from redisacc._protocol.applying.gradient_writer import GradientWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.applying.upload import Upload
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts, check_replicated
@@ -44,7 +44,7 @@ class Applier:
         scripts: its scripts.
         spec: its specification.
         requests: sends requests exactly once.
-        buffer_writer: buffers gradients.
+        writer: buffers gradients.
         in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered. It does
             not count if sums follow the workers' numbers: in place, gradients are added when they arrive.
         staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
@@ -58,7 +58,7 @@ class Applier:
         spec: AccumulatorSpec,
         *,
         requests: Requests,
-        buffer_writer: BufferWriter,
+        writer: GradientWriter,
         in_place_limit: int,
         staleness_weighs: bool,
         min_replicas: int,
@@ -67,7 +67,7 @@ class Applier:
         self._scripts = scripts
         self._spec = spec
         self._requests = requests
-        self._buffer_writer = buffer_writer
+        self._writer = writer
         self._by_worker = spec.order == "worker"
         self._in_place_limit = in_place_limit if in_place.can_add(spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
@@ -125,7 +125,7 @@ class Applier:
                 # Otherwise, a sum would lose digits.
                 if reply.outcome in COUNTED:
                     return reply
-            return self._buffer_writer.buffer(gradient, request)
+            return self._writer.buffer(gradient, request)
 
         return self._requests.execute(
             request, send, partial(self._result, request, label), f"{label}: to apply a gradient"
@@ -166,9 +166,7 @@ class Applier:
     def layout_for(self, encoding: Encoding) -> UploadLayout | None:
         """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
         if encoding not in self._layouts:
-            layout = layout_of(
-                self._spec, encoding, max(len(self._keys.partitions), 1), self._buffer_writer.announced_bytes
-            )
+            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1), self._writer.announced_bytes)
             small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
             self._layouts[encoding] = None if small else layout
         return self._layouts[encoding]
@@ -183,9 +181,7 @@ class Applier:
         """
         order = self._order_of(worker) if self._by_worker else ""
         session, sequence = self._requests.sessions.begin()
-        return self._buffer_writer.begin(
-            layout, GradientRequest(session, sequence, worker, local_step, (), order=order)
-        )
+        return self._writer.begin(layout, GradientRequest(session, sequence, worker, local_step, (), order=order))
 
     def abandon(self, upload: Upload) -> None:
         """Ends an upload. Nothing of it is left."""
@@ -223,7 +219,7 @@ class Applier:
                 return counted
             if not sent:
                 sent.append(encode(whole(), encoding, self._spec.name_of, self._spec.dtypes))
-            return self._buffer_writer.buffer(sent[0], request)
+            return self._writer.buffer(sent[0], request)
 
         try:
             return self._requests.execute(

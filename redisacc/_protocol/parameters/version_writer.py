@@ -24,7 +24,7 @@ from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.partitions import partitions_text
-from redisacc._protocol.applying.partition_writer import lease_of
+from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts

@@ -32,7 +32,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
 from redisacc._format.table_blobs import kept_in, tables_of
 from redisacc._format.update_order import Order
-from redisacc._protocol.applying.partition_writer import lease_of
+from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire
 from redisacc._protocol.parameters.version_writer import Follows

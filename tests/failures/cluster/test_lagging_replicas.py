@@ -152,7 +152,7 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
         pair.hold_back(until)
         pair.take_over()
 
-    proxy.before("buffer", fail_over)
+    proxy.before("commit", fail_over)
     assert apply(worker, 2)
     assert worker.info().applied == 2
     assert total(worker.take_grad(2, timeout=20)) == 3

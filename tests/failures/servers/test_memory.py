@@ -161,8 +161,8 @@ def test_a_gradient_whose_staging_filled_the_server_is_taken_in(daemon, open_acc
         assert it.apply()
         if kind == "dense-large":
             # It asks first whether the gradient would count.
-            proxy.before("buffer", lambda: None)
-        proxy.before("buffer", fill)
+            proxy.before("commit", lambda: None)
+        proxy.before("commit", fill)
         assert it.apply()
         full.empty()
         assert it.take(2) == 2

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from redisacc._format.keys import Keys
-from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.applying.attempts import written
 
 
 @pytest.mark.parametrize(("megabytes", "expiry_ms"), [(0.1, 60_000), (60, 60_000), (300, 300_000)])
 def test_parts_have_a_second_for_each_megabyte_that_is_sent_with_them(megabytes, expiry_ms):
     # Nothing is written to it, so it takes no memory.
     half = memoryview(np.empty(int(megabytes * 1e6 / 2), np.uint8))
-    commands = stage_commands(Keys("w"), "1-1", [half, half])
+    commands = written(Keys("w"), "1-1", [half, half])
     assert [command[-2:] for command in commands] == [("PX", str(expiry_ms))] * 2

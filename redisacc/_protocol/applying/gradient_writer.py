@@ -1,4 +1,4 @@
-"""Buffers gradients: the client stages the parts of a large one by SET, and a script adds them to the round."""
+"""Buffers gradients: in attempts, until one is counted, or until there is no room for it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
-from redisacc._format.staging import ANNOUNCED_HEADER
 from redisacc._format.upload_layout import UploadLayout
+from redisacc._protocol.applying.attempts import PartitionAttempt, SlotAttempt, Way
 from redisacc._protocol.applying.compaction import Compactor, no_room
-from redisacc._protocol.applying.partition_writer import PartitionWriter
-from redisacc._protocol.applying.upload import PartitionedUpload, StagedUpload, Upload
-from redisacc._protocol.parts.staging import buffer, stage_commands, staging
+from redisacc._protocol.applying.upload import Upload
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis.running_time import running_time
@@ -36,8 +34,8 @@ NOT_COMPACTED = (
 )
 
 
-class BufferWriter:
-    """Buffers gradients of one accumulator."""
+class GradientWriter:
+    """Buffers the gradients of one accumulator for one handle."""
 
     def __init__(
         self,
@@ -47,46 +45,33 @@ class BufferWriter:
         spec: AccumulatorSpec,
         telemetry: Telemetry,
         *,
-        partitions: PartitionWriter | None = None,
-        inline_bytes: int | None = None,
+        inline_bytes: int | None,
+        min_replicas: int,
+        lease_ms: int,
     ) -> None:
         """Initialises the writer.
 
         Args:
             transport: the way to the server.
-            keys: the keys of the accumulator.
+            keys: the keys of the accumulator, with its partitions.
             scripts: its scripts.
             spec: its specification.
             telemetry: hears of compactions.
-            partitions: writes the parts of gradients to partitions; None: the accumulator has none.
             inline_bytes: larger gradients are sent in parts; None: those of more than INLINE_BYTES.
+            min_replicas: how many replicas of each node have to confirm parts in partitions; 0: none.
+            lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
         """
-        self._transport = transport
         self._keys = keys
-        self._partitions = partitions
         self._inline_bytes = buffered_format.INLINE_BYTES if inline_bytes is None else inline_bytes
         # Gradients of at least so many bytes are announced before their parts, and then leave part by part.
         self.announced_bytes = buffered_format.ANNOUNCED_INLINES * self._inline_bytes
-        self._scripts = scripts
+        self._way = Way(transport, keys, scripts, self.announced_bytes, min_replicas, lease_ms)
         self._by_worker = spec.order == "worker"
         self._compactor = Compactor(transport, keys, spec, telemetry)
 
     def begin(self, layout: UploadLayout, request: GradientRequest) -> Upload:
         """Begins an upload whose parts leave one by one."""
-        if self._partitions is None:
-            return StagedUpload(
-                self._transport, self._keys, self._scripts, layout, request, ahead_bytes=self.announced_bytes
-            )
-        writer = self._partitions
-        return PartitionedUpload(
-            self._transport,
-            self._keys,
-            writer.scripts,
-            layout,
-            request,
-            ahead_bytes=self.announced_bytes,
-            writer=writer,
-        )
+        return Upload(self._way, layout, request)
 
     def buffer(self, gradient: Gradient, request: GradientRequest) -> Reply:
         """Buffers a gradient.
@@ -128,40 +113,27 @@ class BufferWriter:
         *,
         ask: bool = False,
     ) -> Reply:
-        # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
-        # so that a late copy of parts that were written before is not taken for its own.
+        # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own, so
+        # that parts that were written before are not taken for its own. So has every attempt in partitions: after a
+        # failover, the leader may reuse the number for another attempt, while a sweeper is still removing the parts of
+        # this one.
         name = f"{request.session.id}-{request.sequence}"
-        in_partitions = self._partitions is not None and gradient.nbytes > self._inline_bytes
+        in_partitions = bool(self._keys.partitions) and gradient.nbytes > self._inline_bytes
         if in_partitions or replaced:
             name += f"-{secrets.token_hex(4)}"
-        if self._partitions is not None and in_partitions:
-            # Registering asks whether it would be accepted. Every attempt has its own names: after a failover, the
-            # leader may reuse the number for another attempt, while a sweeper is still removing the parts of this one.
-            return self._partitions.send(
-                gradient,
-                request,
-                name,
-                replaced,
-                summed_weight=summed_weight,
-                announced_bytes=self.announced_bytes,
-            )
-        announced = gradient.nbytes >= self.announced_bytes and not replaced
-        packed = buffered_format.pack(gradient, self._inline_bytes)
-        stage = stage_commands(self._keys, name, packed.parts, announced=announced) if packed.parts else []
-        if announced and stage and len(packed.header) <= ANNOUNCED_HEADER and not ask:
-            stage = [staging(self._scripts, request, gradient=name, header=packed.header), *stage]
-        # Sending an inline gradient costs no more than asking.
-        ask = ask and not packed.data
-        return buffer(
-            self._scripts,
-            self._keys,
+        if in_partitions:
+            packed = buffered_format.pack_for_partitions(self._keys, gradient)
+        else:
+            packed = buffered_format.pack(gradient, self._inline_bytes)
+        attempt = (PartitionAttempt if in_partitions else SlotAttempt)(
+            self._way,
             request,
-            gradient=name,
-            header=b"" if ask else packed.header,
+            name,
+            packed.header,
+            packed.lengths,
             data=packed.data,
-            lengths=packed.lengths,
-            ahead_bytes=self.announced_bytes,
             replaced=replaced,
             summed_weight=summed_weight,
-            before=() if ask else stage,
         )
+        announced = gradient.nbytes >= self.announced_bytes and not replaced
+        return attempt.send(packed.parts, announced=announced, asks=ask)

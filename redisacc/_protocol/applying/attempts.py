@@ -1,0 +1,465 @@
+"""Attempts to buffer a gradient: its parts are written under their final names, and then one script counts it.
+
+In one slot, all of it travels together: an announcement, if the gradient is large; its parts, which have an expiry; and
+``commit``, which sees that they are there, and removes the expiry. Copies that arrive late change nothing: parts are
+written only where there are none.
+
+In partitions, parts are on several nodes:
+
+1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
+2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
+3. The leader counts the gradient, unless a sweeper has given up the attempt meanwhile.
+
+docs/explanations/partitions.md explains why a crash at any moment loses nothing, counts nothing twice and leaks no
+keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.buffered import PART_MS, BufferedGradient, message_bytes, part_ms
+from redisacc._format.keys import Keys
+from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
+from redisacc._format.weights import weight_text
+from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
+from redisacc._protocol.parts.write import write_parts
+from redisacc._protocol.scripts import COUNTED, Reply, Scripts
+from redisacc._protocol.sessions import GradientRequest
+from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.transport import Hint, Transport
+from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How long an attempt in partitions may take, in milliseconds; and the bytes for each further millisecond. After that,
+# anybody may give it up, and its writer has to begin a new one.
+ATTEMPT_MS = 60_000
+BYTES_PER_MS = 128
+# For how long an upload keeps its place in takers and reducers after its last sign of life, in milliseconds.
+HOLDS_MS = 10_000
+
+Part = memoryview | Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the attempts of one handle reach the server.
+
+    Attributes:
+        transport: the way to the server.
+        keys: the keys of the accumulator, with its partitions.
+        scripts: its scripts.
+        announced_bytes: a gradient of at least so many bytes is announced before its parts.
+        min_replicas: how many replicas of each node have to confirm parts in partitions; 0: none.
+        lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+    """
+
+    transport: Transport
+    keys: Keys
+    scripts: Scripts
+    announced_bytes: int
+    min_replicas: int
+    lease_ms: int
+
+
+class Attempt(ABC):
+    """One attempt to buffer a gradient.
+
+    Args:
+        way: how it reaches the server.
+        request: the request that applies the gradient.
+        name: the id of the gradient; in partitions, the place that the attempt gets follows it.
+        header: its header.
+        lengths: the length of each part in bytes.
+        data: all bytes of an inline gradient; empty if it has parts.
+        replaced: the buffered gradients whose sum is part of it, the oldest first.
+        summed_weight: the weight that the gradient of the request has in that sum.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        request: GradientRequest,
+        name: str,
+        header: bytes,
+        lengths: Sequence[int],
+        *,
+        data: bytes = b"",
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+    ) -> None:
+        self._way, self._request, self._name = way, request, name
+        self._header, self._lengths, self._data = header, lengths, data
+        self._replaced, self._summed_weight = replaced, summed_weight
+        # Whether takers and reducers can be told of it.
+        self._is_announced = len(header) <= ANNOUNCED_HEADER
+
+    @abstractmethod
+    def send(self, parts: Sequence[Part], *, announced: bool, asks: bool) -> Reply:
+        """Sends the whole gradient.
+
+        Args:
+            parts: its parts; none: it is inline.
+            announced: whether takers and reducers are told of it while its parts arrive.
+            asks: whether to ask only if it would be accepted, if that is less work.
+
+        Returns:
+            The reply of the script that has counted or refused it. Its outcome is "unwritten" if parts are gone, so
+            that a new attempt is needed; "unconfirmed" if the gradient replaces others, and too few replicas have its
+            parts.
+        """
+
+    @abstractmethod
+    def begin(self) -> str:
+        """Announces an upload whose parts leave one by one. Returns "over" if its gradient would be dropped."""
+
+    @abstractmethod
+    def write(self, parts: Mapping[int, Part]) -> bool:
+        """Writes parts of an upload, and tells of them. Returns whether they are there."""
+
+    @abstractmethod
+    def renew(self, written: Sequence[int] | None) -> str:
+        """Lengthens the lease of an upload, and the expiry of what is written, unless that is None.
+
+        Returns:
+            "renewed"; "over": its gradient would be dropped; "expired": it was given up.
+        """
+
+    @abstractmethod
+    def commit(self) -> Reply:
+        """Counts the gradient of an upload whose parts are all written."""
+
+    @abstractmethod
+    def ask(self) -> Reply:
+        """Returns the outcome of an upload that is over; another one than those in COUNTED if it is not over."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Removes the parts of an upload that nobody will commit. What it misses expires, or is swept."""
+
+    def _counted(
+        self,
+        listed: StoredAttempt | None = None,
+        place: str = "",
+        *,
+        before: Sequence[Command] = (),
+        asks: bool = False,
+    ) -> Reply:
+        """Runs the script that counts it. If its parts are in partitions, it is listed, and has a place."""
+        keys, request, replaced, name = self._way.keys, self._request, self._replaced, self._name
+        where = dict(_NOTHING)
+        if listed is not None:
+            name = listed.id
+            where |= {"attempt": str(listed), "registered": place, "bytes": sum(self._lengths)}
+        elif self._lengths:
+            where |= {"parts": keys.parts(name, len(self._lengths)), "lengths": self._lengths}
+            where["place"] = () if replaced else [keys.place(name)]
+        if replaced:
+            in_parts = [held for held in replaced if held.lengths]
+            where["summed_weight"] = weight_text(self._summed_weight)
+            where["replaced"] = [held.id for held in replaced]
+            if keys.partitions:
+                where["replaced_attempts"] = [str(StoredAttempt(held.id, len(held.lengths))) for held in in_parts]
+                where["replaced_bytes"] = sum(held.nbytes for held in in_parts)
+            else:
+                where["replaced_parts"] = [key for held in in_parts for key in keys.parts(held.id, len(held.lengths))]
+        reply = self._way.scripts.commit(
+            **request.arguments(),
+            notes=request.notes,
+            gradient=name,
+            order=request.order,
+            header=b"" if asks else self._header,
+            data=self._data,
+            ahead_bytes=self._way.announced_bytes,
+            before=before,
+            replicated=not asks,
+            **where,
+        )
+        if where["replaced_attempts"]:
+            self._sweep()
+        return reply
+
+    def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
+        sweep_quietly(self._way.transport, self._way.keys, abandoned, min_replicas=self._way.min_replicas)
+
+    def _renewed(self, message: str, **which: Any) -> str:
+        request = self._request
+        reply = self._way.scripts.renew_upload(
+            worker=request.worker,
+            local_step=request.local_step,
+            once=request.once,
+            expiry_ms=PART_MS,
+            message=message,
+            **{"attempt": "", "lease_ms": 0, "place": (), "parts": (), **which},
+        )
+        return reply.outcome
+
+
+# The arguments of ``commit`` about parts, and about gradients that are replaced, if there are none.
+_NOTHING: dict[str, Any] = {
+    **dict.fromkeys(("attempt", "registered", "summed_weight"), ""),
+    **dict.fromkeys(("bytes", "replaced_bytes"), 0),
+    **dict.fromkeys(("place", "parts", "lengths", "replaced", "replaced_attempts", "replaced_parts"), ()),
+}
+
+
+class SlotAttempt(Attempt):
+    """An attempt in the slot of the accumulator; also of an inline gradient."""
+
+    def send(self, parts: Sequence[Part], *, announced: bool, asks: bool) -> Reply:
+        # Sending an inline gradient costs no more than asking.
+        asks = asks and bool(parts)
+        before: list[Command] = []
+        if parts and not asks:
+            before = written(self._way.keys, self._name, parts, announced=announced)
+            if announced and self._is_announced:
+                header = self._header
+                before.insert(0, announcement(self._way.scripts, self._request, gradient=self._name, header=header))
+        return self._counted(before=before, asks=asks)
+
+    def begin(self) -> str:
+        before = [self._announcement(HOLDS_MS)] if self._is_announced else []
+        return self._renewed(parts_arrived(self._name, 0), before=before)
+
+    def write(self, parts: Mapping[int, Part]) -> bool:
+        keys = self._way.keys
+        commands: list[Command] = []
+        for number, part in parts.items():
+            commands.append(("SET", keys.part(self._name, number), part, "NX", "PX", PART_MS))
+            if self._is_announced:
+                commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(self._name, 1, None, number))))
+        self._way.transport.pipeline(commands)
+        return True
+
+    def renew(self, written: Sequence[int] | None) -> str:
+        keys, which = self._way.keys, {}
+        if written is not None:
+            which = {"place": [keys.place(self._name)], "parts": [keys.part(self._name, part) for part in written]}
+        return self._renewed(parts_arrived(self._name, 0), **which)
+
+    def commit(self) -> Reply:
+        # It was announced with a weight of 1.
+        changed = self._is_announced and self._request.weight != 1
+        # If it fails, the parts may have been counted all the same. Those that are not expire.
+        return self._counted(before=[self._announcement()] if changed else [])
+
+    def ask(self) -> Reply:
+        return self._counted(asks=True)
+
+    def remove(self) -> None:
+        keys = self._way.keys
+        try:
+            self._way.transport.pipeline(
+                [("UNLINK", key) for key in (keys.place(self._name), *keys.parts(self._name, len(self._lengths)))]
+            )
+        except RedisAccError as error:
+            logger.debug("%s: parts are left to expire: %s", keys.name, error)
+
+    def _announcement(self, holds_ms: int = 0) -> Hint:
+        scripts, request = self._way.scripts, self._request
+        return announcement(scripts, request, gradient=self._name, header=self._header, holds_ms=holds_ms)
+
+
+class PartitionAttempt(Attempt):
+    """An attempt in partitions, which the leader lists under a lease."""
+
+    _place = ""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._nbytes = sum(self._lengths)
+        # How many replicas have confirmed parts, of each node that was asked.
+        self._replicas: list[int] = []
+
+    @property
+    def _listed(self) -> StoredAttempt:
+        return StoredAttempt(f"{self._name}-{self._place}", len(self._lengths))
+
+    def send(self, parts: Sequence[Part], *, announced: bool, asks: bool) -> Reply:  # noqa: ARG002
+        # Registering asks whether it would be accepted.
+        registered = self._register(announced=announced)
+        if registered.outcome != "registered":
+            return registered
+        self._place = registered.place
+        way, attempt = self._way, self._listed
+        with self._given_up_on_error():
+            hints = self._messages(attempt.id, parts) if announced and self._is_announced else None
+            if not self._write(dict(enumerate(parts)), hints):
+                # If the attempt was swept and forgotten before all parts were written, only we know the rest.
+                remove_parts_quietly(way.transport, way.keys, [attempt])
+                self._sweep([attempt])
+                return Reply(outcome="unwritten")
+            if self._replaced and any(number < way.min_replicas for number in self._replicas):
+                # Replicas may have confirmed the gradients that it would replace, and their senders know that.
+                self._sweep([attempt])
+                return Reply(outcome="unconfirmed")
+            return self._elsewhere()
+
+    def begin(self) -> str:
+        registered = self._register(announced=True, holds_ms=HOLDS_MS)
+        if registered.outcome in COUNTED:
+            return "over"
+        if registered.outcome != "registered":
+            return "expired"
+        self._place = registered.place
+        return "renewed"
+
+    def write(self, parts: Mapping[int, Part]) -> bool:
+        attempt, keys = self._listed.id, self._way.keys
+        hints = {}
+        if self._is_announced:
+            for number in parts:
+                first, position = divmod(number, len(keys.partitions))
+                text = parts_arrived(attempt, 1, position, first)
+                hints[number] = Hint(("PUBLISH", keys.wake_of(position), text))
+        return self._write(parts, hints)
+
+    def renew(self, written: Sequence[int] | None) -> str:  # noqa: ARG002
+        attempt = self._listed
+        return self._renewed(parts_arrived(attempt.id, 0, 0), attempt=str(attempt), lease_ms=lease_of(self._nbytes))
+
+    def commit(self) -> Reply:
+        request, attempt = self._request, self._listed.id
+        with self._given_up_on_error():
+            if self._is_announced and request.weight != 1:
+                # It was announced with a weight of 1.
+                text = upload_begun(
+                    attempt,
+                    request.order or self._place,
+                    weight=weight_text(request.weight),
+                    round_shape="[]",
+                    header=self._header,
+                    lease_ms=HOLDS_MS,
+                )
+                self._way.transport.pipeline([Hint(("PUBLISH", self._way.keys.wake, text))])
+            return self._elsewhere()
+
+    def ask(self) -> Reply:
+        # An attempt that this begins has no parts, and ends with its lease.
+        return self._register()
+
+    def remove(self) -> None:
+        if self._place:
+            self._sweep([self._listed])
+            # A sweeper may have forgotten it before the last parts were written.
+            remove_parts_quietly(self._way.transport, self._way.keys, [self._listed])
+
+    def _register(self, *, announced: bool = False, holds_ms: int = 0) -> Reply:
+        replaced = self._replaced
+        return self._way.scripts.register(
+            **self._request.arguments(),
+            summed_weight=weight_text(self._summed_weight) if replaced else "",
+            gradient=self._name,
+            order=self._request.order,
+            parts=len(self._lengths),
+            bytes=self._nbytes,
+            replaced_bytes=sum(held.nbytes for held in replaced if not held.inline),
+            replaced=[held.id for held in replaced],
+            lease_ms=lease_of(self._nbytes),
+            announced=self._header.hex() if announced and self._is_announced else "",
+            holds_ms=holds_ms,
+        )
+
+    def _write(self, parts: Mapping[int, Part], hints: Mapping[int, Hint] | None) -> bool:
+        way = self._way
+        replicas = write_parts(
+            way.transport,
+            way.keys,
+            {self._listed.id: parts},
+            min_replicas=way.min_replicas,
+            lease_ms=way.lease_ms,
+            hints=hints,
+        )
+        self._replicas += replicas or ()
+        return replicas is not None
+
+    def _elsewhere(self) -> Reply:
+        way, attempt = self._way, self._listed
+        lost = way.transport.lost
+        reply = self._counted(attempt, self._place)
+        reply.replicas = min([reply.replicas, *self._replicas])
+        if reply.outcome == "applied":
+            return reply
+        if reply.outcome == "expired" or way.transport.lost == lost:
+            # No copy of the commit has counted it, or ever will. A sweeper may have missed parts that were written
+            # after it had looked.
+            remove_parts_quietly(way.transport, way.keys, [attempt])
+        if reply.outcome == "expired":
+            return Reply(outcome="unwritten")
+        self._sweep()
+        return reply
+
+    def _messages(self, attempt: str, parts: Sequence[Part]) -> dict[int, Hint]:
+        """Returns the messages by which nodes tell of parts that have arrived: the number of a part → its message."""
+        step = len(self._way.keys.partitions)
+        messages = {}
+        for position in range(step):
+            unannounced = 0
+            numbers = range(position, len(parts), step)
+            for count, number in enumerate(numbers, start=1):
+                unannounced += parts[number].nbytes
+                if unannounced >= message_bytes() or count == len(numbers):
+                    text = parts_arrived(attempt, count, position)
+                    messages[number] = Hint(("PUBLISH", self._way.keys.wake_of(position), text))
+                    unannounced = 0
+        return messages
+
+    def _given_up_on_error(self) -> Any:
+        way = self._way
+        return given_up_on_error(way.transport, way.keys, [self._listed], min_replicas=way.min_replicas)
+
+
+def lease_of(nbytes: int) -> int:
+    """Returns how long an attempt in partitions to write that many bytes may take, in milliseconds."""
+    return ATTEMPT_MS + nbytes // BYTES_PER_MS
+
+
+def written(keys: Keys, gradient: str, parts: Sequence[Part], *, announced: bool = False) -> list[Command]:
+    """Returns the commands that write the parts of a gradient in one slot, and those that tell of them."""
+    commands: list[Command] = []
+    unannounced, worth_a_message = 0, message_bytes()
+    # The last part is the only one that may be smaller.
+    expiry = str(part_ms(len(parts) * parts[0].nbytes))
+    for number, part in enumerate(parts):
+        # The script announces the last ones.
+        if announced and unannounced >= worth_a_message:
+            commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient, number))))
+            unannounced = 0
+        # NX: this may arrive again, also when the gradient counts.
+        commands.append(("SET", keys.part(gradient, number), part, "NX", "PX", expiry))
+        unannounced += part.nbytes
+    return commands
+
+
+def announcement(
+    scripts: Scripts, request: GradientRequest, *, gradient: str, header: bytes, holds_ms: int = 0
+) -> Hint:
+    """Returns the call that gives a gradient in one slot its place, and announces it. Its reply is not needed.
+
+    Args:
+        scripts: the scripts of the accumulator.
+        request: the request that will apply it.
+        gradient: its id.
+        header: its header.
+        holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
+    """
+    about = request.arguments()
+    return scripts.hint(
+        "stage",
+        worker=request.worker,
+        local_step=request.local_step,
+        once=request.once,
+        round_shape=about["round_shape"],
+        weight=about["weight"],
+        gradient=gradient,
+        order=request.order,
+        header=header.hex(),
+        holds_ms=holds_ms,
+        expiry_ms=PART_MS,
+    )
