@@ -153,7 +153,7 @@ def test_what_a_node_has_lost_comes_back_from_a_checkpoint(training, until, dura
 def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until, durations, proxy, caplog):
     """The next one does not begin a new training."""
     one = Interrupted(training, until, durations, OPTIMIZERS["updates"])
-    # What the dying one tries in vain, one after the other.
+    # The chief that dies makes several calls in vain, one after the other.
     durations(call=2.0, release=2.0)
 
     def die():

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import PART_MS, BufferedGradient, message_bytes, part_ms
+from redisacc._format.buffered import PART_MS, BufferedGradient, message_bytes, part_keys, part_ms
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
 from redisacc._format.weights import weight_text
@@ -141,7 +141,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Removes the parts of an upload that nobody will commit. What it misses expires, or is swept."""
+        """Removes the parts of an upload that nobody will commit. Parts that it misses expire, or are swept."""
 
     def _counted(
         self,
@@ -168,7 +168,7 @@ class Attempt(ABC):
                 where["replaced_attempts"] = [str(StoredAttempt(held.id, len(held.lengths))) for held in in_parts]
                 where["replaced_bytes"] = sum(held.nbytes for held in in_parts)
             else:
-                where["replaced_parts"] = [key for held in in_parts for key in keys.parts(held.id, len(held.lengths))]
+                where["replaced_parts"] = [key for held in in_parts for key in part_keys(keys, held)]
         reply = self._way.scripts.commit(
             **request.arguments(),
             notes=request.notes,
