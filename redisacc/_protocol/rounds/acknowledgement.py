@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
@@ -34,19 +33,13 @@ class EndedRound:
         keys: the keys of the accumulator.
         token: the id of the take.
         gradients: its buffered gradients.
+        items: what the scripts remove or list: the keys of its parts; in partitions, the attempts that wrote them.
     """
 
     keys: Keys
     token: str
     gradients: Sequence[BufferedGradient]
-
-    @cached_property
-    def items(self) -> list[str]:
-        """What the scripts remove or list: the keys of its parts; in partitions, the attempts that wrote them."""
-        if not self.keys.partitions:
-            return [key for gradient in self.gradients for key in part_keys(self.keys, gradient)]
-        large = [gradient for gradient in self.gradients if not gradient.inline]
-        return [str(StoredAttempt(gradient.id, len(gradient.lengths))) for gradient in large]
+    items: Sequence[str]
 
     @property
     def is_long(self) -> bool:
@@ -64,6 +57,15 @@ class EndedRound:
         }
 
 
+def ended_round(keys: Keys, token: str, gradients: Sequence[BufferedGradient]) -> EndedRound:
+    """Returns what has to be removed of a round whose gradients are all known."""
+    if keys.partitions:
+        items = [str(StoredAttempt(of.id, len(of.lengths))) for of in gradients if not of.inline]
+    else:
+        items = [key for gradient in gradients for key in part_keys(keys, gradient)] if gradients else []
+    return EndedRound(keys, token, gradients, items)
+
+
 def acknowledge(transport: Transport, scripts: Scripts, ended: EndedRound, *, metrics: str = "") -> bool:
     """Removes a round whose gradients are all known. Returns False if there is no such round, or no longer.
 
@@ -75,7 +77,10 @@ def acknowledge(transport: Transport, scripts: Scripts, ended: EndedRound, *, me
     """
     acknowledged = _run(scripts, ended.keys, ended.token, ended.items, metrics)
     if acknowledged and ended.items:
-        _free(transport, scripts, ended)
+        if ended.keys.partitions:
+            sweep_quietly(transport, ended.keys, min_replicas=scripts.min_replicas)
+        else:
+            free_dropped(transport, ended.keys, ended.gradients)
     return acknowledged
 
 
@@ -91,21 +96,6 @@ def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, t
     if acknowledged and items and keys.partitions:
         sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
     return acknowledged
-
-
-def clean_up(transport: Transport, scripts: Scripts, ended: EndedRound) -> None:
-    """Frees what the first call of a script has dropped or listed of a round, and removes the rest of a long one."""
-    if ended.is_long:
-        acknowledge(transport, scripts, ended)
-    elif ended.items:
-        _free(transport, scripts, ended)
-
-
-def _free(transport: Transport, scripts: Scripts, ended: EndedRound) -> None:
-    if ended.keys.partitions:
-        sweep_quietly(transport, ended.keys, min_replicas=scripts.min_replicas)
-    else:
-        free_dropped(transport, ended.keys, ended.gradients)
 
 
 def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:

@@ -37,7 +37,7 @@ from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries,
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.rounds.acknowledgement import EndedRound, acknowledge, clean_up
+from redisacc._protocol.rounds.acknowledgement import EndedRound, acknowledge, ended_round, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
@@ -206,9 +206,13 @@ class Committer:
                 if self._acknowledging.min_replicas:
                     # Before anything is removed that a replica may still count on.
                     self._confirm(update, version, tables)
-                clean_up(self._transport, self._acknowledging, of.ended)
-                if record.keys.partitions:
-                    sweep_quietly(self._transport, record.keys, min_replicas=self._acknowledging.min_replicas)
+                if of.ended.is_long:
+                    acknowledge(self._transport, self._acknowledging, of.ended)
+                else:
+                    free_dropped(self._transport, self._gradients, of.ended.gradients)
+                for keys in (self._gradients, record.keys):
+                    if keys.partitions and (keys is record.keys or of.ended.items):
+                        sweep_quietly(self._transport, keys, min_replicas=self._acknowledging.min_replicas)
                 return True
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
@@ -221,7 +225,7 @@ class Committer:
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""
         contents, _ = self._taker.contents(found)
-        ended = EndedRound(self._gradients, found.granted.token, contents.buffered)
+        ended = ended_round(self._gradients, found.granted.token, contents.buffered)
         acknowledge(self._transport, self._acknowledging, ended)
 
     @property
@@ -303,7 +307,7 @@ class Committer:
             weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
-        ended = EndedRound(self._gradients, granted.token, buffered)
+        ended = ended_round(self._gradients, granted.token, buffered)
         self._round = _Round(found, contents, ended, shape, digest, divisor, in_parts)
         return self._round
 
