@@ -24,13 +24,10 @@ def buffered_bytes(client):
     return parts + sum(map(len, client.hvals("redisacc:{w}:inline")))
 
 
-def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
-    acc = open_dense("float32", [3], "limited", limits=redisacc.Limits(buffer=1000))
+def test_the_limit_is_shown(open_dense):
+    acc = open_dense("float32", [3], limits=redisacc.Limits(buffer=1000))
     assert (acc.info().buffered_bytes, acc.info().buffer_limit) == (0, 1000)
-    assert open_dense("float32", [3], "limited").info().buffer_limit == 1000
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"limits\.buffer is 1000, not 2000"):
-        open_dense("float32", [3], "limited", limits=redisacc.Limits(buffer=2000))
-    assert open_dense("float32", [3], "other").info().buffer_limit == 256 * 2**20
+    assert open_dense("float32", [3]).info().buffer_limit == 256 * 2**20
 
 
 @pytest.mark.slow(keep="in parts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 
 import ml_dtypes
 import msgpack
@@ -63,28 +62,6 @@ def test_dense(open_dense, client, encoding):
         acc.delete()
 
 
-@pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_sparse(open_sparse, client, encoding):
-    for row in ([], [2], [7, 11], [300]):
-        options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0)}
-        acc = open_sparse("float32", [900, *row], "w", encoding=encoding, **options)
-        rng = np.random.default_rng(1)
-        expected = np.zeros([900, *row], np.float32)
-        held = np.zeros(900, bool)
-        for number in (0, 1, 300, 600):
-            indices = np.sort(rng.choice(900, number, replace=False))
-            (rows,) = gradients(1, [number, *row], seed=number)
-            acc.apply_grad(indices, rows)
-            expected[indices] += sent(rows, encoding)
-            held[indices] = True
-        assert headers(client, acc)[-1] == [encoding]
-        for found in (acc.peek().gradient, acc.take_indexed_slices_grad(4)):
-            assert found.indices.tolist() == np.flatnonzero(held).tolist()
-            np.testing.assert_array_equal(found.values, expected[held], strict=True)
-        acc.delete()
-
-
 SPEC = {
     "wide": ("float32", (300, 5)),
     "bias": ("float32", (7,)),
@@ -93,52 +70,6 @@ SPEC = {
     "rows": redisacc.Sparse("float32", (50, 16)),
     "few": redisacc.Sparse("float32", (50, 16)),
 }
-
-
-@pytest.mark.every_server("redis62")
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_trees(open_tree, client, encoding):
-    acc = open_tree(SPEC, "t", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
-    dense = gradients(2, [1507])
-    rows = gradients(2, [20, 16], seed=3)
-    for vector, some in zip(dense, rows, strict=True):
-        # Dicts are sorted by key, and so are the elements of a section.
-        bias, wide = vector[:7], vector[7:].reshape(300, 5)
-        tree = {"wide": wide, "bias": bias, "count": 3, "half": np.full(300, 0.1, np.float16)}
-        acc.apply_grad({**tree, "rows": (np.arange(20), some), "few": ([4], some[:1])})
-    floats = [name for name in headers(client, acc)[0] if name not in ("int64", "float16", "int32")]
-    assert floats == (["int8", "float32", "int8"] if encoding == "int8" else [encoding] * 3)
-    found = acc.take_grad(2)
-    expected = total([sent(vector, encoding) for vector in dense])
-    np.testing.assert_array_equal(found["bias"], expected[:7], strict=True)
-    np.testing.assert_array_equal(found["wide"], expected[7:].reshape(300, 5), strict=True)
-    assert found["count"] == 6
-    assert (found["half"] == np.float16(np.float32(np.float16(0.1)) * 2)).all()
-    np.testing.assert_array_equal(found["rows"].values, total([sent(some, encoding) for some in rows]), strict=True)
-    np.testing.assert_array_equal(found["few"].values, total([sent(some[:1], encoding) for some in rows]), strict=True)
-
-
-@pytest.mark.every_server("redis62")
-def test_workers_may_differ_and_one_gradient_too(open_dense, client):
-    accs = [
-        open_dense("float32", [4000], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0), encoding=encoding)
-        for encoding in ENCODINGS
-    ]
-    given_ones = gradients(6, [4000])
-    for acc, gradient in zip([*accs, accs[0], accs[0], accs[1]], given_ones, strict=False):
-        if acc is accs[0]:
-            acc.apply_grad(gradient)
-        else:
-            acc.apply_grad(gradient, encoding="float32")
-    assert headers(client, accs[0]) == [["float32"]] * 6
-    accs[0].take_grad(6)
-    used = [None, None, None, "int8", "bfloat16", None]
-    for acc, gradient, encoding in zip([*accs, accs[0], accs[0], accs[1]], given_ones, used, strict=True):
-        acc.apply_grad(gradient, local_step=1, encoding=encoding)
-    arrived = ["float32", "bfloat16", "int8", "int8", "bfloat16", "bfloat16"]
-    assert headers(client, accs[0]) == [[encoding] for encoding in arrived]
-    expected = total([sent(gradient, encoding) for gradient, encoding in zip(given_ones, arrived, strict=True)])
-    np.testing.assert_array_equal(accs[2].take_grad(6), expected)
 
 
 @pytest.mark.every_server("redis62")
@@ -209,17 +140,6 @@ def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, ba
         handle=acc.accumulator_ref, num_required=1, dtype="float32", redis=real_client
     )
     np.testing.assert_array_equal(found, sent(given_ones[1], encoding))
-
-
-def test_a_pickled_handle_keeps_its_encoding(real_server, client):
-    url = real_server.url
-    with redisacc.ConditionalAccumulator(
-        "float32", [300], "w", redis=url, limits=redisacc.Limits(in_place=0), encoding="int8"
-    ) as acc:
-        with pickle.loads(pickle.dumps(acc)) as copy:
-            copy.apply_grad(np.ones(300))
-        assert headers(client, acc) == [["int8"]]
-        acc.delete()
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
-import os
 import re
-import signal
 import threading
 import time
 import weakref
@@ -251,25 +249,6 @@ def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, back
         waits[1].result()
 
 
-@pytest.mark.thorough
-@pytest.mark.servers("valkey")
-def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense, background, caplog, until):
-    # A name of its own: a subscription of another test may linger.
-    acc = open_dense("float32", [1], "silent")
-    wait = background(acc.wait_for_step, 1)
-    until(lambda: real_server.client().pubsub_numsub("redisacc:{silent}:events")[0][1])
-    os.kill(real_server.pid, signal.SIGSTOP)
-    try:
-        until(lambda: "lost the server" in caplog.text, 30)
-    finally:
-        os.kill(real_server.pid, signal.SIGCONT)
-    acc.set_global_step(1)
-    assert wait.result(40) == 1
-    assert "the server is back" in caplog.text
-    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"silent"}
-    acc.delete()
-
-
 def test_log_records_have_fields(open_dense, caplog):
     caplog.set_level("DEBUG", "redisacc")
     acc = open_dense("float32", [1], "w", name="mine")
@@ -332,16 +311,6 @@ def test_who_waits_says_until_when(open_dense, background, until):
     assert abs(waiting.lease_ends_at - acc.info().read_at) < datetime.timedelta(seconds=10)
     acc.apply_grad([1.0])
     take.result()
-    acc.delete()
-
-
-def test_events_go_on_from_where_they_were(open_dense):
-    acc = open_dense("float32", [1], "w")
-    events = acc.events(timeout=20)
-    for _ in range(3):
-        acc.apply_grad([1.0])
-    assert [event.num_accumulated for event in itertools.islice(events, 2)] == [1, 2]
-    assert next(events).num_accumulated == 3
     acc.delete()
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
-from support.selection import ONE_NODE
 
 import redisacc
 
@@ -98,50 +95,6 @@ def test_a_server_without_struct_gets_everything_buffered(open_dense, open_spars
     assert dense.info().buffered == sparse.info().buffered == buffered
     dense.delete()
     sparse.delete()
-
-
-@pytest.mark.servers(*ONE_NODE)
-@pytest.mark.every_server
-def test_events_are_short_text(client, open_dense, until):
-    acc = open_dense("float32", [1], "w", worker="ann")
-    messages = []
-    with client.pubsub(ignore_subscribe_messages=True) as listener:
-        listener.subscribe("redisacc:{w}:events")
-
-        def heard(word):
-            message = listener.get_message(timeout=0.05)
-            if message:
-                messages.append(message["data"].decode())
-            return any(word in text for text in messages)
-
-        listener.get_message(timeout=0.2)
-        acc.apply_grad([1.0])
-        until(lambda: heard("applied"))
-        acc.apply_grad([1.0], local_step=-1)
-        until(lambda: heard("stale"))
-        acc.take_grad(1)
-        until(lambda: heard("taken"))
-        acc.delete()
-        until(lambda: heard("deleted"))
-    assert all(len(text) < 300 and text.isprintable() for text in messages)
-
-
-@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
-@pytest.mark.servers("redis7")
-def test_redis_cli_shows_step_and_count(real_server, open_dense):
-    acc = open_dense("float32", [1], "weights")
-    acc.set_global_step(41)
-    acc.apply_grad([1.0], local_step=41)
-    shown = subprocess.run(
-        ["redis-cli", "-u", real_server.url, "HGETALL", acc.accumulator_ref],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=20,
-    ).stdout.split("\n")
-    assert shown[shown.index("global_step") + 1] == "41"
-    assert shown[shown.index("num_accumulated") + 1] == "1"
-    acc.delete()
 
 
 @pytest.mark.every_server

@@ -78,11 +78,6 @@ def patient(durations):
     durations(sum_patience=20.0)
 
 
-def leases_of(acc):
-    """Returns the keys of the leases of its reducers."""
-    return [f"redisacc:{{w}}:reducer:{partition}" for partition in acc.info().partitions] or ["redisacc:{w}:reducer"]
-
-
 def wait_for_leases(acc, until):
     until(lambda: (info := acc.info().reducer) is not None and not info.missing)
 
@@ -220,50 +215,6 @@ def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_f
     acc.delete()
 
 
-@pytest.mark.thorough
-@either
-def test_a_second_reducer_stands_by_and_takes_over(
-    open_taker, client, background, until, reducer, fetched, patient, partitions
-):
-    acc = open_taker(partitions=partitions)
-
-    def holders():
-        return {client.hget(key, "holder") for key in leases_of(acc)}
-
-    first = reducer()
-    settle(acc, background, until)
-    (holder,) = holders()
-    reducer()
-    round_of(acc, background, until, 1, (1, 2, 3))
-    assert holders() == {holder}
-    first.close()
-    until(lambda: holders() == {None})
-    settle(acc, background, until)
-    assert len(holders() - {None, holder}) == 1
-    step = acc.global_step()
-    fetched()
-    np.testing.assert_array_equal(round_of(acc, background, until, step, (4, 5, 6)), total(4, 5, 6))
-    assert fetched() == 1
-    acc.delete()
-
-
-@pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, until, reducer, caplog):
-    acc = open_dense("float32", [ELEMENTS], "w")
-    reducer()
-    before = client.hget("redisacc:{w}", "format")
-    client.hset("redisacc:{w}", "format", "1")
-
-    def left_alone():
-        client.execute_command("PUBLISH", "redisacc:{w}:calls", "required=3")
-        return "has format '1'" in caplog.text
-
-    until(left_alone)
-    assert not client.exists("redisacc:{w}:reducer")
-    client.hset("redisacc:{w}", "format", before)
-    acc.delete()
-
-
 @pytest.mark.servers("valkey")
 def test_a_node_of_a_single_server_is_refused(client):
     with pytest.raises(redisacc.InvalidArgumentError, match="is a single server: leave it out"):
@@ -298,21 +249,6 @@ def test_a_second_run_is_refused(client, background, until):
         refused.result()
     reducer.close()
     runs[runs[0] is refused].result(20)
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, background, until, caplog):
-    server = daemon()
-    reducer = redisacc.Reducer(redis=server.url)
-    run = background(reducer.run)
-    try:
-        until(lambda: "cannot reach the server" in caplog.text)
-        server.start()
-        until(lambda: "the server is back" in caplog.text)
-    finally:
-        reducer.close()
-        run.result(20)
-    assert caplog.text.count("cannot reach the server") == 1
 
 
 @either

@@ -15,7 +15,6 @@ from support.model import assert_same
 from support.selection import IN_PARTS
 
 import redisacc
-from redisacc import raw_ops
 
 pytestmark = pytest.mark.usual(storage=("in_place", "buffered_parts"))
 
@@ -153,30 +152,6 @@ def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, heir, before_ac
         redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client).delete()
 
 
-@pytest.mark.usual(storage="in_place")
-def test_every_way_of_taking_says_it(proxy, open_sparse, before_acknowledging):
-    acc = open_sparse("float32", [9, 1], "lost", redis=proxy.where)
-    other = open_sparse("float32", [9, 1], "lost", worker="heir")
-
-    def recovers_sparse():
-        with other.recover() as found:
-            assert found.gradient.indices.tolist() == [4]
-
-    raw = raw_ops.SparseConditionalAccumulator(dtype="float32", shape=[9, 1], shared_name="lost", redis=proxy.where)
-    for take in (
-        acc.take_grad,
-        acc.take_indexed_slices_grad,
-        lambda number: raw_ops.SparseAccumulatorTakeGradient(
-            handle=raw, num_required=number, dtype="float32", redis=proxy.where
-        ),
-    ):
-        acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
-        before_acknowledging(recovers_sparse)
-        with pytest.raises(redisacc.ConflictError, match=r"recover\(\) gave it to 'heir'"):
-            take(1)
-    acc.delete()
-
-
 @pytest.mark.parametrize("acknowledges", [False, True])
 def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_reading, acknowledges):
     # Its block begins inside of the take and ends outside, so it must not depend on an event loop.
@@ -242,14 +217,6 @@ def test_a_deletion_between_two_reads_is_no_corruption(proxy, chief, heir):
     proxy.before("HGET", heir.delete)
     with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         chief.take_grad(1)
-
-
-def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(proxy, chief, caplog):
-    """The second copy finds no round, because the first has removed it."""
-    proxy.after("acknowledge", proxy.cut_all)
-    with caplog.at_level(logging.WARNING, "redisacc"):
-        assert_same(chief.take_grad(1), f32(1, 2, 3))
-    assert caplog.text == ""
 
 
 def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(proxy, chief, heir, before_acknowledging):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 
 import msgpack
@@ -193,25 +192,6 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, proxy, o
     client.hdel("redisacc:{w}:buffered", "a-1")
     acc.apply_grad([1], [[1.0, 2.0, 3.0]])
     assert take.result()[1].tolist() == [[2.0, 4.0, 6.0]]
-
-
-def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting):
-    acc = open_sparse("int64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
-    take = background(acc.take_grad, 300)
-    waiting(acc, 1)
-
-    def apply(worker):
-        for k in range(100):
-            acc.apply_grad([k, 1000 + worker], [1, 1], local_step=2**40)
-
-    threads = [threading.Thread(target=apply, args=(worker,)) for worker in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    indices, sums, _ = take.result()
-    assert indices.tolist() == [*range(100), 1000, 1001, 1002]
-    assert sums.tolist() == [3] * 100 + [100] * 3
 
 
 def test_small_ones_are_fetched_when_there_are_many(open_taker, background, waiting, until, fetched):

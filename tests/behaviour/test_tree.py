@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import pickle
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -48,37 +47,6 @@ def mixed(value):
     }
 
 
-@pytest.mark.usual(client="asyncio")
-@pytest.mark.every_server
-def test_one_decision_for_the_whole_tree(open_tree_stored, background, until):
-    acc = open_tree_stored(MIXED, "model", worker="ann", reduction_type="SUM")
-    waiting = background(acc.take_grad, 2, timeout=30)
-    until(lambda: acc.info().waiting)
-    assert acc.apply_grad(mixed(1)) == redisacc.ApplyResult("applied", 0, 1)
-    assert acc.apply_grad(mixed(2), 5).num_accumulated == 2
-    total = waiting.result()
-    assert type(total["layers"]) is list
-    assert type(total["t"]) is tuple
-    assert (total["emb"].indices.tolist(), total["emb"].values.tolist()) == ([1, 2], [[1, 1], [2, 2]])
-    assert total["emb"].dense_shape.tolist() == [9, 2]
-    assert total["layers"][0]["w"].tolist() == [[3, 0], [0, 3]]
-    assert total["layers"][0]["b"].tolist() == [3, 2]
-    assert (total["layers"][1]["w"].dtype, total["layers"][1]["w"].tolist()) == (np.int32, 3)
-    assert (total["t"][0].tolist(), total["t"][1]) == ([3, -3], None)
-    assert (total["t"][2].indices.tolist(), total["t"][2].values.tolist()) == ([1, 2], [1, 2])
-    # The round is over for every leaf, and a late gradient is dropped with all of its leaves.
-    assert acc.apply_grad(mixed(4)).outcome == "stale"
-    assert acc.peek().gradient is None
-    info = acc.info()
-    assert (info.kind, info.dtype, info.shape) == ("tree", "float32,int32,float64", None)
-    assert (info.applied, info.stale, info.takes, info.global_step) == (2, 1, 1, 1)
-    assert info.round_shape is None
-    acc.apply_grad(mixed(1), 1)
-    assert acc.info().round_shape == ()
-    assert acc.info().workers == {"ann": 1}
-    acc.delete()
-
-
 def test_what_the_handle_says(open_tree):
     acc = open_tree(MIXED, "model")
     assert acc.paths == ("emb", "layers/0/b", "layers/0/w", "layers/1/w", "t/0", "t/2")
@@ -99,19 +67,6 @@ def test_like(client):
         acc.apply_grad({"emb": None, "b": [[1, 2, 3], None]})
         total = acc.take_grad(1)
         assert (total["emb"], total["b"][0].tolist(), total["b"][1]) == (None, [1, 2, 3], None)
-
-
-def test_results_may_be_written_to_and_applied_again(open_tree_stored):
-    acc = open_tree_stored(MIXED)
-    acc.apply_grad(mixed(2))
-    first = acc.take_grad(1)
-    assert acc.apply_grad(first, 1)
-    for leaf in model.flat(first).values():
-        for array in [leaf.values, leaf.indices] if isinstance(leaf, IndexedSlices) else [] if leaf is None else [leaf]:
-            array[...] = 7
-    second = acc.take_grad(1)
-    assert second["layers"][0]["w"].tolist() == [[2, 0], [0, 2]]
-    assert second["emb"].values.tolist() == [[2, 2]]
 
 
 @pytest.mark.servers("fakeredis", "valkey")
@@ -201,53 +156,6 @@ def test_thousands_of_leaves(open_tree, kind, number):
 
 
 # Rounds
-
-
-def test_taking_recovering_and_listening(open_tree, background):
-    acc = open_tree(MIXED, "model", worker="ann", reduction_type="SUM")
-    with acc.events(timeout=10) as events:
-        acc.apply_grad(mixed(1))
-        with pytest.raises(ZeroDivisionError), acc.take(1):
-            raise ZeroDivisionError
-        waiting = background(acc.wait_for_step, 3, timeout=30)
-        acc.apply_grad(mixed(2), 1)
-        acc.set_global_step(3)
-        assert waiting.result() == 3
-        assert [next(events).kind for _ in range(2)] == ["applied", "taken"]
-    with acc.recover() as taken:
-        assert (taken.global_step, taken.num_accumulated, taken.workers) == (0, 1, {"ann": 1})
-        assert taken.gradient["layers"][0]["w"].tolist() == [[1, 0], [0, 1]]
-        assert taken.gradient["emb"].indices.tolist() == [1]
-    with acc.recover() as taken:
-        assert taken is None
-    assert (acc.settle().applied, acc.settle().stale) == (2, 0)
-    with acc.take(1) as taken:
-        assert (taken.global_step, int(taken.gradient["layers"][1]["w"])) == (3, 2)
-    with pytest.raises(redisacc.TakeTimeoutError):
-        acc.take_grad(1, timeout=0)
-    acc.delete()
-    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-        acc.apply_grad(mixed(1), 4)
-
-
-@pytest.mark.servers("valkey")
-def test_threads_share_a_handle(open_tree_stored, background):
-    acc = open_tree_stored({"n": ("int32", (8,)), "s": Sparse("int32", (None, 1))}, reduction_type="SUM")
-    barrier = threading.Barrier(4)
-
-    def work(place):
-        barrier.wait(30)
-        for number in range(25):
-            grad = np.zeros(8, np.int32)
-            grad[place] = 1
-            assert acc.apply_grad({"n": grad, "s": ([place * 100 + number], [[1]])})
-
-    for job in [background(work, place) for place in range(4)]:
-        job.result(60)
-    total = acc.take_grad(100)
-    assert total["n"].tolist() == [25] * 4 + [0] * 4
-    assert total["s"].indices.tolist() == [place * 100 + number for place in range(4) for number in range(25)]
-    assert set(total["s"].values.ravel().tolist()) == {1}
 
 
 @pytest.mark.servers("valkey")
