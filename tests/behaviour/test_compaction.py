@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-
 import numpy as np
 import pytest
 
@@ -74,14 +71,6 @@ def test_a_sparse_mean_counts_each_index(client, open_sparse, limits):
         acc.delete()
 
 
-def test_room_can_be_made_where_there_is_none_for_two(client, open_dense, limits):
-    acc = open_dense("float64", [100], "w", reduction_type="SUM", limits=limits(1000))
-    for k in range(5):
-        assert acc.apply_grad(np.full(100, float(k)))
-    assert acc.info().buffered_bytes == buffered_bytes(client) == 800
-    assert acc.take_grad(5)[0] == 10.0
-
-
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, limits):
     acc = open_sparse("float64", None, "w", limits=limits(100))
@@ -118,67 +107,6 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
     assert acc.apply_grad(np.ones(2**20)).outcome == "stale"
     assert client.info("stats")["total_net_input_bytes"] < 10_000
     assert acc.info().stale == 1
-
-
-@pytest.mark.slow(keep="in parts")
-@pytest.mark.usual(client="asyncio")
-def test_many_clients_share_the_room(real_server, open_dense, limits):
-    """Exact numbers reveal a gradient that is lost or counted twice."""
-    workers, each = 6, 40
-    accs = [
-        open_dense(
-            "int64",
-            [64],
-            "w",
-            reduction_type="SUM",
-            redis=real_server.client(),
-            limits=limits(4096),
-        )
-        for _ in range(workers)
-    ]
-    taken, stop = [], threading.Event()
-    failures = []
-
-    def work(worker):
-        try:
-            for _ in range(each):
-                assert accs[worker].apply_grad(np.full(64, 10**worker, np.int64), local_step=2**40)
-        except BaseException as error:
-            failures.append(error)
-
-    def take():
-        while not stop.is_set() or accs[0].num_accumulated():
-            with contextlib.suppress(redisacc.TakeTimeoutError):
-                taken.append(accs[0].take_grad(1, timeout=0.05))
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
-    taker = threading.Thread(target=take)
-    for thread in threads[: workers // 2]:
-        thread.start()
-    for thread in threads[: workers // 2]:
-        thread.join()
-    # Half of them without a taker, half with one in between.
-    taker.start()
-    for thread in threads[workers // 2 :]:
-        thread.start()
-    for thread in threads[workers // 2 :]:
-        thread.join()
-    stop.set()
-    taker.join()
-    assert failures == []
-    assert set(sum(taken)) == {sum(each * 10**worker for worker in range(workers))}
-
-
-@pytest.mark.forges
-def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
-    acc = open_dense("float64", [10], "w", limits=redisacc.Limits(in_place=0, buffer=100, inline=0))
-    acc.apply_grad(np.ones(10))
-    (name,) = client.hkeys("redisacc:{w}:buffered")
-    client.hset("redisacc:{w}:buffered", name, b"0 \xc1")
-    with pytest.raises(redisacc.CorruptDataError, match="header"):
-        acc.apply_grad(np.ones(10))
-    assert acc.num_accumulated() == 1
-    acc.delete()
 
 
 @pytest.mark.parametrize("others", [1, 2])

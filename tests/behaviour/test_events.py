@@ -47,17 +47,6 @@ def test_events_are_typed_and_in_order(open_dense, background, until):
     assert left == Event("left", None, None, None, {})
 
 
-@pytest.mark.every_server
-def test_listening_begins_with_the_call(open_dense):
-    acc = open_dense("float32", [1], "w")
-    events = acc.events(timeout=20)
-    acc.apply_grad([1.0])
-    assert next(events).kind == "applied"
-    events.close()
-    assert list(events) == []
-    acc.delete()
-
-
 def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background):
     acc = open_dense("float32", [1], "w")
     assert list(acc.events(timeout=0)) == []
@@ -176,19 +165,6 @@ def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client):
     other.close()
 
 
-@pytest.mark.fixed("encoding")
-def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
-    acc = open_dense_stored("float32", [3], "w", staleness=2, worker="ann")
-    acc.set_global_step(5)
-    with acc.events(timeout=20) as events:
-        for step in (5, 3, 9):
-            acc.apply_grad([1.0, 2.0, 3.0], step)
-        found = [next(events) for _ in range(3)]
-    assert [event.details["bytes"] for event in found] == ["12"] * 3
-    assert [event.details["staleness"] for event in found] == ["0", "2", "0"]
-    acc.delete()
-
-
 LINES = [
     (None, Event("missed", None, None, None, {})),
     ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
@@ -225,16 +201,12 @@ def test_wait_for_step(open_dense, background):
 
 def test_wait_for_step_ends_in_time(open_dense):
     acc = open_dense("float32", [1], "w", name="my accumulator")
-    with pytest.raises(
-        redisacc.WaitTimeoutError, match=r"my accumulator \(w\): step 1 was not reached in time: it is 0"
-    ) as e:
+    message = r"my accumulator \(w\): step 1 was not reached in time: it is 0"
+    with pytest.raises(redisacc.WaitTimeoutError, match=message):
         acc.wait_for_step(1, timeout=0.2)
-    assert isinstance(e.value, TimeoutError)
-    for bad in ("1", 1.5, None, True):
+    for step, timeout in (("1", None), (1.5, None), (None, None), (True, None), (1, -1)):
         with pytest.raises(redisacc.InvalidArgumentError):
-            acc.wait_for_step(bad)
-    with pytest.raises(redisacc.InvalidArgumentError):
-        acc.wait_for_step(1, timeout=-1)
+            acc.wait_for_step(step, timeout=timeout)
     acc.delete()
 
 
@@ -255,8 +227,7 @@ def test_log_records_have_fields(open_dense, caplog):
     acc.set_global_step(5)
     acc.set_global_step(3)
     acc.apply_grad([1.0], local_step=2)
-    acc.apply_grad([1.0], local_step=3)
-    lowered = next(record for record in caplog.records if "lowered" in record.message)
+    (lowered,) = [record for record in caplog.records if "lowered" in record.message]
     assert (lowered.name, lowered.levelname, lowered.accumulator, lowered.global_step) == (
         "redisacc",
         "WARNING",
@@ -264,7 +235,7 @@ def test_log_records_have_fields(open_dense, caplog):
         3,
     )
     assert lowered.message == "mine (w): the global step was lowered to 3"
-    dropped = next(record for record in caplog.records if "dropped" in record.message)
+    (dropped,) = [record for record in caplog.records if "dropped" in record.message]
     assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
     acc.delete()
 
@@ -331,17 +302,6 @@ def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}
     assert (caught.value.expected, caught.value.late, caught.value.gone) == (["bob"], [], [])
-    chief.delete()
-
-
-def test_of_many_who_are_expected_some_are_named(open_dense):
-    for n in range(13):
-        open_dense("float32", [1], "w", worker=f"worker-{n}").apply_grad([1.0])
-    chief = open_dense("float32", [1], "w", worker="chief")
-    chief.take_grad(13)
-    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*expected: worker-.*, 3 more$") as caught:
-        chief.take_grad(1, timeout=0.1)
-    assert (len(caught.value.expected), caught.value.num_expected) == (13, 13)
     chief.delete()
 
 

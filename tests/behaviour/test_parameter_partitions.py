@@ -77,13 +77,12 @@ def begun(proxy, open_parameters, client, dies):
     return found
 
 
-@pytest.mark.parametrize("value", [None, 1, "auto"])
-def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, client, value):
-    weights = open_parameters("w", partitions=value)
-    weights.publish(version(0), 0)
-    assert parts_of(client) == []
-    assert not client.hexists(RECORD, "partitions")
-    assert not client.exists(ATTEMPTS)
+def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, client):
+    for step, value in enumerate((None, 1, "auto")):
+        open_parameters("w", partitions=value).publish(version(step), step)
+        assert parts_of(client) == []
+        assert not client.hexists(RECORD, "partitions")
+        assert not client.exists(ATTEMPTS)
 
 
 @pytest.mark.every_server
@@ -114,21 +113,6 @@ def test_what_a_version_does_without_is_removed_a_minute_later(weights, reader, 
     assert not [key for key in parts_of(client) if first in key]
     assert len(attempts_of(client)) == 1
     is_version(reader, 2)
-
-
-def test_a_reader_that_meets_a_removed_blob_reads_the_newer_version(proxy, open_parameters, client, gc):
-    writer, reader = open_parameters("w", partitions=3), open_parameters("w", redis=proxy.where)
-    writer.publish(version(0), 0)
-
-    def publish_and_remove():
-        writer.publish(version(1), 1)
-        end_leases(client)
-        assert gc("w", "--yes") == ([("w", "blobs")], 1)
-
-    # It has asked for the record, and is about to fetch the values.
-    proxy.before("GET", publish_and_remove)
-    is_version(reader, 1)
-    writer.delete()
 
 
 @pytest.mark.every_server

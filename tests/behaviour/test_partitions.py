@@ -14,7 +14,7 @@ from support.selection import REAL
 import redisacc
 
 # Writers are interrupted in the main thread.
-pytestmark = pytest.mark.fixed("client")
+pytestmark = pytest.mark.fixed("client", "partitions")
 
 SHAPE = [30]
 IN_PARTS = redisacc.Limits(in_place=0, inline=0)
@@ -72,22 +72,24 @@ def between(proxy, client):
     return arm
 
 
-def test_an_invalid_number_is_refused_before_anything_is_created(open_dense, client):
-    for value in (0, -1, 1001, 10_000, True, 1.5, "many", b"auto", [3]):
-        with pytest.raises(
-            redisacc.InvalidArgumentError, match=r"partitions must be an integer from 1 to 1000, \"auto\""
-        ):
+def test_an_invalid_number_is_refused_before_anything_is_created(open_dense, open_parameters, client):
+    message = r"partitions must be an integer from 1 to 1000, \"auto\""
+    for value in (0, -1, 1001, 10_000, True, 1.5, "many", "3", b"auto", [3]):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
             open_dense("float32", SHAPE, "w", partitions=value)
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
+            open_parameters(partitions=value)
     assert list(client.scan_iter()) == []
 
 
-@pytest.mark.parametrize("value", [None, 1, "auto"])
-def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, client, value):
-    acc = open_parted(partitions=value)
-    assert acc.info().partitions == ()
-    acc.apply_grad(gradient(1))
-    assert parts_of(client) == []
-    assert not client.hexists(acc.accumulator_ref, "partitions")
+def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, client):
+    for value in (None, 1, "auto"):
+        acc = open_parted(partitions=value)
+        assert acc.info().partitions == ()
+        acc.apply_grad(gradient(1))
+        assert parts_of(client) == []
+        assert not client.hexists(acc.accumulator_ref, "partitions")
+        acc.delete()
 
 
 @pytest.mark.every_server

@@ -124,23 +124,6 @@ def test_a_taker_fetches_the_sum_instead_of_the_gradients(
     acc.delete()
 
 
-@pytest.mark.thorough
-@either
-def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
-    open_taker, client, background, until, reducer, fetched, patient, partitions
-):
-    acc = open_taker(partitions=partitions)
-    reducer()
-    settle(acc, background, until)
-    for k in range(5):
-        acc.apply_grad(values(k), local_step=1)
-    until(lambda: list(client.scan_iter("redisacc:{w*}:sum:*")))
-    fetched()
-    np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
-    assert fetched() < 5
-    acc.delete()
-
-
 @pytest.mark.every_server
 @either
 def test_a_sum_follows_the_workers_numbers_if_that_is_its_order(
@@ -346,22 +329,6 @@ def test_an_accumulator_that_is_created_again_may_have_other_partitions(
         np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
         assert fetched() == 1
         acc.delete()
-
-
-@pytest.mark.thorough
-@pytest.mark.forges
-def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, durations, caplog):
-    reducer(max_accumulators=1)
-    acc = open_dense("float32", [ELEMENTS], "w")
-    settle(acc, background, until)
-    durations(idle=0.0)
-    client.hset("redisacc:{old}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
-    for name in ("nowhere", "old"):
-        client.execute_command("PUBLISH", f"redisacc:{{{name}}}:calls", "required=3")
-    until(lambda: "old: the reducer leaves it alone" in caplog.text)
-    assert acc.info().reducer is not None
-    client.delete("redisacc:{old}")
-    acc.delete()
 
 
 @pytest.mark.thorough

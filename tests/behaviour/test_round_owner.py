@@ -16,7 +16,7 @@ from support.selection import IN_PARTS
 
 import redisacc
 
-pytestmark = pytest.mark.usual(storage=("in_place", "buffered_parts"))
+pytestmark = pytest.mark.usual(storage="in_place")
 
 
 def f32(*values):
@@ -100,7 +100,6 @@ def test_a_block_whose_round_was_recovered_ends_with_the_error(chief, heir):
     lost(caught.value, "heir")
 
 
-@pytest.mark.usual(storage="in_place")
 def test_the_error_of_the_block_itself_comes_first(chief, heir):
     with pytest.raises(ZeroDivisionError):
         recovers_in_the_block(chief, heir, ZeroDivisionError())
@@ -122,7 +121,6 @@ def test_a_chain_of_recoveries_names_the_last_owner(chief, heir, open_dense_stor
     assert lost(first.value, "last of all") == token
 
 
-@pytest.mark.usual(storage="in_place")
 def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
     """Otherwise, a chief that fails in a loop would fill the server."""
     taking = contextlib.ExitStack()
@@ -172,13 +170,8 @@ def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_readin
     heir.close()
 
 
-def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, heir, before_reading):
-    before_reading(heir.delete)
-    with pytest.raises(redisacc.NotFoundError, match="was deleted after its round of step 0"):
-        chief.take_grad(1)
-
-
 @pytest.mark.forges
+@pytest.mark.usual(storage=("in_place", "buffered_parts"))
 def test_keys_of_a_round_that_are_evicted_while_it_is_read(chief, before_reading, client, storage):
     def evict():
         for key in client.scan_iter("*:taken:*"):
@@ -244,7 +237,6 @@ def test_a_deletion_after_a_lost_copy_is_said_in_the_log(proxy, chief, heir, bef
 
 
 @pytest.mark.forges
-@pytest.mark.usual(storage="in_place")
 def test_garbage_among_the_recoveries(chief, heir, client):
     for step, entry in enumerate((b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w")):
         taking = contextlib.ExitStack()
