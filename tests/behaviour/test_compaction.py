@@ -48,29 +48,6 @@ def test_a_dense_round_of_many_times_the_limit(client, open_dense, limits):
     assert buffered_bytes(client) == acc.info().buffered_bytes == 0
 
 
-@pytest.mark.every_server
-def test_a_sparse_mean_counts_each_index(client, open_sparse, limits):
-    for dtype in ("float32", "int8"):
-        acc = open_sparse(dtype, [20, 3], "w", limits=limits(1500))
-        rng = np.random.default_rng(1)
-        total, count = np.zeros((20, 3)), np.zeros(20)
-        for _ in range(60):
-            rows = np.sort(rng.choice(20, rng.integers(0, 8), replace=False))
-            values = rng.integers(0, 8, (len(rows), 3))
-            total[rows] += values
-            count[rows] += 1
-            assert acc.apply_grad(rows, values.astype(dtype))
-            assert acc.info().buffered_bytes == buffered_bytes(client) <= 1500
-        assert acc.info().buffered < 60
-        indices, values, _ = acc.take_grad(60)
-        np.testing.assert_array_equal(indices, np.flatnonzero(count))
-        mean = total[indices] / count[indices, None]
-        if np.dtype(dtype).kind in "iu":
-            mean = np.trunc(mean)
-        np.testing.assert_array_equal(values, mean.astype(np.float32).astype(dtype))
-        acc.delete()
-
-
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, limits):
     acc = open_sparse("float64", None, "w", limits=limits(100))

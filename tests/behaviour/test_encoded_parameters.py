@@ -6,7 +6,6 @@ import pickle
 
 import ml_dtypes
 import numpy as np
-import pytest
 from click.testing import CliRunner
 
 import redisacc
@@ -47,14 +46,6 @@ def test_what_is_not_finite_survives(open_parameters):
     # Beyond the largest bfloat16, the nearest is infinity.
     assert found[5] == np.inf
     chief.publish(values, 1)
-
-
-def test_encodings_that_do_not_exist(open_parameters):
-    for encoding in ("int8", "float16", "", 16, np.float32):
-        with pytest.raises(
-            redisacc.InvalidArgumentError, match="encoding of parameters must be one of float32, bfloat16, or None"
-        ):
-            open_parameters(encoding=encoding)
 
 
 def test_info_show_and_pickle(real_server, monkeypatch):

@@ -132,12 +132,6 @@ def test_a_pickled_handle_and_its_error(open_dense):
     assert (copy.path, copy.index, str(copy)) == (None, (1,), str(raised.value))
 
 
-def test_the_argument_is_a_flag(open_dense):
-    for value in (None, 1, "yes"):
-        with pytest.raises(redisacc.InvalidArgumentError, match="finite must be True or False"):
-            open_dense("float32", [2], finite=value)
-
-
 @pytest.mark.servers("valkey")
 def test_a_worker_goes_on_after_a_refusal(real_server):
     with (

@@ -78,33 +78,6 @@ def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client
     assert acc.take_grad(1, grace=0.1, timeout=60).tolist() == [1.0]
 
 
-INVALID = [
-    ({"most": 3}, "needs a grace"),
-    ({"most": 1, "grace": 1}, r"most must be in \[2, "),
-    ({"most": 2.0, "grace": 1}, "most must be an integer"),
-    ({"most": 2**63, "grace": 1}, "most must be in"),
-    ({"most": True, "grace": 1}, "most must be an integer"),
-    *(
-        ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
-        for value in (-1, -1e-300, float("nan"), float("inf"), 604801, 10**400, "1", True, [1], 1j)
-    ),
-]
-
-
-def test_invalid_ones(open_sparse):
-    acc = open_sparse("float32", [1])
-    before = acc.info()
-    for options, message in INVALID:
-        for take in (
-            acc.take_grad,
-            acc.take_indexed_slices_grad,
-            lambda *args, **given: acc.take(*args, **given).__enter__(),
-        ):
-            with pytest.raises(redisacc.InvalidArgumentError, match=message):
-                take(2, timeout=0, **options)
-    assert acc.info() == before
-
-
 def test_the_largest_ones(open_dense):
     acc = open_dense("float32", [1], "w")
     acc.apply_grad([1.0])

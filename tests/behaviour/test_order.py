@@ -99,17 +99,6 @@ def test_a_taker_that_waits(crew, background, until, elements, partitions):
         assert bits(take.result(30)) == expected
 
 
-@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_encoded_gradients(crew, encoding):
-    elements = 400_000
-    handles = crew([elements], encoding=encoding)
-    found = set()
-    for step, order in enumerate(SOME_ORDERS):
-        apply_all(handles, order, step, shape=[elements], weights=WEIGHTS)
-        found.add(bits(handles[0].take_grad(CREW)))
-    assert len(found) == 1
-
-
 # How it is stored
 
 
@@ -135,14 +124,3 @@ def test_a_worker_needs_a_number(open_dense):
         with pytest.raises(redisacc.InvalidArgumentError, match="name its handle 'worker N', where N is its number"):
             acc.apply_grad(values(0))
         assert acc.num_accumulated() == 0
-
-
-def test_another_order_is_refused(open_dense):
-    for order in ("", "Worker", "none", 1, True, b"worker", ["worker"]):
-        with pytest.raises(redisacc.InvalidArgumentError, match="order must be 'arrival' or 'worker'"):
-            open_dense("float32", SHAPE, order=order)
-
-
-def test_it_goes_with_one_gradient_of_each_worker_only(open_dense):
-    with pytest.raises(redisacc.InvalidArgumentError, match="order='worker' cannot go together with once_per_worker"):
-        open_dense("float32", SHAPE, order="worker", once_per_worker=False)

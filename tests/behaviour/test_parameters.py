@@ -214,12 +214,6 @@ def test_what_is_no_version(open_parameters, client):
     assert remaining(client) == []
 
 
-def test_arguments_of_a_handle(open_parameters):
-    for options in ({"shared_name": ""}, {"shared_name": "a{b"}, {"name": "\n"}, {"create": 1}):
-        with pytest.raises(redisacc.InvalidArgumentError):
-            open_parameters(**options)
-
-
 # Rows
 
 

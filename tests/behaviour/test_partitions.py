@@ -72,16 +72,6 @@ def between(proxy, client):
     return arm
 
 
-def test_an_invalid_number_is_refused_before_anything_is_created(open_dense, open_parameters, client):
-    message = r"partitions must be an integer from 1 to 1000, \"auto\""
-    for value in (0, -1, 1001, 10_000, True, 1.5, "many", "3", b"auto", [3]):
-        with pytest.raises(redisacc.InvalidArgumentError, match=message):
-            open_dense("float32", SHAPE, "w", partitions=value)
-        with pytest.raises(redisacc.InvalidArgumentError, match=message):
-            open_parameters(partitions=value)
-    assert list(client.scan_iter()) == []
-
-
 def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, client):
     for value in (None, 1, "auto"):
         acc = open_parted(partitions=value)

@@ -318,20 +318,6 @@ def test_an_accumulator_that_is_idle_makes_room_for_another_one(
 
 
 @pytest.mark.thorough
-def test_an_accumulator_that_is_created_again_may_have_other_partitions(
-    open_taker, background, until, reducer, fetched, patient
-):
-    reducer()
-    for partitions in (None, 2, 3, None):
-        acc = open_taker(partitions=partitions)
-        settle(acc, background, until)
-        fetched()
-        np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
-        assert fetched() == 1
-        acc.delete()
-
-
-@pytest.mark.thorough
 @pytest.mark.forges
 def test_an_accumulator_that_cannot_be_read_any_more_makes_room(open_dense, client, background, until, reducer, caplog):
     reducer(max_accumulators=1)

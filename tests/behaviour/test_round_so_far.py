@@ -93,22 +93,6 @@ def test_a_message_alone_makes_a_taker_allocate_little_memory(open_taker, client
     np.testing.assert_array_equal(take.result(), values(1) + values(2))
 
 
-@pytest.mark.every_server
-def test_sparse_and_in_place_meet(proxy, open_sparse, background, waiting, until, fetched):
-    buffered = open_sparse("float64", [9, COPIES], "w", redis=proxy.where)
-    placed = open_sparse("float64", [9, COPIES], "w", limits=redisacc.Limits(in_place=10**9))
-    take = background(buffered.take_grad, 4)
-    waiting(buffered, 1)
-    buffered.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
-    placed.apply_grad([2, 3], [[4.0] * COPIES, [3.0] * COPIES])
-    until(lambda: fetched() > 1)
-    buffered.apply_grad([2], [[6.0] * COPIES])
-    placed.apply_grad([8], [[8.0] * COPIES])
-    indices, rows, _ = take.result()
-    assert indices.tolist() == [1, 2, 3, 8]
-    assert [set(row) for row in rows] == [{1}, {4}, {3}, {8}]
-
-
 def test_a_round_that_somebody_else_took_costs_only_the_work(open_taker, background, waiting, until, fetched):
     first = open_taker()
     head = background(first.take_grad, 3)

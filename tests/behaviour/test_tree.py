@@ -219,18 +219,6 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
     array.delete()
 
 
-@pytest.mark.servers("fakeredis")
-def test_wrong_options(open_tree):
-    for options, message in (
-        ({"mean": redisacc.Mean(missing="none")}, "missing must be 'zero' or 'skip', not 'none'"),
-        ({"mean": redisacc.Mean(missing=0)}, "mean.missing must be 'zero' or 'skip', not 0"),
-        ({"mean": redisacc.Mean(rows="rows")}, "mean.rows must be 'index' or 'round', not 'rows'"),
-        ({"reduction_type": "MAX"}, "reduction_type must be 'MEAN' or 'SUM', not 'MAX'"),
-    ):
-        with pytest.raises(redisacc.InvalidArgumentError, match=message):
-            open_tree(LIKE, **options)
-
-
 def test_small_and_large_leaves_in_any_order(open_tree):
     # Small neighbours are put together, large leaves are sent from where they are, and lengths are odd on purpose, so
     # that no leaf but the first begins at a multiple of eight bytes.

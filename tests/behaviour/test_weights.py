@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from support import model
 from support.selection import REAL
-from support.servers import contents
 
 import redisacc
 
@@ -57,35 +54,6 @@ def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(proxy, open
     assert set(acc.take_grad(3)) == {2.5}
 
 
-INVALID = [
-    *(0, -1.0, math.nan, math.inf, 1j),
-    # A subnormal number, and those below and beyond the numbers of float32, and of floats.
-    *(5e-324, 1e-39, 1e39, 10**400),
-    *("1", b"1", True, None, [1.0], np.array([1.0]), np.ones((2, 2)), np.array(True), object()),
-]
-
-
-def test_an_invalid_weight_changes_nothing(open_dense, open_sparse, open_tree, client):
-    dense, sparse = open_dense("float32", [1], "d"), open_sparse("float32", [3], "s")
-    tree = open_tree({"w": ("float32", ())}, "t")
-    before = contents(client)
-    calls = (
-        functools.partial(dense.apply_grad, [1.0]),
-        functools.partial(sparse.apply_grad, [1], [1.0]),
-        functools.partial(sparse.apply_indexed_slices_grad, redisacc.IndexedSlices([1.0], [1])),
-        functools.partial(tree.apply_grad, {"w": 1.0}),
-        functools.partial(dense.as_encoded, [1.0]),
-    )
-    for value in INVALID:
-        for apply in calls:
-            with pytest.raises(redisacc.InvalidArgumentError, match="weight must be a number in"):
-                apply(weight=value)
-        if value is not None:
-            with pytest.raises(redisacc.InvalidArgumentError, match="min_weight must be a number in"):
-                dense.take_grad(1, min_weight=value)
-    assert contents(client) == before
-
-
 def test_numbers_of_every_kind_are_weights(open_dense):
     acc, total = open_dense("float32", [1]), 0.0
     for value in (2, 0.5, np.float32(0.5), np.int8(3), Fraction(1, 4), np.array(0.5), np.float16(2)):
@@ -124,24 +92,6 @@ def test_integers_have_no_weights(open_dense, open_tree):
                 apply()
         with pytest.raises(redisacc.InvalidArgumentError, match=r"staleness\.weight must be 'constant' for gradients"):
             open_dense(name, [1], staleness=redisacc.Staleness(1, weight=[1, 1]))
-
-
-# A staleness of at most so many steps, the weights given for it, and what the error says.
-RULES = [
-    *((1, given, "staleness.weight must be") for given in ("linear", 0.5, b"constant", True, np.ones((2, 2)))),
-    *((0, given, "needs a staleness.most") for given in ([1, 1], "inverse_sqrt")),
-    *((1, [1] * number, f"2 together, not {number}") for number in (0, 1, 3)),
-    *((1, [1, given], r"staleness\.weight\[1\] must be a number in") for given in (0, math.nan, "1", [1])),
-]
-
-
-def test_invalid_rules(open_dense):
-    for most, weight, message in RULES:
-        with pytest.raises(redisacc.InvalidArgumentError, match=message):
-            open_dense("float32", [1], staleness=redisacc.Staleness(most, weight))
-    for by in ("number", True):
-        with pytest.raises(redisacc.InvalidArgumentError, match=f"mean.by must be 'weights' or 'count', not {by!r}"):
-            open_dense("float32", [1], mean=redisacc.Mean(by=by))
 
 
 @pytest.mark.every_server
