@@ -25,23 +25,6 @@ def test_a_sum_of_integers_wraps(open_dense_stored):
         assert_same(acc.take_grad(2), np.array(expected, storage))
 
 
-@pytest.mark.every_server("redis62", storage="in_place")
-def test_int64_and_uint64_keep_every_digit(open_dense_stored, open_sparse_stored):
-    for dtype, first, second in (
-        ("int64", 2**62 + 1, 2**53 + 2),
-        ("int64", -(2**62) - 1, -(2**53) - 2),
-        ("uint64", 2**63 + 1, 2**53 + 2),
-    ):
-        dense, sparse = open_dense_stored(dtype, [1]), open_sparse_stored(dtype, [4], reduction_type="SUM")
-        for value in (first, second):
-            array = np.array([value], dtype)
-            dense.apply_grad(array)
-            sparse.apply_grad([3], array)
-        mean = model.truncated_quotient(first + second, 2)
-        assert_same(dense.take_grad(2), np.array([mean], dtype))
-        assert_same(sparse.take_grad(2)[1], np.array([first + second], dtype))
-
-
 def test_sums_beyond_what_doubles_hold_stay_exact(open_sparse_stored):
     # 2**21 rows of one gradient at one index: 2**53 - 2**21 in a single element, which is added in place.
     repeats, most = 2**21, 2**32 - 1

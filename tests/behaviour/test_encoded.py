@@ -11,7 +11,6 @@ import pytest
 from support.servers import contents
 
 import redisacc
-from redisacc import raw_ops
 
 ENCODINGS = ("float32", "bfloat16", "int8")
 BLOCK = 256
@@ -102,28 +101,6 @@ def test_what_cannot_be_encoded(open_dense):
             acc.apply_grad([1, 2, 3], encoding="bfloat16")
         acc.apply_grad([1, 2, 3], encoding=dtype)
         acc.delete()
-
-
-def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, background, until):
-    encoding = "int8"
-    acc = open_dense("float32", [1_500_000], "w", reduction_type="SUM", encoding=encoding)
-    given_ones = gradients(3, [1_500_000])
-    take = background(acc.take_grad, 3)
-    until(lambda: len(acc.info().waiting) == 1)
-    for gradient in given_ones:
-        acc.apply_grad(gradient)
-    expected = total([sent(gradient, encoding) for gradient in given_ones])
-    np.testing.assert_array_equal(take.result(), expected)
-    acc.apply_grad(given_ones[0], local_step=1)
-    with pytest.raises(RuntimeError), acc.take(1):
-        raise RuntimeError
-    with acc.recover() as taken:
-        np.testing.assert_array_equal(taken.gradient, sent(given_ones[0], encoding))
-    acc.apply_grad(given_ones[1], local_step=2)
-    found = raw_ops.AccumulatorTakeGradient(
-        handle=acc.accumulator_ref, num_required=1, dtype="float32", redis=real_client
-    )
-    np.testing.assert_array_equal(found, sent(given_ones[1], encoding))
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
