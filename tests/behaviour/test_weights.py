@@ -95,8 +95,10 @@ def test_integers_have_no_weights(open_dense, open_tree):
 
 
 @pytest.mark.every_server
-def test_a_take_waits_for_a_weight(open_dense_stored, background, until):
+def test_a_take_waits_for_a_weight(open_dense_stored, background, until, durations):
     acc = open_dense_stored("float32", [1], "w")
+    # Nothing but the gradients wakes the taker.
+    durations(poll_every=3600.0)
     take = background(acc.take_grad, min_weight=2.5, timeout=60)
     until(lambda: acc.info().waiting)
     (waiting,) = acc.info().waiting
