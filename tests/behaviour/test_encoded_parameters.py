@@ -6,6 +6,7 @@ import pickle
 
 import ml_dtypes
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 import redisacc
@@ -34,6 +35,19 @@ def assert_rounded(found, tree):
         np.testing.assert_array_equal(found[name], expected)
         assert found[name].dtype == np.asarray(tree[name]).dtype
         assert not found[name].flags.writeable
+
+
+@pytest.mark.fixed("partitions")
+def test_only_rows_that_changed_are_uploaded(open_parameters, client):
+    chief = open_parameters(encoding="bfloat16")
+    table = np.ones((2000, 8), np.float32)
+    for step in range(3):
+        table[step] = step / 3
+        chief.publish(table, step, changed={".": [step]} if step else None)
+    # A row of 8 elements: 8 bytes for its index, and 2 for each element.
+    blobs = list(client.scan_iter("redisacc:{weights}:parameters:object:*-rows:*"))
+    assert [client.strlen(key) for key in blobs] == [8 + 16] * 2
+    np.testing.assert_array_equal(open_parameters().latest()[1], rounded(table))
 
 
 def test_what_is_not_finite_survives(open_parameters):

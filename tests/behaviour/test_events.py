@@ -176,6 +176,18 @@ def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client):
     other.close()
 
 
+@pytest.mark.fixed("encoding")
+def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
+    acc = open_dense_stored("float32", [3], "w", staleness=2)
+    acc.set_global_step(5)
+    with acc.events(timeout=20) as events:
+        for step in (5, 3, 9):
+            acc.apply_grad([1.0, 2.0, 3.0], step)
+        found = [next(events).details for _ in range(3)]
+    assert [(details["bytes"], details["staleness"]) for details in found] == [("12", "0"), ("12", "2"), ("12", "0")]
+    acc.delete()
+
+
 LINES = [
     (None, Event("missed", None, None, None, {})),
     ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),

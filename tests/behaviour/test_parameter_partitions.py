@@ -133,6 +133,22 @@ def test_an_attempt_that_was_swept_is_refused_and_its_publisher_begins_a_new_one
     is_version(reader, 1)
 
 
+def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(weights, reader, client, between):
+    """It dies before it has removed the first part."""
+    given_up = []
+
+    def begin_to_sweep():
+        (attempt,) = attempts_of(client)
+        client.zadd(ATTEMPTS, {attempt: 0})
+        given_up.append(attempt.split()[0])
+
+    between(begin_to_sweep)
+    weights.publish(version(0), 0)
+    assert not [key for key in parts_of(client) if given_up[0] in key]
+    is_version(reader, 0)
+    assert attempts_of(client) == {}
+
+
 def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_parameters, client, begun):
     with pytest.raises(
         redisacc.InvalidArgumentError,

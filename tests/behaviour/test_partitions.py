@@ -9,7 +9,7 @@ import pytest
 from support.command import collect_garbage
 from support.leaks import leftovers
 from support.model import assert_same
-from support.selection import REAL
+from support.selection import ONE_NODE, REAL
 
 import redisacc
 
@@ -147,6 +147,37 @@ def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(ac
     assert acc.apply_grad(gradient(1)).num_accumulated == 1
     assert len(removed) == 1
     assert len(parts_of(client)) == 3
+    assert_same(acc.take_grad(1), gradient(1))
+
+
+def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, client, between):
+    """It dies before it has removed the first part."""
+    given_up = []
+
+    def begin_to_sweep(attempt):
+        client.zadd(ATTEMPTS, {attempt: 0})
+        given_up.append(attempt.split()[0])
+
+    between(begin_to_sweep)
+    assert acc.apply_grad(gradient(1)).num_accumulated == 1
+    assert not [key for key in parts_of(client) if given_up[0] in key]
+    assert_same(acc.take_grad(1), gradient(1))
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+@pytest.mark.servers(*ONE_NODE)
+def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
+    sent = []
+    with client.monitor() as monitor:
+        acc.apply_grad(gradient(1))
+        while len(sent) < 3:
+            words = monitor.next_command()["command"].split(" ")
+            if words[0] == "SET":
+                sent.append(words)
+    # The key, and the options that follow the value.
+    for words in sent:
+        client.execute_command("SET", words[1], b"late", *words[-3:])
+    assert [client.pttl(key) for key in parts_of(client)] == [-1, -1, -1]
     assert_same(acc.take_grad(1), gradient(1))
 
 
