@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,28 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
     assert acc.apply_grad(np.ones(2**20)).outcome == "stale"
     assert client.info("stats")["total_net_input_bytes"] < 10_000
     assert acc.info().stale == 1
+
+
+@pytest.mark.slow(keep="in parts")
+def test_many_clients_share_the_room(real_server, open_dense, limits, background):
+    """Exact numbers reveal a gradient that is lost or counted twice."""
+    options = {"reduction_type": "SUM", "limits": limits(4096)}
+    accs = [open_dense("int64", [64], "w", redis=real_server.client(), **options) for _ in range(6)]
+
+    def work(worker):
+        for _ in range(40):
+            assert accs[worker].apply_grad(np.full(64, 10**worker), local_step=2**40)
+
+    working = [background(work, worker) for worker in range(3)]
+    for one in working:
+        one.result()
+    # The others have a taker in between.
+    working = [background(work, worker) for worker in range(3, 6)]
+    total = np.zeros(64, np.int64)
+    while any(one.running for one in working) or accs[0].num_accumulated():
+        with contextlib.suppress(redisacc.TakeTimeoutError):
+            total += accs[0].take_grad(1, timeout=0.05)
+    assert set(total) == {40 * 111_111}
 
 
 @pytest.mark.parametrize("others", [1, 2])

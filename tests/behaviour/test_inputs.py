@@ -113,6 +113,13 @@ def test_gradients_of_many_chunks(open_dense_stored):
         assert_same(acc.take_grad(2), first + second)
 
 
+def test_many_rows_of_which_few_are_in_several_gradients(open_sparse_stored):
+    acc, rows = open_sparse_stored("float32", [9000, 8]), np.arange(3000)
+    acc.apply_grad(rows, np.full((3000, 8), 1, np.float32))
+    acc.apply_grad(rows[:10], np.full((10, 8), 4, np.float32))
+    assert acc.take_grad(2)[1][:, 0].tolist() == [2.5] * 10 + [1] * 2990
+
+
 def test_results_belong_to_the_caller(open_dense_stored):
     acc, grad = open_dense_stored("float32", [3]), np.float32([1, 2, 3])
     for step in range(2):

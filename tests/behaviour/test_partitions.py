@@ -165,6 +165,12 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, cl
     assert (parts_of(client), acc.info().attempts) == ([], 0)
 
 
+def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, other, client, between):
+    between(lambda _: other.set_global_step(5))
+    assert acc.apply_grad(gradient(1)).outcome == "stale"
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
 @pytest.mark.servers(*ONE_NODE)
 def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
     sent = []

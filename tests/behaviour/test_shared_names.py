@@ -60,7 +60,7 @@ DECIDED = [
     ({"staleness": 3}, {"staleness": 4}, r"its staleness\.most is 3, not 4"),
     ({}, {"staleness": 1}, r"its staleness\.most is 0, not 1"),
     (
-        {"staleness": redisacc.Staleness(1, weight=[1, 0.5])},
+        {"staleness": redisacc.Staleness(1, weight=np.array([1, 0.5]))},
         {"staleness": redisacc.Staleness(1, weight=[1, 0.25])},
         r"its staleness\.weight is 1,0\.5, not 1,0\.25",
     ),

@@ -47,6 +47,17 @@ def test_a_class_has_everything_that_the_blocking_one_has(name):
         assert inspect.getdoc(its)
 
 
+async def test_a_tree_like_a_model_and_its_events(real_server):
+    model = {"w": np.zeros(3, np.float32), "t": np.zeros((5, 2), np.float32)}
+    async with redisacc.asyncio.TreeAccumulator.like(model, "w", sparse=["t"], redis=real_server.url) as tree:
+        assert tree.accumulator_ref == "redisacc:{w}"
+        async with tree.events(timeout=20) as events:
+            await tree.apply_grad({"w": np.ones(3), "t": ([1], np.ones((1, 2)))})
+            assert (await tree.take_grad(1))["w"].tolist() == [1, 1, 1]
+            await tree.delete()
+            assert [event.kind async for event in events] == ["applied", "taken", "deleted"]
+
+
 async def test_a_training(real_server):
     where = real_server.url
 
