@@ -88,6 +88,18 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
     assert acc.info().stale == 1
 
 
+@pytest.mark.forges
+def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
+    acc = open_dense("float64", [10], "w", limits=redisacc.Limits(in_place=0, buffer=100, inline=0))
+    acc.apply_grad(np.ones(10))
+    (name,) = client.hkeys("redisacc:{w}:buffered")
+    client.hset("redisacc:{w}:buffered", name, b"0 \xc1")
+    with pytest.raises(redisacc.CorruptDataError, match="header"):
+        acc.apply_grad(np.ones(10))
+    assert acc.num_accumulated() == 1
+    acc.delete()
+
+
 @pytest.mark.slow(keep="in parts")
 def test_many_clients_share_the_room(real_server, open_dense, limits, background):
     """Exact numbers reveal a gradient that is lost or counted twice."""

@@ -174,6 +174,16 @@ def test_a_second_registration_shortens_no_lease(proxy, open_parameters, client,
     publisher.delete()
 
 
+def test_two_first_publishers(weights, reader, client, between):
+    between(lambda: reader.publish(version(1), 1))
+    with pytest.raises(redisacc.ConflictError, match="already"):
+        weights.publish(version(0), 0)
+    is_version(weights, 1)
+    # The parts of the one that was refused are gone.
+    assert len(parts_of(client)) == 3
+    assert attempts_of(client) == {}
+
+
 @pytest.fixture
 def losing(client, until):
     """Returns what deletes the part that was stored last, which no version has."""

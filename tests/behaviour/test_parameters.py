@@ -288,6 +288,18 @@ def test_a_small_table_does_not_keep_large_arrays_of_an_earlier_version(open_par
         assert stored(client, living=True) < 1.1 * (table.nbytes + dense.nbytes)
 
 
+@pytest.mark.slow
+def test_many_rows_blobs_are_replaced(open_parameters, client):
+    table = np.zeros((10_000, 1), np.int64)
+    writer, reader = open_parameters(), open_parameters()
+    for step in range(300):
+        table[step] = step
+        writer.publish(table, step, changed={".": [step]} if step else None)
+        if step % 50 == 0:
+            assert len(client.hget(writer.parameters_ref, "rows").split()) <= 256
+            assert same(reader.latest()[1], table)
+
+
 def test_rows_of_another_publishers_version(open_parameters):
     """Who does not know the version before cannot know which rows differ from it, so everything is uploaded."""
     mine, other = open_parameters(), open_parameters()

@@ -136,6 +136,17 @@ async def test_a_task_group_that_fails_takes_its_waits_along(real_server):
         await acc.delete()
 
 
+async def test_closing_the_handle_ends_its_waits(real_server):
+    async with accumulator(real_server.url) as other:
+        async with accumulator(real_server.url) as acc:
+            take = asyncio.create_task(acc.take_grad(1))
+            await queued(acc, 1)
+        with pytest.raises(redisacc.CancelledError):
+            await take
+        assert (await other.info()).waiting == []
+        await other.delete()
+
+
 def test_ctrl_c_leaves_the_queue(real_server, real_client):
     async def main():
         async with accumulator(real_server.url) as acc:
