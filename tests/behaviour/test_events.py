@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
-import os
 import re
-import signal
 import threading
 import time
 import weakref
@@ -49,15 +47,15 @@ def test_events_are_typed_and_in_order(open_dense, background, until):
     assert left == Event("left", None, None, None, {})
 
 
-@pytest.mark.every_server
-def test_listening_begins_with_the_call(open_dense):
-    acc = open_dense("float32", [1], "w")
-    events = acc.events(timeout=20)
-    acc.apply_grad([1.0])
-    assert next(events).kind == "applied"
-    events.close()
-    assert list(events) == []
-    acc.delete()
+def test_an_event_says_that_a_worker_has_contributed_already(open_dense):
+    acc = open_dense("float32", [1], worker="ann", once_per_worker=True)
+    with acc.events(timeout=10) as events:
+        acc.apply_grad([1.0])
+        acc.apply_grad([1.0], local_step=4)
+        assert next(events).kind == "applied"
+        event = next(events)
+    assert (event.kind, event.global_step, event.num_accumulated, event.who) == ("repeated", 0, 1, "ann")
+    assert event.details == {"local_step": "4"}
 
 
 def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background):
@@ -180,14 +178,13 @@ def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client):
 
 @pytest.mark.fixed("encoding")
 def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
-    acc = open_dense_stored("float32", [3], "w", staleness=2, worker="ann")
+    acc = open_dense_stored("float32", [3], "w", staleness=2)
     acc.set_global_step(5)
     with acc.events(timeout=20) as events:
         for step in (5, 3, 9):
             acc.apply_grad([1.0, 2.0, 3.0], step)
-        found = [next(events) for _ in range(3)]
-    assert [event.details["bytes"] for event in found] == ["12"] * 3
-    assert [event.details["staleness"] for event in found] == ["0", "2", "0"]
+        found = [next(events).details for _ in range(3)]
+    assert [(details["bytes"], details["staleness"]) for details in found] == [("12", "0"), ("12", "2"), ("12", "0")]
     acc.delete()
 
 
@@ -227,16 +224,9 @@ def test_wait_for_step(open_dense, background):
 
 def test_wait_for_step_ends_in_time(open_dense):
     acc = open_dense("float32", [1], "w", name="my accumulator")
-    with pytest.raises(
-        redisacc.WaitTimeoutError, match=r"my accumulator \(w\): step 1 was not reached in time: it is 0"
-    ) as e:
+    message = r"my accumulator \(w\): step 1 was not reached in time: it is 0"
+    with pytest.raises(redisacc.WaitTimeoutError, match=message):
         acc.wait_for_step(1, timeout=0.2)
-    assert isinstance(e.value, TimeoutError)
-    for bad in ("1", 1.5, None, True):
-        with pytest.raises(redisacc.InvalidArgumentError):
-            acc.wait_for_step(bad)
-    with pytest.raises(redisacc.InvalidArgumentError):
-        acc.wait_for_step(1, timeout=-1)
     acc.delete()
 
 
@@ -251,33 +241,13 @@ def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, back
         waits[1].result()
 
 
-@pytest.mark.thorough
-@pytest.mark.servers("valkey")
-def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense, background, caplog, until):
-    # A name of its own: a subscription of another test may linger.
-    acc = open_dense("float32", [1], "silent")
-    wait = background(acc.wait_for_step, 1)
-    until(lambda: real_server.client().pubsub_numsub("redisacc:{silent}:events")[0][1])
-    os.kill(real_server.pid, signal.SIGSTOP)
-    try:
-        until(lambda: "lost the server" in caplog.text, 30)
-    finally:
-        os.kill(real_server.pid, signal.SIGCONT)
-    acc.set_global_step(1)
-    assert wait.result(40) == 1
-    assert "the server is back" in caplog.text
-    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"silent"}
-    acc.delete()
-
-
 def test_log_records_have_fields(open_dense, caplog):
     caplog.set_level("DEBUG", "redisacc")
     acc = open_dense("float32", [1], "w", name="mine")
     acc.set_global_step(5)
     acc.set_global_step(3)
     acc.apply_grad([1.0], local_step=2)
-    acc.apply_grad([1.0], local_step=3)
-    lowered = next(record for record in caplog.records if "lowered" in record.message)
+    (lowered,) = [record for record in caplog.records if "lowered" in record.message]
     assert (lowered.name, lowered.levelname, lowered.accumulator, lowered.global_step) == (
         "redisacc",
         "WARNING",
@@ -285,7 +255,7 @@ def test_log_records_have_fields(open_dense, caplog):
         3,
     )
     assert lowered.message == "mine (w): the global step was lowered to 3"
-    dropped = next(record for record in caplog.records if "dropped" in record.message)
+    (dropped,) = [record for record in caplog.records if "dropped" in record.message]
     assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
     acc.delete()
 
@@ -335,16 +305,6 @@ def test_who_waits_says_until_when(open_dense, background, until):
     acc.delete()
 
 
-def test_events_go_on_from_where_they_were(open_dense):
-    acc = open_dense("float32", [1], "w")
-    events = acc.events(timeout=20)
-    for _ in range(3):
-        acc.apply_grad([1.0])
-    assert [event.num_accumulated for event in itertools.islice(events, 2)] == [1, 2]
-    assert next(events).num_accumulated == 3
-    acc.delete()
-
-
 @pytest.mark.usefixtures("nobody_is_late")
 def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open_dense):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
@@ -362,17 +322,6 @@ def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}
     assert (caught.value.expected, caught.value.late, caught.value.gone) == (["bob"], [], [])
-    chief.delete()
-
-
-def test_of_many_who_are_expected_some_are_named(open_dense):
-    for n in range(13):
-        open_dense("float32", [1], "w", worker=f"worker-{n}").apply_grad([1.0])
-    chief = open_dense("float32", [1], "w", worker="chief")
-    chief.take_grad(13)
-    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*expected: worker-.*, 3 more$") as caught:
-        chief.take_grad(1, timeout=0.1)
-    assert (len(caught.value.expected), caught.value.num_expected) == (13, 13)
     chief.delete()
 
 

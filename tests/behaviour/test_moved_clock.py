@@ -11,10 +11,8 @@ import pytest
 from support.moved_clock import MovedClock, runs
 from support.warm_python import PIPE, WarmPython
 
-import redisacc
 from redisacc._clock import Clock
 from redisacc._clock import clock as the_clock
-from redisacc._redis.script_loader import load
 
 HOUR = 3600.0
 
@@ -22,20 +20,6 @@ HOUR = 3600.0
 def test_the_clock_of_users_is_that_of_the_system():
     assert (the_clock.now, the_clock.time, the_clock.sleep) == (time.monotonic, time.time, time.sleep)
     assert vars(Clock)["__slots__"] == ("now", "sleep", "time")
-
-
-@pytest.mark.every_server
-def test_scripts_and_replies_are_ahead_by_the_same_time(clock, open_dense):
-    acc = open_dense("float32", [1], "shared", worker="ann")
-    acc.apply_grad([1.0])
-    (before,) = acc.info().known_workers
-    for moved in (HOUR, 0.5):
-        clock.advance(moved)
-        acc.apply_grad([1.0])
-        (after,) = acc.info().known_workers
-        assert moved <= (after.seen_at - before.seen_at).total_seconds() < moved + 60
-        assert abs((acc.info().read_at - after.seen_at).total_seconds()) < 60
-        before = after
 
 
 def test_a_server_that_forgets_its_scripts_after_a_move_gets_those_that_are_ahead(clock, open_dense, client):
@@ -62,17 +46,6 @@ def test_a_transport_that_outlives_a_clock_follows_the_next_one(open_dense, clie
                 assert private.num_accumulated() == 0
         finally:
             moved.restore()
-
-
-@pytest.mark.every_server
-def test_keys_expire_as_if_the_time_had_passed(clock, client):
-    client.set("early", 1, px=10_000)
-    client.set("late", 1, px=20_000)
-    client.set("kept", 1)
-    clock.advance(10.0)
-    assert sorted(client.scan_iter()) == [b"kept", b"late"]
-    assert 0 < client.pttl("late") <= 10_000
-    client.delete("kept", "late")
 
 
 OWNER = """
@@ -120,19 +93,3 @@ def test_other_processes_follow(clock, real_server, real_client, until, way):
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_clock_that_runs_spares_a_call_its_pauses(clock, open_dense):
-    acc = open_dense("float32", [1], "shared")
-    began = time.monotonic()
-    with clock.running(), pytest.raises(redisacc.TakeTimeoutError):
-        acc.take_grad(1, timeout=100.0)
-    assert time.monotonic() - began < 50
-
-
-def test_a_script_reads_the_clock_in_one_line():
-    from support.moved_clock import READS_CLOCK
-
-    for name in ("apply", "hold_lease", "take", "sweep"):
-        assert load(name).text.count(READS_CLOCK) == 1, name
-        assert load(name).sharded.text.count(READS_CLOCK) == 1, name

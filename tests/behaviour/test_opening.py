@@ -29,13 +29,6 @@ def test_a_name_that_does_not_exist_is_not_created(open_dense, open_sparse, clie
         open_dense("float32", [1], name, create=False).delete()
 
 
-def test_a_private_accumulator_is_always_created(open_dense):
-    with pytest.raises(redisacc.InvalidArgumentError, match="create=False requires a shared_name"):
-        open_dense("float32", [1], create=False)
-    with pytest.raises(redisacc.InvalidArgumentError, match="create must be True or False, not 0"):
-        open_dense("float32", [1], "x", create=0)
-
-
 def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until, durations, caplog):
     durations(report=0.1)
     acc = open_dense("float32", [1])

@@ -99,66 +99,7 @@ def test_a_taker_that_waits(crew, background, until, elements, partitions):
         assert bits(take.result(30)) == expected
 
 
-@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_encoded_gradients(crew, encoding):
-    elements = 400_000
-    handles = crew([elements], encoding=encoding)
-    found = set()
-    for step, order in enumerate(SOME_ORDERS):
-        apply_all(handles, order, step, shape=[elements], weights=WEIGHTS)
-        found.add(bits(handles[0].take_grad(CREW)))
-    assert len(found) == 1
-
-
-def test_sparse_gradients(open_sparse):
-    rows = 3000
-    handles = [open_sparse("float32", [5000, 64], "w", worker=f"worker {n}", order="worker") for n in range(CREW)]
-    found = set()
-    for step, order in enumerate(SOME_ORDERS):
-        for number in order:
-            indices = np.random.default_rng(number).choice(rows * 4 // 3, rows, replace=False)
-            handles[number].apply_grad(indices, values(number, [rows, 64]), local_step=step, weight=WEIGHTS[number])
-        found.add(bits(handles[0].take_indexed_slices_grad(CREW)))
-    assert len(found) == 1
-
-
-def test_trees(open_tree):
-    spec = {"a": ("float32", (4000, 30)), "b": ("float32", ()), "c": redisacc.Sparse("float32", (900, 8))}
-    options = {"order": "worker", "mean": redisacc.Mean(missing="skip")}
-    handles = [open_tree(spec, "w", worker=f"worker {n}", **options) for n in range(CREW)]
-    found = []
-    for step, order in enumerate(SOME_ORDERS):
-        for number in order:
-            rows = np.random.default_rng(number).choice(40, 30, replace=False)
-            b = None if number == 2 else values(number, [1])[0]
-            tree = {"a": values(number, [4000, 30]), "b": b, "c": (rows, values(number, [30, 8]))}
-            handles[number].apply_grad(tree, step, weight=WEIGHTS[number])
-        found.append(bits(handles[0].take_grad(CREW)))
-    assert all(one == found[0] for one in found)
-
-
 # How it is stored
-
-
-def test_nothing_is_added_in_place(crew, client):
-    handles = crew(limits=redisacc.Limits(in_place=1000))
-    apply_all(handles, (3, 1, 0, 2), 0)
-    assert not client.exists("redisacc:{w}:sums")
-    entries = client.hgetall("redisacc:{w}:buffered")
-    assert sorted(int(entry.split(b" ")[0]) for entry in entries.values()) == [0, 1, 2, 3]
-
-
-def test_redis_cli_shows_the_order(crew, client):
-    handles = crew()
-    assert client.hget("redisacc:{w}", "order") == b"worker"
-    info = handles[0].info()
-    assert (info.order, info.once_per_worker) == ("worker", True)
-
-
-def test_without_the_field_it_is_that_of_arrival(open_dense, client):
-    acc = open_dense("float32", SHAPE, "w")
-    assert client.hget("redisacc:{w}", "order") is None
-    assert acc.info().order == "arrival"
 
 
 def test_gradients_are_refused_and_not_compacted(crew):
@@ -183,25 +124,3 @@ def test_a_worker_needs_a_number(open_dense):
         with pytest.raises(redisacc.InvalidArgumentError, match="name its handle 'worker N', where N is its number"):
             acc.apply_grad(values(0))
         assert acc.num_accumulated() == 0
-
-
-def test_another_order_is_refused(open_dense):
-    for order in ("", "Worker", "none", 1, True, b"worker", ["worker"]):
-        with pytest.raises(redisacc.InvalidArgumentError, match="order must be 'arrival' or 'worker'"):
-            open_dense("float32", SHAPE, order=order)
-
-
-def test_it_goes_with_one_gradient_of_each_worker_only(open_dense):
-    with pytest.raises(redisacc.InvalidArgumentError, match="order='worker' cannot go together with once_per_worker"):
-        open_dense("float32", SHAPE, order="worker", once_per_worker=False)
-
-
-def test_handles_must_agree(open_dense):
-    open_dense("float32", SHAPE, "by worker", order="worker")
-    assert open_dense("float32", SHAPE, "by worker").info().order == "worker"
-    with pytest.raises(redisacc.InvalidArgumentError, match="its order is worker, not arrival"):
-        open_dense("float32", SHAPE, "by worker", order="arrival")
-    open_dense("float32", SHAPE, "by arrival", once_per_worker=True)
-    assert open_dense("float32", SHAPE, "by arrival", order="arrival").info().order == "arrival"
-    with pytest.raises(redisacc.InvalidArgumentError, match="its order is arrival, not worker"):
-        open_dense("float32", SHAPE, "by arrival", order="worker")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import time
 
 import numpy as np
 import pytest
-from support.leaks import leftovers, remaining
-from support.proxy import Fault
+from support.leaks import remaining
 
 import redisacc
 
@@ -79,36 +77,12 @@ def begun(proxy, open_parameters, client, dies):
     return found
 
 
-def test_an_invalid_number_is_refused(open_parameters, client):
-    for value in (0, -1, 1001, 10_000, True, 1.5, "many", "3", b"auto", [3]):
-        with pytest.raises(
-            redisacc.InvalidArgumentError, match=r"partitions must be an integer from 1 to 1000, \"auto\""
-        ):
-            open_parameters("w", partitions=value)
-    assert remaining(client) == []
-
-
-def test_existing_parameters_keep_their_partitions(open_parameters, weights, client):
-    early = open_parameters("w", partitions=2)
-    weights.publish(version(0), 0)
-    kept = client.hget(RECORD, "partitions")
-    for step, same in enumerate((3, None, "auto"), start=1):
-        open_parameters("w", partitions=same).publish(version(step), step)
-        assert client.hget(RECORD, "partitions") == kept
-    with pytest.raises(redisacc.InvalidArgumentError, match="number of partitions is 3, not 2"):
-        open_parameters("w", partitions=2)
-    with pytest.raises(redisacc.InvalidArgumentError, match="number of partitions is 3, not 2"):
-        early.publish(version(9), 9)
-    is_version(early, 3)
-
-
-@pytest.mark.parametrize("value", [None, 1, "auto"])
-def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, client, value):
-    weights = open_parameters("w", partitions=value)
-    weights.publish(version(0), 0)
-    assert parts_of(client) == []
-    assert not client.hexists(RECORD, "partitions")
-    assert not client.exists(ATTEMPTS)
+def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, client):
+    for step, value in enumerate((None, 1, "auto")):
+        open_parameters("w", partitions=value).publish(version(step), step)
+        assert parts_of(client) == []
+        assert not client.hexists(RECORD, "partitions")
+        assert not client.exists(ATTEMPTS)
 
 
 @pytest.mark.every_server
@@ -141,21 +115,6 @@ def test_what_a_version_does_without_is_removed_a_minute_later(weights, reader, 
     is_version(reader, 2)
 
 
-def test_a_reader_that_meets_a_removed_blob_reads_the_newer_version(proxy, open_parameters, client, gc):
-    writer, reader = open_parameters("w", partitions=3), open_parameters("w", redis=proxy.where)
-    writer.publish(version(0), 0)
-
-    def publish_and_remove():
-        writer.publish(version(1), 1)
-        end_leases(client)
-        assert gc("w", "--yes") == ([("w", "blobs")], 1)
-
-    # It has asked for the record, and is about to fetch the values.
-    proxy.before("GET", publish_and_remove)
-    is_version(reader, 1)
-    writer.delete()
-
-
 @pytest.mark.every_server
 def test_an_attempt_that_was_swept_is_refused_and_its_publisher_begins_a_new_one(weights, reader, client, between, gc):
     weights.publish(version(0), 0)
@@ -182,34 +141,12 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(weights
         (attempt,) = attempts_of(client)
         client.zadd(ATTEMPTS, {attempt: 0})
         given_up.append(attempt.split()[0])
-        assert len(parts_of(client)) == 3
 
     between(begin_to_sweep)
     weights.publish(version(0), 0)
     assert not [key for key in parts_of(client) if given_up[0] in key]
     is_version(reader, 0)
     assert attempts_of(client) == {}
-
-
-def test_an_attempt_whose_lease_is_over_still_counts_if_nobody_has_swept_it(weights, reader, client, between):
-    between(lambda: end_leases(client))
-    weights.publish(version(0), 0)
-    is_version(reader, 0)
-    assert len(parts_of(client)) == 3
-
-
-def test_the_next_publisher_removes_what_a_dead_one_has_left(open_parameters, client, clock, begun):
-    weights = open_parameters("w")
-    assert weights.latest() is None
-    # An attempt has a minute, and the record another one.
-    assert 0 < client.pttl(RECORD) <= 121_000
-    clock.advance(62.0)
-    weights.publish(version(0), 0)
-    assert client.pttl(RECORD) == -1
-    assert not set(begun) & set(parts_of(client))
-    is_version(weights, 0)
-    assert attempts_of(client) == {}
-    weights.delete()
 
 
 def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_parameters, client, begun):
@@ -226,22 +163,6 @@ def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_p
     is_version(other, 1)
     other.delete()
     assert remaining(client) == []
-
-
-def test_a_first_version_that_was_begun_can_be_deleted(open_parameters, client, begun):
-    weights = open_parameters("w", partitions=2)
-    weights.delete()
-    assert remaining(client) == []
-    weights.publish(version(1), 1)
-    assert len(parts_of(client)) == 2
-    weights.delete()
-
-
-def test_a_first_publisher_whose_attempt_is_deleted_begins_anew(weights, reader, client, between):
-    between(reader.delete)
-    weights.publish(version(0), 0)
-    is_version(reader, 0)
-    assert len(parts_of(client)) == 3
 
 
 def test_a_second_registration_shortens_no_lease(proxy, open_parameters, client, dies):
@@ -261,23 +182,6 @@ def test_two_first_publishers(weights, reader, client, between):
     # The parts of the one that was refused are gone.
     assert len(parts_of(client)) == 3
     assert attempts_of(client) == {}
-
-
-def test_late_copies_of_everything_change_nothing(weights, reader, proxy, client):
-    weights.publish(version(0), 0)
-    for number in itertools.count():
-        step = number + 1
-        proxy.arm(Fault("request", number, 0, "late"))
-        weights.publish(version(step), step)
-        before = attempts_of(client)
-        if not proxy.deliver_late():
-            break
-        # Nothing expires, and slow readers of the version before keep their minute.
-        assert [client.pttl(key) for key in parts_of(client) if published(client) in key] == [-1, -1, -1]
-        assert before.items() <= attempts_of(client).items()
-        is_version(reader, step)
-    # The registration, three commands for each part, and the publication.
-    assert number >= 11
 
 
 @pytest.fixture
@@ -357,17 +261,6 @@ def test_rows_that_changed_in_a_lost_table_are_published_with_the_whole_table(re
     assert reader.latest()[1]["table"].tolist() == table.tolist()
 
 
-def test_deletion_removes_all_parts(proxy, open_parameters, client, dies):
-    weights = open_parameters("w", partitions=3, redis=proxy.where)
-    for step in range(2):
-        weights.publish(version(step), step, state=version(9))
-    dies("publish", weights.publish, version(3), 3)
-    # Two blobs of two versions each, and one of the attempt.
-    assert len(parts_of(client)) == 15
-    weights.delete()
-    assert remaining(client) == []
-
-
 @pytest.mark.parametrize("moment", ["SET", "publish"])
 def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(proxy, open_parameters, client, moment):
     """Before it has written the first part, or after the last one."""
@@ -378,18 +271,6 @@ def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(proxy, open_par
     with pytest.raises(redisacc.NotFoundError, match="parameters"):
         weights.publish(version(1), 1)
     assert remaining(client) == []
-
-
-def test_an_interrupted_deletion_is_finished_by_who_publishes(proxy, open_parameters, client, dies):
-    old = open_parameters("w", partitions=3, redis=proxy.where)
-    old.publish(version(0), 0)
-    dies("UNLINK", old.delete)
-    assert len(parts_of(client)) == 3
-    new = open_parameters("w", partitions=2)
-    assert new.latest() is None
-    new.publish(version(1), 1)
-    is_version(new, 1)
-    assert len(parts_of(client)) == 2
 
 
 def test_gc_finds_attempts_that_are_over_and_retired_blobs(weights, reader, client, dies, gc):
@@ -440,19 +321,3 @@ def test_gc_removes_the_parts_of_a_first_publisher_that_was_forgotten(open_param
     assert attempts_of(client) == {}
     is_version(weights, 1)
     weights.delete()
-
-
-def test_foreign_bytes_are_refused(weights, open_parameters, client):
-    weights.publish(version(0), 0)
-    # On a cluster, the numbers are those of slots that lie on different nodes.
-    written = client.hget(RECORD, "partitions")
-    for text in (b"0", b"0,0", b"0,1,", b"01,2", b"0,1\x00", b"-1,2", b"0,100000"):
-        client.hset(RECORD, "partitions", text)
-        with pytest.raises(redisacc.CorruptDataError, match="partitions"):
-            open_parameters("w")
-    client.hset(RECORD, "partitions", written)
-    client.zadd(ATTEMPTS, {"foreign member": 1, "x-1 999999999": 1, "x-2 100001": 1, "x-3 0": 1})
-    weights.publish(version(1), 1)
-    assert [member for member in attempts_of(client) if member.startswith(("x-", "foreign"))] == []
-    is_version(open_parameters("w"), 1)
-    assert leftovers(client) == []

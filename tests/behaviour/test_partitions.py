@@ -14,7 +14,7 @@ from support.selection import ONE_NODE, REAL
 import redisacc
 
 # Writers are interrupted in the main thread.
-pytestmark = pytest.mark.fixed("client")
+pytestmark = pytest.mark.fixed("client", "partitions")
 
 SHAPE = [30]
 IN_PARTS = redisacc.Limits(in_place=0, inline=0)
@@ -72,30 +72,14 @@ def between(proxy, client):
     return arm
 
 
-def test_an_invalid_number_is_refused_before_anything_is_created(open_dense, client):
-    for value in (0, -1, 1001, 10_000, True, 1.5, "many", b"auto", [3]):
-        with pytest.raises(
-            redisacc.InvalidArgumentError, match=r"partitions must be an integer from 1 to 1000, \"auto\""
-        ):
-            open_dense("float32", SHAPE, "w", partitions=value)
-    assert list(client.scan_iter()) == []
-
-
-def test_an_existing_accumulator_keeps_its_partitions(open_parted):
-    kept = open_parted().info().partitions
-    for same in (None, "auto"):
-        assert open_parted(partitions=same).info().partitions == kept
-    with pytest.raises(redisacc.InvalidArgumentError, match="its number of partitions is 3, not 2"):
-        open_parted(partitions=2)
-
-
-@pytest.mark.parametrize("value", [None, 1, "auto"])
-def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, client, value):
-    acc = open_parted(partitions=value)
-    assert acc.info().partitions == ()
-    acc.apply_grad(gradient(1))
-    assert parts_of(client) == []
-    assert not client.hexists(acc.accumulator_ref, "partitions")
+def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, client):
+    for value in (None, 1, "auto"):
+        acc = open_parted(partitions=value)
+        assert acc.info().partitions == ()
+        acc.apply_grad(gradient(1))
+        assert parts_of(client) == []
+        assert not client.hexists(acc.accumulator_ref, "partitions")
+        acc.delete()
 
 
 @pytest.mark.every_server
@@ -114,13 +98,6 @@ def test_every_partition_has_the_same_elements_of_all_gradients(acc, client):
         assert len(parts_of(client)) == 6
     assert parts_of(client) == []
     assert acc.info().attempts == 0
-
-
-def test_small_gradients_stay_with_the_record(open_parted, client):
-    acc = open_parted(limits=redisacc.Limits())
-    acc.apply_grad(gradient(1))
-    assert parts_of(client) == []
-    assert_same(acc.take_grad(1), gradient(1))
 
 
 @pytest.mark.slow
@@ -179,7 +156,6 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, cl
 
     def begin_to_sweep(attempt):
         client.zadd(ATTEMPTS, {attempt: 0})
-        assert len(parts_of(client)) == 3
         given_up.append(attempt.split()[0])
 
     between(begin_to_sweep)
@@ -187,6 +163,28 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, cl
     assert not [key for key in parts_of(client) if given_up[0] in key]
     assert_same(acc.take_grad(1), gradient(1))
     assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, other, client, between):
+    between(lambda _: other.set_global_step(5))
+    assert acc.apply_grad(gradient(1)).outcome == "stale"
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+@pytest.mark.servers(*ONE_NODE)
+def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
+    sent = []
+    with client.monitor() as monitor:
+        acc.apply_grad(gradient(1))
+        while len(sent) < 3:
+            words = monitor.next_command()["command"].split(" ")
+            if words[0] == "SET":
+                sent.append(words)
+    # The key, and the options that follow the value.
+    for words in sent:
+        client.execute_command("SET", words[1], b"late", *words[-3:])
+    assert [client.pttl(key) for key in parts_of(client)] == [-1, -1, -1]
+    assert_same(acc.take_grad(1), gradient(1))
 
 
 def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, client, between):
@@ -203,46 +201,6 @@ def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, client, bet
     for key in forgotten:
         client.delete(key)
     assert {key.split(":")[-2][-2:] for key in parts_of(client)} == {forgotten[0].split(":")[-2][-2:]}
-    assert_same(acc.take_grad(1), gradient(1))
-
-
-def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, other, client, between):
-    between(lambda _: other.set_global_step(5))
-    assert acc.apply_grad(gradient(1)).outcome == "stale"
-    assert (parts_of(client), acc.info().attempts) == ([], 0)
-
-
-def test_an_attempt_whose_lease_is_over_still_counts_if_nobody_has_swept_it(acc, client, between):
-    between(lambda attempt: client.zadd(ATTEMPTS, {attempt: 1}))
-    assert acc.apply_grad(gradient(1))
-    assert_same(acc.take_grad(1), gradient(1))
-
-
-def test_the_next_taker_removes_what_a_dead_writer_has_left(acc, other, client, dies, clock):
-    dies("commit", acc.apply_grad, gradient(1))
-    # The writer's request is open; another one of this thread would settle it.
-    assert (len(parts_of(client)), other.num_accumulated()) == (3, 0)
-    other.apply_grad(gradient(2))
-    # An attempt has a minute.
-    clock.advance(61.0)
-    assert_same(other.take_grad(1), gradient(2))
-    assert parts_of(client) == []
-    assert acc.settle().applied == 0
-
-
-@pytest.mark.servers(*ONE_NODE)
-def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
-    sent = []
-    with client.monitor() as monitor:
-        acc.apply_grad(gradient(1))
-        while len(sent) < 3:
-            words = monitor.next_command()["command"].split(" ")
-            if words[0] == "SET":
-                sent.append(words)
-    # The key, and the options that follow the value.
-    for words in sent:
-        client.execute_command("SET", words[1], b"late", *words[-3:])
-    assert [client.pttl(key) for key in parts_of(client)] == [-1, -1, -1]
     assert_same(acc.take_grad(1), gradient(1))
 
 
@@ -328,18 +286,6 @@ def test_the_weight_of_what_is_left_is_exact(acc, client, weights, left):
         assert (taken.num_accumulated, taken.total_weight) == (len(weights) - 1 if left else 0, left)
 
 
-@pytest.mark.every_server
-def test_deleting_removes_all_parts(proxy, open_parted, client, dies):
-    acc = open_parted(redis=proxy.where)
-    acc.apply_grad(gradient(1))
-    acc.take(1).__enter__()
-    acc.apply_grad(gradient(1), local_step=1)
-    dies("commit", acc.apply_grad, gradient(1), local_step=1)
-    assert len(parts_of(client)) == 9
-    acc.delete()
-    assert list(client.scan_iter()) == []
-
-
 def test_a_writer_whose_accumulator_is_deleted_leaves_nothing(proxy, open_parted, client, between):
     acc, other = open_parted(redis=proxy.where), open_parted()
     between(lambda _: other.delete())
@@ -406,16 +352,6 @@ def test_parts_of_a_private_accumulator_live_as_long_as_its_owner(open_parted, c
     assert all(0 < client.pttl(key) <= 60_000 for key in parts)
     acc.close()
     assert parts_of(client) == []
-
-
-def test_a_foreign_list_of_partitions_is_refused(acc, open_parted, client):
-    for text in (b"0", b"0,0", b"0,1,", b"01,2", b"0,1\x00", b"1" * 50_000, b"-1,2", b"0,100000"):
-        client.hset(RECORD, "partitions", text)
-        with pytest.raises(redisacc.CorruptDataError, match="partitions"):
-            open_parted(partitions=None)
-        with pytest.raises(redisacc.CorruptDataError, match="partitions holds"):
-            acc.info()
-    client.hset(RECORD, "partitions", "0,1,2")
 
 
 def test_a_foreign_attempt_stands_in_nobodys_way(acc, client):

@@ -160,16 +160,3 @@ def test_a_copy_is_a_handle_on_the_same_parameters(real_server, real_client):
     empty.publish(np.ones(3), 5)
     with pytest.raises(redisacc.NotFoundError, match="parameters"):
         pickle.loads(held)
-
-
-def test_parameters_that_cannot_be_pickled(real_client, real_server):
-    with pytest.raises(TypeError, match="opened with a client"):
-        pickle.dumps(redisacc.Parameters("w", redis=real_client))
-    url = real_server.url.replace("redis://", "redis://default:secret@")
-    real_client.config_set("requirepass", "secret")
-    try:
-        with pytest.raises(TypeError, match="holds a password") as caught:
-            pickle.dumps(redisacc.Parameters("w", redis=url))
-        assert "secret" not in str(caught.value)
-    finally:
-        real_client.config_set("requirepass", "")

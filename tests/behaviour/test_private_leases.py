@@ -15,15 +15,6 @@ import redisacc
 LEASE = 60.0
 
 
-@pytest.mark.parametrize("shared_name", [None, ""])
-def test_private_accumulators_are_all_different(open_dense, shared_name):
-    first, second = open_dense("float32", [1], shared_name), open_dense("float32", [1], shared_name)
-    assert first.shared_name is None
-    assert first.accumulator_ref != second.accumulator_ref
-    first.apply_grad([1.0])
-    assert second.num_accumulated() == 0
-
-
 @pytest.mark.every_server
 def test_close_removes_a_private_accumulator(open_dense_stored, open_sparse_stored, client):
     with open_dense_stored("float32", [500]) as acc:
@@ -47,26 +38,6 @@ def test_garbage_collection_removes_a_private_accumulator(client, until):
     del acc
     gc.collect()
     until(lambda: client.keys() == [])
-
-
-@pytest.mark.every_server
-def test_every_key_of_a_private_accumulator_has_an_end(open_dense_stored, client, background, until):
-    acc = open_dense_stored("float32", [500])
-    for step in range(2):
-        acc.apply_grad(np.ones(500, np.float32), local_step=step)
-        if step == 0:
-            held = acc.take(1)
-            held.__enter__()
-    acc.set_global_step(1)
-    take = background(acc.take_grad, 5)
-    until(lambda: acc.info().waiting)
-    keys = list(client.scan_iter())
-    assert len(keys) >= 5
-    without = [key for key in keys if client.ttl(key) < 0]
-    assert without == []
-    acc.close()
-    with pytest.raises(redisacc.CancelledError):
-        take.result()
 
 
 @pytest.mark.every_server
@@ -147,15 +118,6 @@ def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
     finally:
         process.kill()
         process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.servers("valkey")
-def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
-    script = KILLED + "\nraise SystemExit(3)\n"
-    ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)
-    assert ended.returncode == 3
-    assert real_client.keys() == []
 
 
 def test_an_iterator_over_events_keeps_a_private_accumulator(client):

@@ -78,11 +78,6 @@ def patient(durations):
     durations(sum_patience=20.0)
 
 
-def leases_of(acc):
-    """Returns the keys of the leases of its reducers."""
-    return [f"redisacc:{{w}}:reducer:{partition}" for partition in acc.info().partitions] or ["redisacc:{w}:reducer"]
-
-
 def wait_for_leases(acc, until):
     until(lambda: (info := acc.info().reducer) is not None and not info.missing)
 
@@ -126,23 +121,6 @@ def test_a_taker_fetches_the_sum_instead_of_the_gradients(
     info = acc.info().reducer
     assert info is not None
     assert info.keeps_up
-    acc.delete()
-
-
-@pytest.mark.thorough
-@either
-def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
-    open_taker, client, background, until, reducer, fetched, patient, partitions
-):
-    acc = open_taker(partitions=partitions)
-    reducer()
-    settle(acc, background, until)
-    for k in range(5):
-        acc.apply_grad(values(k), local_step=1)
-    until(lambda: list(client.scan_iter("redisacc:{w*}:sum:*")))
-    fetched()
-    np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
-    assert fetched() < 5
     acc.delete()
 
 
@@ -220,50 +198,6 @@ def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_f
     acc.delete()
 
 
-@pytest.mark.thorough
-@either
-def test_a_second_reducer_stands_by_and_takes_over(
-    open_taker, client, background, until, reducer, fetched, patient, partitions
-):
-    acc = open_taker(partitions=partitions)
-
-    def holders():
-        return {client.hget(key, "holder") for key in leases_of(acc)}
-
-    first = reducer()
-    settle(acc, background, until)
-    (holder,) = holders()
-    reducer()
-    round_of(acc, background, until, 1, (1, 2, 3))
-    assert holders() == {holder}
-    first.close()
-    until(lambda: holders() == {None})
-    settle(acc, background, until)
-    assert len(holders() - {None, holder}) == 1
-    step = acc.global_step()
-    fetched()
-    np.testing.assert_array_equal(round_of(acc, background, until, step, (4, 5, 6)), total(4, 5, 6))
-    assert fetched() == 1
-    acc.delete()
-
-
-@pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, until, reducer, caplog):
-    acc = open_dense("float32", [ELEMENTS], "w")
-    reducer()
-    before = client.hget("redisacc:{w}", "format")
-    client.hset("redisacc:{w}", "format", "1")
-
-    def left_alone():
-        client.execute_command("PUBLISH", "redisacc:{w}:calls", "required=3")
-        return "has format '1'" in caplog.text
-
-    until(left_alone)
-    assert not client.exists("redisacc:{w}:reducer")
-    client.hset("redisacc:{w}", "format", before)
-    acc.delete()
-
-
 @pytest.mark.servers("valkey")
 def test_a_node_of_a_single_server_is_refused(client):
     with pytest.raises(redisacc.InvalidArgumentError, match="is a single server: leave it out"):
@@ -298,21 +232,6 @@ def test_a_second_run_is_refused(client, background, until):
         refused.result()
     reducer.close()
     runs[runs[0] is refused].result(20)
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, background, until, caplog):
-    server = daemon()
-    reducer = redisacc.Reducer(redis=server.url)
-    run = background(reducer.run)
-    try:
-        until(lambda: "cannot reach the server" in caplog.text)
-        server.start()
-        until(lambda: "the server is back" in caplog.text)
-    finally:
-        reducer.close()
-        run.result(20)
-    assert caplog.text.count("cannot reach the server") == 1
 
 
 @either
@@ -396,36 +315,6 @@ def test_an_accumulator_that_is_idle_makes_room_for_another_one(
     for k in (2, 3):
         other.apply_grad(values(k))
     take.result(60)
-
-
-@pytest.mark.thorough
-def test_an_accumulator_that_is_created_again_may_have_other_partitions(
-    open_taker, background, until, reducer, fetched, patient
-):
-    reducer()
-    for partitions in (None, 2, 3, None):
-        acc = open_taker(partitions=partitions)
-        settle(acc, background, until)
-        fetched()
-        np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
-        assert fetched() == 1
-        acc.delete()
-
-
-@pytest.mark.thorough
-@pytest.mark.forges
-def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, durations, caplog):
-    reducer(max_accumulators=1)
-    acc = open_dense("float32", [ELEMENTS], "w")
-    settle(acc, background, until)
-    durations(idle=0.0)
-    client.hset("redisacc:{old}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
-    for name in ("nowhere", "old"):
-        client.execute_command("PUBLISH", f"redisacc:{{{name}}}:calls", "required=3")
-    until(lambda: "old: the reducer leaves it alone" in caplog.text)
-    assert acc.info().reducer is not None
-    client.delete("redisacc:{old}")
-    acc.delete()
 
 
 @pytest.mark.thorough

@@ -15,9 +15,8 @@ from support.model import assert_same
 from support.selection import IN_PARTS
 
 import redisacc
-from redisacc import raw_ops
 
-pytestmark = pytest.mark.usual(storage=("in_place", "buffered_parts"))
+pytestmark = pytest.mark.usual(storage="in_place")
 
 
 def f32(*values):
@@ -101,7 +100,6 @@ def test_a_block_whose_round_was_recovered_ends_with_the_error(chief, heir):
     lost(caught.value, "heir")
 
 
-@pytest.mark.usual(storage="in_place")
 def test_the_error_of_the_block_itself_comes_first(chief, heir):
     with pytest.raises(ZeroDivisionError):
         recovers_in_the_block(chief, heir, ZeroDivisionError())
@@ -123,7 +121,6 @@ def test_a_chain_of_recoveries_names_the_last_owner(chief, heir, open_dense_stor
     assert lost(first.value, "last of all") == token
 
 
-@pytest.mark.usual(storage="in_place")
 def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
     """Otherwise, a chief that fails in a loop would fill the server."""
     taking = contextlib.ExitStack()
@@ -153,30 +150,6 @@ def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, heir, before_ac
         redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client).delete()
 
 
-@pytest.mark.usual(storage="in_place")
-def test_every_way_of_taking_says_it(proxy, open_sparse, before_acknowledging):
-    acc = open_sparse("float32", [9, 1], "lost", redis=proxy.where)
-    other = open_sparse("float32", [9, 1], "lost", worker="heir")
-
-    def recovers_sparse():
-        with other.recover() as found:
-            assert found.gradient.indices.tolist() == [4]
-
-    raw = raw_ops.SparseConditionalAccumulator(dtype="float32", shape=[9, 1], shared_name="lost", redis=proxy.where)
-    for take in (
-        acc.take_grad,
-        acc.take_indexed_slices_grad,
-        lambda number: raw_ops.SparseAccumulatorTakeGradient(
-            handle=raw, num_required=number, dtype="float32", redis=proxy.where
-        ),
-    ):
-        acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
-        before_acknowledging(recovers_sparse)
-        with pytest.raises(redisacc.ConflictError, match=r"recover\(\) gave it to 'heir'"):
-            take(1)
-    acc.delete()
-
-
 @pytest.mark.parametrize("acknowledges", [False, True])
 def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_reading, acknowledges):
     # Its block begins inside of the take and ends outside, so it must not depend on an event loop.
@@ -197,13 +170,8 @@ def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_readin
     heir.close()
 
 
-def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, heir, before_reading):
-    before_reading(heir.delete)
-    with pytest.raises(redisacc.NotFoundError, match="was deleted after its round of step 0"):
-        chief.take_grad(1)
-
-
 @pytest.mark.forges
+@pytest.mark.usual(storage=("in_place", "buffered_parts"))
 def test_keys_of_a_round_that_are_evicted_while_it_is_read(chief, before_reading, client, storage):
     def evict():
         for key in client.scan_iter("*:taken:*"):
@@ -244,14 +212,6 @@ def test_a_deletion_between_two_reads_is_no_corruption(proxy, chief, heir):
         chief.take_grad(1)
 
 
-def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(proxy, chief, caplog):
-    """The second copy finds no round, because the first has removed it."""
-    proxy.after("acknowledge", proxy.cut_all)
-    with caplog.at_level(logging.WARNING, "redisacc"):
-        assert_same(chief.take_grad(1), f32(1, 2, 3))
-    assert caplog.text == ""
-
-
 def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(proxy, chief, heir, before_acknowledging):
     def recover():
         recovers(heir)
@@ -277,7 +237,6 @@ def test_a_deletion_after_a_lost_copy_is_said_in_the_log(proxy, chief, heir, bef
 
 
 @pytest.mark.forges
-@pytest.mark.usual(storage="in_place")
 def test_garbage_among_the_recoveries(chief, heir, client):
     for step, entry in enumerate((b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w")):
         taking = contextlib.ExitStack()

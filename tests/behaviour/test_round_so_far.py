@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 
 import msgpack
@@ -94,22 +93,6 @@ def test_a_message_alone_makes_a_taker_allocate_little_memory(open_taker, client
     np.testing.assert_array_equal(take.result(), values(1) + values(2))
 
 
-@pytest.mark.every_server
-def test_sparse_and_in_place_meet(proxy, open_sparse, background, waiting, until, fetched):
-    buffered = open_sparse("float64", [9, COPIES], "w", redis=proxy.where)
-    placed = open_sparse("float64", [9, COPIES], "w", limits=redisacc.Limits(in_place=10**9))
-    take = background(buffered.take_grad, 4)
-    waiting(buffered, 1)
-    buffered.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
-    placed.apply_grad([2, 3], [[4.0] * COPIES, [3.0] * COPIES])
-    until(lambda: fetched() > 1)
-    buffered.apply_grad([2], [[6.0] * COPIES])
-    placed.apply_grad([8], [[8.0] * COPIES])
-    indices, rows, _ = take.result()
-    assert indices.tolist() == [1, 2, 3, 8]
-    assert [set(row) for row in rows] == [{1}, {4}, {3}, {8}]
-
-
 def test_a_round_that_somebody_else_took_costs_only_the_work(open_taker, background, waiting, until, fetched):
     first = open_taker()
     head = background(first.take_grad, 3)
@@ -193,25 +176,6 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, proxy, o
     client.hdel("redisacc:{w}:buffered", "a-1")
     acc.apply_grad([1], [[1.0, 2.0, 3.0]])
     assert take.result()[1].tolist() == [[2.0, 4.0, 6.0]]
-
-
-def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting):
-    acc = open_sparse("int64", None, "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
-    take = background(acc.take_grad, 300)
-    waiting(acc, 1)
-
-    def apply(worker):
-        for k in range(100):
-            acc.apply_grad([k, 1000 + worker], [1, 1], local_step=2**40)
-
-    threads = [threading.Thread(target=apply, args=(worker,)) for worker in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    indices, sums, _ = take.result()
-    assert indices.tolist() == [*range(100), 1000, 1001, 1002]
-    assert sums.tolist() == [3] * 100 + [100] * 3
 
 
 def test_small_ones_are_fetched_when_there_are_many(open_taker, background, waiting, until, fetched):

@@ -159,6 +159,9 @@ def test_show_of_weights(cli, cli_json, open_dense, open_sparse, background, unt
     acc = open_dense(
         "float32", [1], "w", staleness=redisacc.Staleness(1, weight="inverse_sqrt"), mean=redisacc.Mean(by="count")
     )
+    rows = open_sparse("float32", [9, 1], "rows", mean=redisacc.Mean(rows="round"))
+    assert "divides by the gradients of the round, not by those that held an index" in cli("show", "rows").stdout
+    rows.delete()
     acc.apply_grad([1.0])
     assert "in this round" not in re.sub(r"late .*", "", cli("show", "w").stdout)
     acc.apply_grad([1.0], weight=1.5)

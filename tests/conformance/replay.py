@@ -1,15 +1,12 @@
 """Runs the cases that TensorFlow was recorded with on redisacc, and compares.
 
-`python tests/conformance/replay.py` replays all of them on an embedded server, in every way of storing a
-gradient, and prints what was compared.
+How gradients are added that are stored in different ways, in one round, the state machine compares with the model.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,7 +16,7 @@ import numpy as np
 import redis
 from arraycode import decode, encode, is_array
 from departures import DEPARTURES
-from record import load
+from support.selection import IN_PARTS, STORAGES
 from support.until import until
 
 import redisacc
@@ -27,19 +24,6 @@ from redisacc import raw_ops
 
 Case = dict[str, Any]
 Outcome = dict[str, Any]
-
-# How a gradient is stored: the handles that apply take turns over these values of in_place_limit. "mixed" has
-# some of a round's gradients in place and some buffered, so they aren't added in the order of arrival.
-STORAGES: dict[str, tuple[int, ...]] = {
-    "in_place": (10**9,),
-    "buffered_inline": (0,),
-    "buffered_parts": (0,),
-    "partitions": (0,),
-    "mixed": (10**9, 0),
-}
-
-# Those in which every gradient is stored as if it were large.
-IN_PARTS = ("buffered_parts", "partitions")
 
 # A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
 BLOCKED_AFTER = 0.02
@@ -71,7 +55,7 @@ class _Taker(threading.Thread):
 
 
 class _Handle:
-    """One handle of a case. In the mixed storage, it uses several handles of one name."""
+    """One handle of a case."""
 
     def __init__(self, spec: dict[str, Any], client: redis.Redis, storage: str, name: str | None) -> None:
         self.kind = spec["kind"]
@@ -82,44 +66,30 @@ class _Handle:
         options = {"reduction_type": spec["reduction"]} if "reduction" in spec else {}
         if storage == "partitions":
             options["partitions"] = 3
-        self.accumulators: list[Any] = []
-        for limit in STORAGES[storage]:
-            self.accumulators.append(
-                opens(
-                    spec["dtype"],
-                    spec["shape"],
-                    name,
-                    redis=client,
-                    limits=redisacc.Limits(in_place=limit, inline=0 if storage in IN_PARTS else None),
-                    **options,
-                )
-            )
-        self._applied = 0
+        limits = redisacc.Limits(in_place=STORAGES[storage], inline=0 if storage in IN_PARTS else None)
+        self._accumulator: Any = opens(spec["dtype"], spec["shape"], name, redis=client, limits=limits, **options)
 
     def num_accumulated(self) -> int:
-        return int(self.accumulators[0].num_accumulated())
+        return int(self._accumulator.num_accumulated())
 
     def apply(self, op: dict[str, Any]) -> Any:
-        accumulator = self.accumulators[self._applied % len(self.accumulators)]
-        self._applied += 1
         step = _argument(op["step"])
         if self.kind == "dense":
-            return accumulator.apply_grad(_argument(op["grad"]), step)
+            return self._accumulator.apply_grad(_argument(op["grad"]), step)
         indices, values = _argument(op["indices"]), _argument(op["values"])
-        return accumulator.apply_grad(indices, values, _argument(op["grad_shape"]), step)
+        return self._accumulator.apply_grad(indices, values, _argument(op["grad_shape"]), step)
 
     def take(self, num_required: Any, timeout: float | None) -> Any:
-        return self.accumulators[0].take_grad(num_required, timeout=timeout)
+        return self._accumulator.take_grad(num_required, timeout=timeout)
 
     def set_global_step(self, step: Any) -> None:
-        self.accumulators[0].set_global_step(step)
+        self._accumulator.set_global_step(step)
 
     def waiting(self) -> int:
-        return len(self.accumulators[0].info().waiting)
+        return len(self._accumulator.info().waiting)
 
     def close(self) -> None:
-        for accumulator in self.accumulators:
-            accumulator.close()
+        self._accumulator.close()
 
 
 class _RawHandle(_Handle):
@@ -215,8 +185,6 @@ class CaseRun:
         private = f"{self._case['id']} {number}"
         if self._case.get("api") == "raw":
             return _RawHandle(spec, self._client, name or private)
-        if self._storage == "mixed":
-            name = name or private
         return _Handle(spec, self._client, self._storage, name)
 
     def _end(self) -> None:
@@ -316,16 +284,11 @@ class Summary:
     identical: Counter[str] = field(default_factory=Counter)  # ... of them bit for bit
     differences: list[str] = field(default_factory=list)
 
-    def share(self, dtypes: Iterable[str] = ("float32", "float64")) -> float:
-        """Share of bit-identical results, in percent."""
-        compared = sum(self.arrays[dtype] for dtype in dtypes)
-        return 100.0 * sum(self.identical[dtype] for dtype in dtypes) / max(compared, 1)
-
     def __str__(self) -> str:
         of = ", ".join(f"{self.identical[d]} of {n} {d}" for d, n in sorted(self.arrays.items()))
         return (
             f"{self.cases} cases, {self.operations} operations, {self.departures} of them departures; "
-            f"results bit-identical: {of} (float32 and float64: {self.share():.2f} %); "
+            f"results bit-identical: {of}; "
             f"{len(self.differences)} differences"
         )
 
@@ -350,16 +313,13 @@ def _arrays(outcome: Outcome) -> list[dict[str, Any]]:
     return value if isinstance(value, list) else []
 
 
-def disagreement(
-    expected: Outcome, ours: Outcome, *, any_error: bool, tolerance: Tolerance | None = None
-) -> str | None:
+def disagreement(expected: Outcome, ours: Outcome, *, any_error: bool) -> str | None:
     """Returns the difference between two outcomes of an operation; None if there is none.
 
     Args:
         expected: TensorFlow's outcome, or what a departure says.
         ours: what redisacc did.
         any_error: every error of `expected` matches our InvalidArgumentError; TensorFlow has many types.
-        tolerance: values may differ by this much, where gradients are not added in the order of arrival.
     """
     for key in ("blocked", "waiting", "aborted"):
         if expected.get(key) != ours.get(key):
@@ -372,11 +332,9 @@ def disagreement(
     theirs_arrays, our_arrays = _arrays(expected), _arrays(ours)
     if len(theirs_arrays) != len(our_arrays):
         return f"{_short(expected)} against {_short(ours)}"
-    for number, (theirs, mine) in enumerate(zip(theirs_arrays, our_arrays, strict=True)):
+    for theirs, mine in zip(theirs_arrays, our_arrays, strict=True):
         a, b = decode(theirs), decode(mine)
-        if identical(a, b):
-            continue
-        if tolerance is None or not tolerance.allows(number, expected, ours):
+        if not identical(a, b):
             return f"{a.dtype} {a.tolist()} against {b.dtype} {b.tolist()}"
     if not theirs_arrays and expected.get("ok") != ours.get("ok"):
         return f"{expected.get('ok')} against {ours.get('ok')}"
@@ -396,49 +354,7 @@ def _short(outcome: Outcome) -> str:
     return str({key: value for key, value in outcome.items() if key != "count"})[:200]
 
 
-class Tolerance:
-    """How far a result may be from TensorFlow's where a round's gradients were added in another order.
-
-    For every element (for every index, where sparse) eps times the number of gradients times the sum of the
-    magnitudes that were added.
-    """
-
-    def __init__(self) -> None:
-        self._magnitudes: dict[int, np.ndarray[Any, Any]] = {}  # a dense gradient is all under index 0
-        self._count = 0
-
-    def saw(self, op: dict[str, Any], outcome: Outcome) -> None:
-        """Gets every operation once it has been compared."""
-        if op["op"] in ("take", "wait") and "ok" in outcome:
-            self._magnitudes, self._count = {}, 0
-        if op["op"] == "apply" and outcome.get("applied"):
-            self._count += 1
-            if "indices" in op:
-                added = zip(decode(op["indices"]).tolist(), decode(op["values"]), strict=True)
-            else:
-                added = zip([0], [np.asarray(_argument(op["grad"]))], strict=True)
-            for index, row in added:
-                magnitude = np.where(np.isfinite(row), np.abs(row), 0).astype(float)
-                with np.errstate(over="ignore"):
-                    self._magnitudes[index] = self._magnitudes.get(index, 0.0) + magnitude
-
-    def allows(self, number: int, expected: Outcome, ours: Outcome) -> bool:
-        """Whether the arrays of that number in two results are near enough; indices and shapes never are."""
-        every = [[decode(array) for array in _arrays(outcome)] for outcome in (expected, ours)]
-        a, b = every[0][number], every[1][number]
-        if a.dtype != b.dtype or a.shape != b.shape or a.dtype.kind != "f":
-            return False
-        if len(every[0]) == 1:
-            magnitudes = self._magnitudes[0]
-        else:
-            magnitudes = np.array([self._magnitudes[index] for index in every[0][0].tolist()])
-        bound = float(np.finfo(a.dtype).eps) * self._count * magnitudes
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        with np.errstate(invalid="ignore"):
-            return bool((same | (np.abs(a.astype(float) - b.astype(float)) <= bound)).all())
-
-
-def compare(recorded: Case, ours: dict[str, Any], summary: Summary, *, exact: bool = True) -> None:
+def compare(recorded: Case, ours: dict[str, Any], summary: Summary) -> None:
     """Adds to the summary what was compared in a case, and every difference."""
     name = recorded["id"]
     departure = DEPARTURES.get(name)
@@ -454,18 +370,15 @@ def compare(recorded: Case, ours: dict[str, Any], summary: Summary, *, exact: bo
     if "error" in ours["construction"] or "error" in recorded["construction"]:
         return
     before = 0
-    tolerance = None if exact else Tolerance()
     for number, (op, mine) in enumerate(zip(recorded["ops"], ours["outcomes"], strict=True)):
         theirs = recorded["outcomes"][number] if number < len(recorded["outcomes"]) else None
         wanted = departure.ours.get(number) if departure else None
         if theirs is None and wanted is None:
             differs(f"operation {number}", "TensorFlow has no outcome here, and no departure says ours")
             continue
-        problem = _check(theirs or {"aborted": True}, mine, wanted, summary, tolerance)
+        problem = _check(theirs or {"aborted": True}, mine, wanted, summary)
         if problem:
             differs(f"operation {number} ({op['op']})", problem)
-        if tolerance:
-            tolerance.saw(op, mine)
         # In a case of one handle the count tells whether TensorFlow accepted a gradient.
         if len(recorded["handles"]) == 1 and wanted is None and theirs and theirs.get("count") is not None:
             if "applied" in mine and not departure and mine["applied"] != (theirs["count"] > before):
@@ -482,18 +395,17 @@ def _check(
     mine: Outcome,
     wanted: Outcome | None,
     summary: Summary,
-    tolerance: Tolerance | None = None,
 ) -> str | None:
     summary.operations += 1
     if wanted is not None:
         summary.departures += 1
-        problem = disagreement(wanted, mine, any_error=False, tolerance=tolerance)
+        problem = disagreement(wanted, mine, any_error=False)
         if problem:
             return f"a departure, but not the one that is written down: {problem}"
         if disagreement(theirs, mine, any_error=True) is None:
             return "this is no departure any more: TensorFlow does the same"
         return None
-    problem = disagreement(theirs, mine, any_error=True, tolerance=tolerance)
+    problem = disagreement(theirs, mine, any_error=True)
     for a, b in zip(_arrays(theirs), _arrays(mine), strict=False):
         summary.arrays[a["dtype"]] += 1
         summary.identical[a["dtype"]] += identical(decode(a), decode(b))
@@ -508,26 +420,5 @@ def replay(cases: Iterable[Case], client: redis.Redis, storage: str, *, sparing:
             # raw_ops have no limits: small gradients are added in place.
             continue
         ours = CaseRun(case, client, storage, sparing=sparing).outcomes()
-        compare(case, ours, summary, exact=storage != "mixed")
+        compare(case, ours, summary)
     return summary
-
-
-def main() -> int:
-    from redisacc.embedded import Server
-
-    recorded = load()
-    print(f"{len(recorded['cases'])} cases recorded with TensorFlow {recorded['tensorflow']}")
-    failed = False
-    with Server() as server, redis.Redis.from_url(server.url) as client:
-        for storage in STORAGES:
-            started = time.monotonic()
-            summary = replay(recorded["cases"], client, storage)
-            print(f"{storage}: {summary}, {time.monotonic() - started:.1f} s")
-            for line in summary.differences:
-                print("   ", line[:600])
-            failed = failed or bool(summary.differences)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -45,12 +45,6 @@ def test_random_sequences_on_valkey(client: redis.Redis, storage: str) -> None:
     _check(RANDOM, client, storage, sparing=True)
 
 
-@pytest.mark.slow
-@pytest.mark.servers("valkey")
-def test_gradients_of_a_round_stored_in_both_ways(client: redis.Redis) -> None:
-    _check(RANDOM[::4], client, "mixed", sparing=True)
-
-
 # The other servers get a sample in one way of storing: it is their Lua that may differ, and the fake one adds nothing.
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,16 +23,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(run())
     return True
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Waits until an async condition is true, and returns its value."""
-
-    async def wait(condition: Callable[[], Any], timeout: float = 20) -> Any:
-        async with asyncio.timeout(timeout):
-            while not (value := await condition()):
-                await asyncio.sleep(0.01)
-            return value
-
-    return wait

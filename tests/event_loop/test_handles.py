@@ -47,24 +47,15 @@ def test_a_class_has_everything_that_the_blocking_one_has(name):
         assert inspect.getdoc(its)
 
 
-async def test_every_kind_of_accumulator(real_server):
-    where = real_server.url
-    async with accumulator(where) as dense:
-        assert (await dense.apply_grad([1.0, 3.0])).num_accumulated == 1
-        assert (await dense.peek()).gradient.tolist() == [1, 3]
-        assert (await dense.take_grad(1)).tolist() == [1, 3]
-        assert await dense.global_step() == await dense.wait_for_step(1) == 1
-        await dense.delete()
-    async with redisacc.asyncio.SparseConditionalAccumulator("float32", [9, 1], "w", redis=where) as sparse:
-        await sparse.apply_grad([7], [[2.0]])
-        async with sparse.take(1) as taken:
-            assert taken.gradient.indices.tolist() == [7]
-        await sparse.delete()
+async def test_a_tree_like_a_model_and_its_events(real_server):
     model = {"w": np.zeros(3, np.float32), "t": np.zeros((5, 2), np.float32)}
-    async with redisacc.asyncio.TreeAccumulator.like(model, "w", sparse=["t"], redis=where) as tree:
-        await tree.apply_grad({"w": np.ones(3), "t": ([1], np.ones((1, 2)))})
-        assert (await tree.take_grad(1))["w"].tolist() == [1, 1, 1]
-        await tree.delete()
+    async with redisacc.asyncio.TreeAccumulator.like(model, "w", sparse=["t"], redis=real_server.url) as tree:
+        assert tree.accumulator_ref == "redisacc:{w}"
+        async with tree.events(timeout=20) as events:
+            await tree.apply_grad({"w": np.ones(3), "t": ([1], np.ones((1, 2)))})
+            assert (await tree.take_grad(1))["w"].tolist() == [1, 1, 1]
+            await tree.delete()
+            assert [event.kind async for event in events] == ["applied", "taken", "deleted"]
 
 
 async def test_a_training(real_server):
@@ -226,11 +217,6 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
     await client.aclose()
 
 
-async def test_a_server_that_is_not_there():
-    with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server"):
-        await accumulator("redis://127.0.0.1:1")
-
-
 def test_another_event_loop_is_refused(real_server):
     with asyncio.Runner() as first, asyncio.Runner() as second:
         handle = first.run(opened(accumulator(real_server.url)))
@@ -253,13 +239,6 @@ async def test_a_handle_cannot_be_pickled(real_server):
         await acc.delete()
 
 
-async def test_a_private_accumulator_ends_with_its_handle(real_server, real_client):
-    async with accumulator(real_server.url, None) as acc:
-        await acc.apply_grad([1.0, 2.0])
-        assert real_client.exists(acc.accumulator_ref)
-    assert not real_client.keys()
-
-
 def test_a_private_accumulator_of_a_handle_that_was_dropped(real_server, real_client):
     async def forget():
         acc = await accumulator(real_server.url, None)
@@ -268,28 +247,6 @@ def test_a_private_accumulator_of_a_handle_that_was_dropped(real_server, real_cl
     asyncio.run(forget())
     gc.collect()
     assert not real_client.keys()
-
-
-async def test_events(real_server):
-    async with accumulator(real_server.url) as acc:
-        async with acc.events(timeout=20) as events:
-            await acc.apply_grad([1.0, 2.0])
-            await acc.delete()
-            assert [event.kind async for event in events] == ["applied", "deleted"]
-        async for _ in acc.events(timeout=0.01):
-            pytest.fail("there is none")
-
-
-async def test_a_block_that_fails_leaves_its_round(real_server):
-    async with accumulator(real_server.url) as acc:
-        await acc.apply_grad([1.0, 2.0])
-        with pytest.raises(ZeroDivisionError):
-            async with acc.take(1):
-                raise ZeroDivisionError
-        async with acc.recover() as taken:
-            assert taken is not None
-            assert taken.gradient.tolist() == [1, 2]
-        await acc.delete()
 
 
 async def test_tasks_settle_each_for_itself(real_server):

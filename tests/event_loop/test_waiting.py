@@ -147,17 +147,6 @@ async def test_closing_the_handle_ends_its_waits(real_server):
         await other.delete()
 
 
-async def test_an_apply_that_is_cancelled_is_settled(real_server):
-    async with accumulator(real_server.url) as acc:
-        before = (await acc.settle()).applied
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await acc.apply_grad([1.0, 2.0])
-        assert (await acc.settle()).applied - before == await acc.num_accumulated()
-        assert await acc.apply_grad([1.0, 2.0])
-        await acc.delete()
-
-
 def test_ctrl_c_leaves_the_queue(real_server, real_client):
     async def main():
         async with accumulator(real_server.url) as acc:
@@ -280,15 +269,3 @@ async def test_a_server_that_is_killed_during_waits(daemon):
         await asyncio.gather(*takes[1:])
         await parameters.publish(np.ones(2), 3)
         assert (await wait)[0] == 3
-
-
-async def test_a_clock_that_moves_ends_the_takes_of_a_loop(clock, real_server):
-    async with accumulator(real_server.url, worker="ann") as acc:
-        takes = [asyncio.create_task(acc.take_grad(1, timeout=seconds)) for seconds in (20.0, 1000.0)]
-        await queued(acc, 2)
-        await asyncio.to_thread(clock.advance, 30.0)
-        with pytest.raises(redisacc.TakeTimeoutError):
-            await takes[0]
-        assert not takes[1].done()
-        await acc.apply_grad([1.0, 2.0])
-        assert (await takes[1]).tolist() == [1.0, 2.0]

@@ -63,7 +63,7 @@ RULES = (
         "lua/take.lua",
         "if is_enough and grace_left <= 0 and (not head or head == args.token) then",
         "if is_enough and grace_left <= 0 then",
-        "tests/behaviour/test_takes.py -k head_of_the_queue",
+        "tests/conformance/test_replay.py -k 'named_cases and Takes'",
     ),
     Rule(
         "A take that is sent again gets the round that it was granted",
@@ -280,7 +280,7 @@ RULES = (
         "redisacc/_redis/transport.py",
         'replies[here].code == "NOSCRIPT":',
         'replies[here].code == "NOSUCH":',
-        "tests/behaviour/test_clients.py -k script_cache",
+        "tests/faults/test_every_fault.py -k 'flushed and apply'",
     ),
     Rule(
         "A server that is busy is waited for",

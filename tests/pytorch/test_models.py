@@ -127,19 +127,11 @@ def test_a_table_of_the_model_itself(wrap, sparse):
             wrap(ours, sgd(ours), sparse=["x"])
 
 
-def test_a_table_whose_weight_is_computed(wrap):
-    model = nn.Sequential(nn.EmbeddingBag(20, 4, mode="sum", sparse=True))
-    nn.utils.parametrizations.weight_norm(model[0])
-    optimizer = wrap(model, sgd(model))
-    assert optimizer.training.latest()[1].keys() == dict(model.named_parameters()).keys()
-
-
-@pytest.mark.parametrize("compiled", ["before", "after"])
-def test_compiled_models(wrap, compiled):
+def test_compiled_models(wrap):
     """Names are those of the model that is not compiled, so a process may do without."""
     model = Large()
     run = torch.compile(model, backend="aot_eager")
-    train(run, wrap(run if compiled == "before" else model, sgd(model)), loss_of)
+    train(run, wrap(run, sgd(model)), loss_of)
     plain = Large()
     train(plain, sgd(plain), loss_of)
     assert_equal(model, plain)

@@ -150,17 +150,6 @@ def test_a_gradient_that_a_second_pass_replaces_is_sent_again(optimizer, uploads
     assert_equal(optimizer.model, alone(1, twice))
 
 
-def test_accumulation_sends_sums_with_the_last_batch(optimizer, uploads):
-    with optimizer.no_sync():
-        loss_of(optimizer.model, 10).backward()
-    assert uploads.seen == []
-    loss_of(optimizer.model, 0).backward()
-    uploads.arrive()
-    optimizer.step()
-    assert uploads.seen == STREAMED
-    assert_equal(optimizer.model, alone(1, twice))
-
-
 def test_what_no_sync_has_held_back_is_sent_in_step(optimizer, uploads):
     with optimizer.no_sync():
         for number in (0, 10):
@@ -175,14 +164,13 @@ def test_what_no_sync_has_held_back_is_sent_in_step(optimizer, uploads):
     uploads.arrive()
 
 
-@pytest.mark.parametrize("by", ["optimizer", "model"])
-def test_gradients_may_keep_their_memory(optimizer, uploads, by):
-    for step in range(3):
+def test_gradients_may_keep_their_memory(optimizer, uploads):
+    for step in range(4):
         loss_of(optimizer.model, step).backward()
         optimizer.step()
-        (optimizer if by == "optimizer" else optimizer.model).zero_grad(set_to_none=False)
-    assert uploads.seen == STREAMED * 3
-    assert_equal(optimizer.model, alone(3))
+        (optimizer if step % 2 else optimizer.model).zero_grad(set_to_none=False)
+    assert uploads.seen == STREAMED * 4
+    assert_equal(optimizer.model, alone(4))
 
 
 @pytest.mark.parametrize("by", ["optimizer", "model"])
@@ -282,19 +270,6 @@ def test_an_error_ends_the_backward_pass_and_leaves_nothing_behind(optimizer, up
     assert_equal(optimizer.model, alone(1))
 
 
-def test_a_gradient_with_nan_counts_nowhere(optimizer, uploads):
-    (loss_of(optimizer.model) * torch.nan).backward()
-    uploads.arrive()
-    with pytest.raises(redisacc.NotFiniteError, match=r"layers\.0\.weight"):
-        optimizer.step()
-    assert uploads.seen == DROPPED
-    optimizer.zero_grad()
-    loss_of(optimizer.model).backward()
-    optimizer.step()
-    assert uploads.seen == [*DROPPED, *STREAMED]
-    assert_equal(optimizer.model, alone(1))
-
-
 def test_a_backward_pass_that_pauses_for_longer_than_any_expiry_counts_as_it_is(
     optimizer, real_server, real_client, clock
 ):
@@ -332,9 +307,3 @@ def test_copies_of_the_model_send_nothing(optimizer, uploads):
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"cannot be pickled or copied, .* save its state_dict\(\)"):
             copied(optimizer)
-
-
-def test_a_closed_optimizer_leaves_the_model_alone(optimizer):
-    optimizer.close()
-    loss_of(optimizer.model).backward()
-    assert optimizer.model.layers[0].weight.grad is not None

@@ -8,7 +8,6 @@
 | `child_processes` | processes that are forked from the tests' own, and may be killed in the middle of what they do |
 | `warm_python` | starts programs by a fork of a process that has imported redisacc, which saves half a second each |
 | `local_worker` | the program of a worker that makes steps alone and is killed in one of them |
-| `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
 | `until` | waits for a condition, and says which one if it never comes true |
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |

@@ -103,20 +103,6 @@ def test_what_the_replica_lacks_is_reported_once(pair, until, size):
     assert chief.info().unacknowledged == []
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_round_in_use_that_the_replica_does_not_know(pair, until, size):
-    worker, chief = pair.open(*SIZES[size]), pair.open(*SIZES[size])
-    apply(worker, 1)
-    pair.hold_back(until)
-    taking = chief.take(1, timeout=20)
-    assert total(taking.__enter__().gradient) == 1
-    pair.take_over()
-    with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
-        taking.__exit__(None, None, None)
-    # It is in the accumulator again.
-    assert chief.info().num_accumulated == 1
-
-
 def test_a_take_waits_for_what_the_replica_lacks(pair, until, background):
     """Its place in the queue is lost, and so is a gradient. It does not hang, and gets what arrives afterwards."""
     worker, chief = pair.open(), pair.open()
@@ -156,26 +142,6 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
     assert apply(worker, 2)
     assert worker.info().applied == 2
     assert total(worker.take_grad(2, timeout=20)) == 3
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_nothing_that_was_confirmed_is_lost(pair, until, size, durations):
-    """With min_replicas, the caller knows before the failover what may be lost."""
-    durations(replication=0.5)
-    worker, chief = (pair.open(*SIZES[size], min_replicas=1) for _ in range(2))
-    assert apply(worker, 1)
-    assert total(chief.take_grad(1, timeout=20)) == 1
-    assert apply(worker, 2, step=1)
-    pair.hold_back(until)
-    with pytest.raises(redisacc.NotReplicatedError):
-        apply(worker, 4, step=1)
-    with pytest.raises(redisacc.NotReplicatedError, match="the round of step 1 was taken"):
-        chief.take_grad(2, timeout=20)
-    with pytest.raises(redisacc.NotReplicatedError, match="the round of step 1 was recovered"), chief.recover():
-        pass
-    pair.take_over()
-    left = pair.open(*SIZES[size])
-    assert total(left.take_grad(1, timeout=20)) == 2
 
 
 def test_a_round_is_confirmed_over_whatever_connection(pair, proxy, durations):

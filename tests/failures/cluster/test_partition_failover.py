@@ -15,7 +15,6 @@ from support.leaks import leftovers
 from support.proxy import Fault, Proxy
 from support.resharding import hold_back, hold_back_no_more, replication, wait_for_promotion
 from support.servers import ClusterClient
-from support.training_options import grouped
 
 import redisacc
 
@@ -168,39 +167,6 @@ def test_replicas_of_every_master_confirm_a_gradient(spread):
     assert spread.parts() == []
 
 
-@pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, durations, caplog, end):
-    """With the timeouts of a real training: 5 seconds for replicas, and 5 for a server to reply."""
-    durations(replication=5.0)
-    cluster = make_cluster(2, 1, dir=None, durable=False)
-    options = {
-        "workers": 1,
-        "redis": cluster.url,
-        "min_replicas": 1,
-        "partitions": 2,
-        "limits": IN_PARTS,
-    }
-    with (
-        redisacc.Chief("w", np.zeros(SIZE), **grouped(options)) as chief,
-        redisacc.Worker("w", redis=cluster.url) as worker,
-    ):
-        assert next(worker.steps())[0] == 0
-        worker.apply(np.ones(SIZE))
-        leader = cluster.owner(RECORD)
-        replicas = [node for node in cluster.nodes if replication(node).get("master_port") == str(leader.port)]
-        assert len(replicas) == 1
-        os.kill(replicas[0].pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
-        with pytest.raises(redisacc.NotReplicatedError, match="the round of step 0 was taken"):
-            next(chief.rounds())
-        if end == "stopped":
-            os.kill(replicas[0].pid, signal.SIGCONT)
-            for taken in chief.rounds(until=1):
-                chief.publish(taken.gradient)
-            assert chief.step == 1
-        chief.delete()
-    assert "no Redis server answers" not in caplog.text
-
-
 def test_parts_whose_connection_broke_are_confirmed_by_those_who_have_them(spread):
     """The parts are there when they are sent again, so the second connection has nothing to write but for our sake."""
     with spread.proxied() as client:
@@ -264,26 +230,6 @@ def test_a_round_keeps_its_parts_until_replicas_know_that_it_is_over(spread):
     with spread.open().recover() as again:
         assert numbers_of(again.gradient) == [1]
     assert spread.parts() == []
-
-
-def test_what_was_kept_is_removed_when_replicas_are_back(spread):
-    acc = spread.open(min_replicas=1)
-    assert acc.apply_grad(gradient(1))
-    replica = spread.replica_of(spread.leader)
-    taking = acc.take(1, timeout=20)
-    assert numbers_of(taking.__enter__().gradient) == [1]
-    with spread.stalled(replica):
-        taking.__exit__(None, None, None)
-        # Nor may another process remove them, which takes a round as well.
-        other = spread.open(min_replicas=1)
-        with pytest.raises(redisacc.NotReplicatedError, match="counted"):
-            other.apply_grad(gradient(2), local_step=1)
-        with pytest.raises(redisacc.NotReplicatedError, match="taken"):
-            other.take_grad(1, timeout=20)
-    assert len(spread.parts()) == 4
-    with acc.recover() as again:
-        assert numbers_of(again.gradient) == [2]
-    assert (spread.parts(), acc.info().attempts) == ([], 0)
 
 
 # Masters that fail

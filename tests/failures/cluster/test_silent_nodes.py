@@ -131,18 +131,3 @@ def test_a_reducer_waits_for_its_node(cluster, background, until, caplog):
             until(lambda: "the server is back" in caplog.text, 60)
             reducer.close()
             run.result(30)
-
-
-@pytest.mark.slow
-def test_a_reducer_waits_for_a_whole_cluster(cluster, background, until, caplog):
-    for node in cluster.nodes:
-        node.kill()
-    node = cluster.nodes[0]
-    with redisacc.Reducer(redis=cluster.url, node=f"127.0.0.1:{node.port}") as reducer:
-        run = background(reducer.run)
-        until(lambda: "the reducer cannot reach the server, and keeps trying" in caplog.text)
-        for node in cluster.nodes:
-            node.start()
-        until(lambda: "the server is back" in caplog.text, 60)
-        reducer.close()
-        run.result(30)

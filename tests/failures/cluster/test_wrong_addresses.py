@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -62,15 +61,6 @@ def test_urls_that_cannot_be_read(url, message):
     assert "cret" not in str(failure.value).replace("percent-encoded", "")
 
 
-@pytest.mark.thorough
-def test_no_node_answers():
-    started = time.monotonic()
-    with pytest.raises(redisacc.ServerUnavailableError, match=r"127\.0\.0\.1:1,127\.0\.0\.1:2") as failure:
-        dense("redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2")
-    assert "secret" not in str(failure.value)
-    assert time.monotonic() - started < 20
-
-
 def test_any_node_will_do(shared_cluster):
     """Those that do not answer are passed over."""
     last = shared_cluster.nodes[-1]
@@ -104,16 +94,6 @@ def test_clients_of_both_libraries(shared_cluster, kind):
     client.close()
 
 
-def test_handles_of_one_url_share_their_connections(shared_cluster):
-    with dense(shared_cluster.url) as one, dense(shared_cluster.url) as other:
-        owner = shared_cluster.owner(one.accumulator_ref)
-        one.apply_grad(np.ones(3))
-        before = len(owner.ask("CLIENT", "LIST").splitlines())
-        other.apply_grad(np.ones(3))
-        assert len(owner.ask("CLIENT", "LIST").splitlines()) == before
-        one.delete()
-
-
 @pytest.mark.thorough
 def test_a_user_with_the_rules_of_a_worker(shared_cluster):
     """The user may not load scripts, so an operator has done that."""
@@ -136,16 +116,6 @@ def test_a_user_with_the_rules_of_a_worker(shared_cluster):
             acc.delete()
     for node in shared_cluster.nodes:
         node.ask("ACL", "DELUSER", "w1")
-
-
-@pytest.mark.thorough
-def test_min_replicas_reaches_the_replicas_of_the_owner(shared_cluster):
-    """WAIT goes to the master that has the record, over the connection of its script."""
-    with dense(shared_cluster.url, min_replicas=1) as acc:
-        with pytest.raises(redisacc.NotReplicatedError) as failure:
-            acc.apply_grad(np.ones(3))
-        assert failure.value.replicas == 0
-        acc.delete()
 
 
 def test_numbers_of_nodes():

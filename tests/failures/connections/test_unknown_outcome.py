@@ -104,23 +104,6 @@ def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_cli
     assert leftovers(real_client) == []
 
 
-def test_settle_may_be_in_vain_many_times(proxy, both, silence, durations):
-    through, direct = both
-    with silence("reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
-        through.apply_grad(np.ones(4))
-    error = failure.value
-    proxy.refuses = True
-    proxy.cut_all()
-    for _ in range(3):
-        # No copy is sent during these, but the first one was.
-        with durations(call=0.4), pytest.raises(redisacc.OutcomeUnknownError) as failure:
-            error.settle()
-        error = failure.value
-    proxy.refuses = False
-    assert error.settle()
-    assert direct.num_accumulated() == 1
-
-
 def test_settle_says_what_has_become_stale(proxy, both, silence):
     through, direct = both
     # It never arrives, which only this test knows.
@@ -253,15 +236,6 @@ def test_a_round_that_is_recovered_before_settle_is_not_delivered(proxy, both, d
         assert found.gradient.tolist() == [5.0] * 4
     with pytest.raises(redisacc.ConflictError, match=rf"recover\(\) gave it to '{re.escape(direct._worker)}'"):
         failure.value.settle()
-
-
-def test_a_lost_reply_is_no_reason_to_warn_of_others(proxy, both, caplog):
-    through, direct = both
-    direct.apply_grad(np.full(4, 5.0))
-    with through.take(1):
-        proxy.arm(Fault("reply", 0, 0))
-    assert proxy.happened()
-    assert "no longer there" not in caplog.text
 
 
 def test_what_was_counted_counts_even_if_its_copy_is_refused(proxy, both, real_server):

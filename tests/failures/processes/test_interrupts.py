@@ -192,16 +192,6 @@ def test_a_silent_server_leaves_the_request_open(acc, interrupted, proxy, durati
     assert acc.settle().applied == acc.info().applied == 1
 
 
-def test_refused_gradients_are_not_counted(acc):
-    acc.apply_grad([1, 1])
-    with pytest.raises(redisacc.InvalidArgumentError):
-        acc.apply_grad([1, 1, 1])
-    acc.apply_grad([1, 1], local_step=-1)
-    acc.set_global_step(3)
-    acc.take_grad(1)
-    assert acc.settle() == redisacc.types.Tally(1, 1, 0, 0)
-
-
 def test_an_interrupted_settle_is_counted_once(acc, interrupted, proxy, durations):
     proxy.when_it_happens = lambda: setattr(proxy, "refuses", True)
     proxy.arm(Fault("request", 0, 0))
@@ -256,7 +246,6 @@ def interrupted_take(acc, interrupted):
     return take
 
 
-@pytest.mark.usual(storage=("in_place", "buffered_inline", "buffered_parts"))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_take, when, caplog):
     interrupted_take(when)
@@ -272,15 +261,6 @@ def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_
     assert acc.take_grad(1, timeout=0).tolist() == [4, 4]
     with pytest.raises(redisacc.TakeTimeoutError):
         acc.take_grad(1, timeout=0)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_the_next_take_may_be_interrupted_as_well(acc, interrupted, interrupted_take, when):
-    interrupted_take(when)
-    for again in ("before", "after"):
-        with interrupted(again, ("acknowledge",)):
-            acc.take_grad(1, timeout=0)
-    assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
 
 
 def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_task(acc, open_dense_stored, proxy, until):
@@ -355,25 +335,6 @@ def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, 
     interrupted_take(when)
     assert fork(take).value() == "nothing"
     assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_handle_that_is_closed_returns_no_round(acc, interrupted_take, open_dense, when):
-    interrupted_take(when)
-    acc.close()
-    with pytest.raises(redisacc.CancelledError):
-        acc.take_grad(1)
-    other = open_dense("float32", [2], "interrupted")
-    assert len(other.info().unacknowledged) == (when == "before")
-    other.delete()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
-    interrupted_take(when)
-    acc.delete()
-    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-        acc.take_grad(1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

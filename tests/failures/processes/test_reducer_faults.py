@@ -119,20 +119,6 @@ def leases(rounds, real_client):
     return read
 
 
-@pytest.fixture
-def rounds_of(own_proxy, background, until):
-    """Makes rounds of so many gradients, with a buffer limit that holds two."""
-    made = []
-
-    def make(workers):
-        made.append(Rounds(opened(own_proxy.url, buffer=2 * 4 * SIZE), own_proxy, background, until, workers=workers))
-        return made[-1]
-
-    yield make
-    for rounds in made:
-        rounds.acc.delete()
-
-
 def places(proxy, rounds, most):
     """Returns faults within the messages of a reducer during a round."""
     proxy.listen_anew()
@@ -182,17 +168,6 @@ def test_a_second_reducer_takes_over(reduce, rounds, leases, until):
     dying.signal(signal.SIGKILL)
     rounds.play_until_reduced()
     until(lambda: rounds.play() or (work(staying) and not work(dying)))
-
-
-@pytest.mark.thorough
-def test_a_reducer_whose_connections_break_anywhere(proxy, reduce, rounds, request):
-    reduce()
-    rounds.play_until_reduced()
-    for fault in places(proxy, rounds, number_of(request, 4)):
-        proxy.arm(fault)
-        rounds.play()
-        proxy.arm(None)
-        rounds.play_until_reduced()
 
 
 @pytest.mark.slow
@@ -295,35 +270,6 @@ def test_parts_that_expire_while_they_are_added(reduce, rounds, real_client, exa
     real_client.publish(f"{RECORD}:wake", "gradient=gone-1 parts=3")
     np.testing.assert_array_equal(rounds.acc.take_grad(WORKERS), rows[0] + rows[1] + rows[2])
     rounds.play_until_reduced()
-
-
-@pytest.mark.thorough
-def test_a_taker_that_fetches_sums_and_dies(fork, proxy, reduce, rounds_of, until, background):
-    rounds = rounds_of(2)
-    reduce()
-    rounds.play_until_reduced()
-    step, rows = rounds.acc.global_step(), rounds.gradients()
-
-    def wait():
-        yield opened(proxy.url, buffer=2 * 4 * SIZE).take_grad(2, timeout=60)
-
-    # It requires two, and dies after the first one.
-    taker = fork(wait)
-    until(lambda: rounds.acc.info().waiting)
-    rounds.acc.apply_grad(rows[0], local_step=step)
-    taker.signal(signal.SIGKILL)
-    take = background(rounds.acc.take_grad, 2)
-    rounds.acc.apply_grad(rows[1], local_step=step)
-    np.testing.assert_array_equal(take.result(), rows[0] + rows[1])
-    rounds.play_until_reduced()
-
-
-@pytest.mark.thorough
-def test_gradients_that_are_compacted_while_they_are_added(reduce, rounds_of):
-    reduce()
-    rounds = rounds_of(5)
-    for _ in range(4):
-        rounds.play(exact=False)
 
 
 @pytest.mark.thorough

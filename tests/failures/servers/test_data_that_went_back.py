@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from support.proxy import proxy_before_server
@@ -11,6 +9,11 @@ from support.proxy import proxy_before_server
 import redisacc
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62")]
+
+
+@pytest.fixture
+def data(daemon):
+    return Crash(daemon)
 
 
 class Crash:
@@ -28,28 +31,10 @@ class Crash:
         self.server.start()
 
 
-class Backup(Crash):
-    """A server ends cleanly, and an older copy of its snapshot takes the place of its data."""
-
-    def keep(self):
-        super().keep()
-        shutil.copy(self.server.folder / "dump.rdb", self.server.folder / "backup")
-
-    def go_back(self):
-        end_cleanly(self.server)
-        shutil.copy(self.server.folder / "backup", self.server.folder / "dump.rdb")
-        self.server.start()
-
-
 def end_cleanly(server):
     with server.client() as client:
         client.shutdown(save=True)
     server._process.wait(10)
-
-
-@pytest.fixture(params=[Crash, Backup])
-def data(request, daemon):
-    return request.param(daemon)
 
 
 @pytest.fixture
@@ -274,32 +259,6 @@ def test_a_restart_with_all_data_tells_nobody(data, open_acc):
     assert losses(data) is None
 
 
-def test_a_replica_that_has_everything_tells_nobody(daemon, open_accumulator, until):
-    master, replica = (daemon("--repl-diskless-sync-delay", "0").start() for _ in range(2))
-    client = master.client()
-    worker, one, other = (
-        open_accumulator("dense", "int32", [2], "w", redis=client, reduction_type="SUM") for _ in range(3)
-    )
-    with replica.client() as admin:
-        admin.replicaof("127.0.0.1", master.port)
-        for step, taker in enumerate((one, other)):
-            apply(worker, 1, step=step)
-            assert taken(taker) == 1
-        apply(worker, 2, step=2)
-        until(lambda: admin.info("replication")["master_link_status"] == "up")
-        offset = client.info("replication")["master_repl_offset"]
-        until(lambda: admin.info("replication")["slave_repl_offset"] >= offset)
-        admin.replicaof("NO", "ONE")
-    master.kill()
-    pool = client.connection_pool
-    pool.connection_kwargs["port"] = replica.port
-    for connection in [*pool._available_connections, *pool._in_use_connections]:
-        connection.port = replica.port
-    assert taken(other) == 2
-    apply(worker, 4, step=3)
-    assert taken(one) == 4
-
-
 def test_a_lower_step_tells_nobody(data, open_acc):
     worker, one, other = (open_acc() for _ in range(3))
     for step, taker in enumerate((one, other)):
@@ -336,17 +295,3 @@ def test_a_take_that_is_sent_twice_notes_a_loss_once(data, open_acc):
         assert told(busy, ANY) == 1
         assert proxy.sent.count("take") > 2
     assert losses(data) == b"1"
-
-
-def test_garbage_where_losses_are_counted(data, open_acc):
-    acc = open_acc()
-    apply(acc, 1)
-    with data.server.client() as client:
-        for garbage in (b"x", b"-1", b"1.5", b"9" * 40):
-            client.hset("redisacc:{w}", "losses", garbage)
-            with pytest.raises(redisacc.CorruptDataError, match="losses"):
-                taken(acc)
-            with pytest.raises(redisacc.CorruptDataError, match="losses"):
-                open_acc()
-        client.hdel("redisacc:{w}", "losses")
-    assert taken(acc) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from support.leaks import remaining
@@ -30,25 +28,6 @@ def until_heard(server, until):
     """Waits until somebody waits for parameters."""
     client, channel = server.client(), "redisacc:{w}:parameters:events"
     until(lambda: client.pubsub_numsub(channel)[0][1])
-
-
-@pytest.mark.thorough
-def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
-    caplog.set_level(logging.WARNING, "redisacc")
-    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
-    writer, reader = opened(server), opened(server)
-    writer.publish([np.zeros((100, 4)), np.zeros(3)], 0)
-    assert reader.wait(timeout=20)[0] == 0
-    waiting = background(reader.wait, 0)
-    until_heard(server, until)
-    server.kill()
-    until(lambda: "lost the server while waiting for parameters" in caplog.text, 60)
-    server.start()
-    writer.publish([np.ones((100, 4)), np.zeros(3)], 1, changed={"1": []})
-    step, tree = waiting.result(60)
-    assert step == 1
-    assert tree[0].tolist() == [[1] * 4] * 100
-    assert "the server is back" in caplog.text
 
 
 def test_a_publish_waits_for_the_server(daemon, opened, background):
@@ -94,18 +73,6 @@ def test_a_server_that_comes_back_empty(daemon, opened, background, until):
     for call in (waiting.result, reader.latest, lambda: writer.publish(np.ones(3), 1)):
         with pytest.raises(redisacc.NotFoundError, match="or the server has lost its data"):
             call()
-
-
-def test_scripts_that_are_flushed(daemon, opened):
-    server = daemon().start()
-    writer = opened(server)
-    for step in range(3):
-        server.client().script_flush()
-        writer.publish([np.full(700_000, step)], step)
-        assert writer.latest()[0] == step
-    server.client().script_flush()
-    writer.delete()
-    assert remaining(server.client()) == []
 
 
 def test_a_server_without_memory(daemon, opened):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import socket
 import time
 
 import numpy as np
@@ -59,28 +58,6 @@ class MovingAddress:
 # A replica
 
 
-@pytest.mark.thorough
-def test_a_read_only_replica_says_so(pair, open_acc, short_timeout):
-    master, replica = pair
-    with pytest.raises(
-        redisacc.ServerUnavailableError, match="is a read-only replica: name its master, or go through Sentinel"
-    ):
-        redisacc.ConditionalAccumulator("float32", [2], "w", redis=replica.url)
-    acc = open_acc(master.url)
-    apply(acc, 1)
-    master.client().execute_command("WAIT", 1, 10_000)
-    # Reading works on a replica.
-    watcher = open_acc(replica.url)
-    assert watcher.peek().gradient.tolist() == [1, 1]
-    assert watcher.info().num_accumulated == 1
-    for call in (lambda: apply(watcher, 1), lambda: watcher.take_grad(1), lambda: watcher.set_global_step(3)):
-        with pytest.raises(
-            redisacc.ServerUnavailableError, match="is a read-only replica: name its master, or go through Sentinel"
-        ):
-            call()
-    assert acc.info().num_accumulated == 1
-
-
 def test_a_master_that_is_demoted_under_us_is_left_for_the_new_one(pair, open_acc, background, until):
     master, replica = pair
     address = MovingAddress(master)
@@ -117,21 +94,6 @@ def lagging(pair, open_stored):
     return master, replica, address, worker, chief
 
 
-def test_a_replica_that_was_behind_when_it_was_promoted(lagging):
-    master, replica, address, worker, chief = lagging
-    apply(worker, 4, step=1)
-    assert chief.take_grad(2, timeout=20).tolist() == [6, 6]
-    master.kill()
-    address.move_to(replica)
-    with pytest.raises(redisacc.DataLossError):
-        apply(worker, 8, step=1)
-    assert apply(worker, 16, step=1)
-    with pytest.raises(redisacc.DataLossError):
-        chief.take_grad(2, timeout=20)
-    with chief.recover() as found:
-        assert found.gradient.tolist() == [18, 18]
-
-
 def test_a_take_that_was_undone_is_noticed_behind_another_taker(lagging, open_stored):
     """The number of rounds has grown again by the time the chief asks, because somebody else took the round again."""
     master, replica, address, _, chief = lagging
@@ -151,20 +113,6 @@ def test_a_take_that_was_undone_is_noticed_behind_another_taker(lagging, open_st
 
 
 # min_replicas
-
-
-def test_what_the_replicas_have_is_said(pair, open_stored, daemon, until):
-    master, replica = pair
-    acc = open_stored(master.url, min_replicas=1)
-    assert apply(acc, 1)
-    copy = replica.client()
-    # The call waited for the replica, so the gradient is there.
-    assert copy.hget("redisacc:{w}", "num_accumulated") == b"1"
-    assert acc.take_grad(1, timeout=20).tolist() == [1, 1]
-    with acc.take(1, timeout=20) if apply(acc, 2, step=1) else None as found:
-        assert found.gradient.tolist() == [2, 2]
-        assert len(copy.hgetall("redisacc:{w}:taken")) == 1
-    assert apply(acc, 4, step=0).outcome == "stale"
 
 
 @pytest.fixture
@@ -293,16 +241,6 @@ def test_opening_while_the_master_is_demoted(pair, open_acc, short_timeout):
         open_acc(replica.url, min_replicas=1)
 
 
-@pytest.mark.thorough
-def test_more_replicas_than_there_are(pair, open_acc, open_hasty):
-    master, _ = pair
-    # Long enough for the one that is there.
-    acc = open_hasty(open_acc, master.url, seconds=2.0, min_replicas=2)
-    with pytest.raises(redisacc.NotReplicatedError) as failure:
-        apply(acc, 1)
-    assert (failure.value.replicas, failure.value.min_replicas) == (1, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.servers("redis7")
 def test_a_chief_whose_replica_is_silent_says_so(pair, durations, caplog):
@@ -419,19 +357,6 @@ def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_a
         client.close()
 
 
-@pytest.mark.thorough
-def test_an_address_that_nobody_answers(short_timeout):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        finder = Sentinel([taken.getsockname()], socket_timeout=0.2)
-        client = finder.master_for("main", redis.Redis)
-        with pytest.raises(redisacc.ServerUnavailableError):
-            redisacc.ConditionalAccumulator("float32", [2], redis=client)
-        client.close()
-        for one in finder.sentinels:
-            one.close()
-
-
 # Parameters
 
 
@@ -439,18 +364,6 @@ def test_an_address_that_nobody_answers(short_timeout):
 def open_weights():
     with contextlib.ExitStack() as opened:
         yield lambda where, **options: opened.enter_context(redisacc.Parameters("w", redis=where, **options))
-
-
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_replicas_have_what_publish_returned_for(pair, open_weights, partitions):
-    master, replica = pair
-    weights = open_weights(master.url, min_replicas=1, partitions=partitions)
-    weights.publish({"w": np.ones(3)}, 4, state=[np.zeros(2)])
-    copy = replica.client()
-    assert copy.hmget("redisacc:{w}:parameters", "step", "min_replicas") == [b"4", b"1"]
-    # In partitions, every part.
-    parts = {key for key in copy.scan_iter() if b":object:" in key or b":partition:" in key}
-    assert parts == {key for key in master.client().scan_iter() if b":object:" in key or b":partition:" in key} != set()
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -474,24 +387,6 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
     replica.go_on()
     weights.publish(tree, 1)
     assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
-
-
-def test_a_chief_waits_for_replicas_to_have_its_parameters(durations, pair):
-    master, replica = pair
-    with (
-        redisacc.Chief("w", {"w": np.zeros(2)}, workers=1, redis=master.url, accumulator={"min_replicas": 1}) as chief,
-        redisacc.Worker("w", redis=master.url) as worker,
-    ):
-        step, _ = next(worker.steps())
-        worker.apply({"w": np.ones(2)})
-        assert step == 0
-        for taken in chief.rounds(until=1):
-            replica.stall()
-            with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError):
-                chief.publish(taken.gradient)
-            replica.go_on()
-            chief.publish(taken.gradient)
-        assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

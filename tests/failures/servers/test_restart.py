@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import redis
 from support.command import run_json
-from support.daemons import PowerFailure
 from support.leaks import leftovers
 from support.proxy import proxy_before_server
-from support.selection import thorough
 from support.servers import contents
 
 import redisacc
@@ -19,17 +17,12 @@ import redisacc
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
 TREE = {"d": ("float32", (4,)), "s": redisacc.Sparse("float32", (9, 4))}
-# Kind, what the accumulator is created with, and in_place_limit.
+# Kind, what the accumulator is created with, and in_place_limit: each kind once, and each way of storage.
 KINDS = {
     "dense-in_place": ("dense", ("float32", [4]), 10**9),
-    "dense-buffered": ("dense", ("float32", [4]), 0),
-    "sparse-in_place": ("sparse", ("float32", [9, 4]), 10**9),
     "sparse-buffered": ("sparse", ("float32", [9, 4]), 0),
-    "tree-in_place": ("tree", (TREE,), 10**9),
     "tree-buffered": ("tree", (TREE,), 0),
 }
-# Each kind once, and each way of storage.
-USUAL = ("dense-in_place", "sparse-buffered", "tree-buffered")
 
 
 def apply(acc, value, **options):
@@ -59,7 +52,7 @@ def value_of(gradient):
     return value
 
 
-@pytest.fixture(params=thorough(KINDS, usual=USUAL))
+@pytest.fixture(params=KINDS)
 def open_kind(request, open_accumulator):
     kind, schema, limit = KINDS[request.param]
 
@@ -174,20 +167,14 @@ def test_applies_under_way_when_the_server_is_killed_are_counted_once(daemon, op
     assert info.applied == 3 * each
 
 
-@pytest.mark.every_server(open_kind="dense-in_place", appendonly="no")
-@pytest.mark.parametrize("appendonly", ["no", "yes"])
-def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
-    daemon, open_kind, background, appendonly, until
-):
-    server = daemon("--appendonly", appendonly).start()
+@pytest.mark.every_server(open_kind="dense-in_place")
+def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(daemon, open_kind, background, until):
+    server = daemon().start()
     acc = open_kind(server)
     apply(acc, 1)
     waiting = background(acc.take_grad, 5)
     until(lambda: acc.info().waiting)
     server.kill()
-    for path in sorted(server.folder.rglob("*"), reverse=True):
-        if path.is_file() and path.suffix != ".log" and path.name != "daemon.log":
-            path.unlink()
     server.start()
     with pytest.raises(redisacc.NotFoundError, match="lost its data"):
         waiting.result(60)
@@ -204,98 +191,6 @@ def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
     client = server.client()
     # Parts that nothing counts expire.
     assert [key for key in client.scan_iter() if b":part:" not in key or client.pttl(key) < 0] == []
-
-
-@pytest.fixture
-def everysec(daemon):
-    server = daemon("--appendonly", "yes", "--appendfsync", "everysec", "--aof-load-truncated", "yes").start()
-    return server, PowerFailure(server)
-
-
-# In the middle of a command, too: the server drops an incomplete one.
-@pytest.mark.every_server(open_kind="sparse-buffered", extra=20)
-@pytest.mark.parametrize("extra", [0, 20])
-def test_everysec_may_lose_gradients_and_their_worker_hears_of_it(everysec, open_kind, extra):
-    server, power = everysec
-    acc, other = open_kind(server), open_kind(server)
-    apply(acc, 1)
-    apply(other, 2)
-    power.last_flush()
-    apply(acc, 4)
-    power.strike(extra)
-    with pytest.raises(redisacc.DataLossError, match="older data"):
-        apply(acc, 8)
-    # A handle that has lost nothing gets no error, and one that has gets it once.
-    assert apply(other, 16)
-    assert apply(acc, 32)
-    assert taken(acc, 4) == 1 + 2 + 16 + 32
-    assert acc.num_accumulated() == 0
-
-
-def test_everysec_may_lose_all_that_a_worker_ever_sent(everysec, open_kind):
-    server, power = everysec
-    acc, other = open_kind(server), open_kind(server)
-    apply(other, 2)
-    power.last_flush()
-    apply(acc, 4)
-    power.strike()
-    with pytest.raises(redisacc.DataLossError):
-        acc.set_global_step(0)
-    assert apply(acc, 8)
-    assert taken(other, 2) == 10
-
-
-@pytest.mark.every_server(open_kind="tree-buffered")
-def test_everysec_may_undo_a_take_and_its_taker_hears_of_it(everysec, open_kind):
-    server, power = everysec
-    chief, worker = open_kind(server), open_kind(server)
-    apply(worker, 1)
-    assert taken(chief, 1) == 1
-    apply(worker, 2, local_step=1)
-    power.last_flush()
-    assert taken(chief, 1) == 2
-    power.strike()
-    # The same gradient again: it must not be handed out without an error.
-    with pytest.raises(redisacc.DataLossError, match="recover"):
-        chief.take_grad(1, timeout=20)
-    assert len(chief.info().unacknowledged) == 1
-    with chief.recover() as found:
-        assert found.num_accumulated == 1
-    apply(worker, 4, local_step=2)
-    assert taken(chief, 1) == 4
-
-
-@pytest.mark.slow(keep="tree-buffered-valkey")
-@pytest.mark.every_server(open_kind="tree-buffered")
-def test_the_scripts_may_be_flushed_at_any_time(daemon, open_kind, background):
-    server = daemon().start()
-    acc, chief = open_kind(server), open_kind(server)
-    flusher, stop = server.client(), []
-
-    def flush():
-        number = 0
-        while not stop:
-            flusher.script_flush()
-            number += 1
-        return number
-
-    flushing = background(flush)
-
-    def work():
-        for step in range(40):
-            for value in (1, 2):
-                assert apply(acc, value, local_step=step)
-            with chief.take(2, timeout=30) as found:
-                assert found.num_accumulated == 2
-                assert value_of(found.gradient) == 3
-        acc.set_global_step(50)
-        acc.delete()
-
-    try:
-        work()
-    finally:
-        stop.append(True)
-    assert flushing.result() > 10
 
 
 def answers_busy(client):
