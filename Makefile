@@ -227,7 +227,7 @@ goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its
 	$(BIN)/python -m benchmarks.goodput $(G)
 
 # The clock is simulated, and the same seeds give the same plots.
-simulate: $(VENV)/.bench ## 1 min | simulate settings of a step; draws the plots of docs/guides/choosing.md and prints its tables
+simulate: $(VENV)/.bench ## 1 min | simulate settings of a step; draws the plots of docs/guides/stragglers.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
 
 # Without root, the steps between namespaces are left out. `make scale B=--stored` measures nothing.

@@ -1,13 +1,13 @@
-"""Links the first use of each term on a page to its definition in the glossary, when the documentation is built."""
+"""Links the first use of each term on a page to its definition in the concepts, when the documentation is built."""
 
 import re
 from pathlib import Path
 
-GLOSSARY = "reference/glossary"
+GLOSSARY = "explanations/concepts"
 
 # How a term may look in a sentence, where that is more than the term itself, or with an "s".
 _FORMS = {
-    "Acknowledgement": r"acknowledg(?:e|es|ed|ing|ement|ements)",
+    "Acknowledgment": r"acknowledg(?:e|es|ed|ing|ment|ments)",
     "Compaction": r"compact(?:s|ed|ing|ion)?",
     "In place": r"in place(?! of\b)",
     "Round": r"rounds?(?! trips?\b)",
@@ -22,11 +22,11 @@ _OTHER = {
 
 
 def terms() -> dict[str, re.Pattern[str]]:
-    """Returns each term of the glossary, and what finds it in a text."""
-    text = (Path(__file__).parent / f"{GLOSSARY}.md").read_text()
+    """Returns each term, and what finds it in a text."""
+    text = (Path(__file__).parent / f"{GLOSSARY}.md").read_text().partition("\n## Terms\n")[2]
     return {
         term: re.compile(rf"\b{_FORMS.get(term, f'{re.escape(term)}s?')}\b", re.IGNORECASE)
-        for term in re.findall(r"^## (.+)$", text, re.MULTILINE)
+        for term in re.findall(r"^### (.+)$", text, re.MULTILINE)
     }
 
 

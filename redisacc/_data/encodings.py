@@ -33,7 +33,7 @@ from redisacc.errors import CorruptDataError, InvalidArgumentError
 # How elements of float32 travel.
 Encoding = Literal["float32", "bfloat16", "int8"]
 
-# The number of elements that share a scale: docs/explanations/measurements.md.
+# The number of elements that share a scale: docs/explanations/benchmarks.md.
 BLOCK = 256
 
 # A block as it is stored. A section of float32 whose header says "int8" is a vector of these.

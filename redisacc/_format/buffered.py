@@ -42,7 +42,7 @@ from redisacc.errors import CorruptDataError, InvalidArgumentError
 # A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
 PARTS = 8
 # Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
-# more copies: see docs/explanations/measurements.md. The server's allocator has blocks of these sizes plus 64 bytes,
+# more copies: see docs/explanations/benchmarks.md. The server's allocator has blocks of these sizes plus 64 bytes,
 # which are left for the string's header and its final zero.
 PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
 

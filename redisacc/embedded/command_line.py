@@ -16,13 +16,13 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_"
 
 By default, malloc gets large blocks from the kernel, cleared page by page, and returns them at once. With these
 settings it keeps them for the next gradient: freeing 64 strings of 2 MiB then takes 0.03 ms instead of 10 ms
-(docs/explanations/measurements.md). A server with an allocator of its own ignores them.
+(docs/explanations/benchmarks.md). A server with an allocator of its own ignores them.
 """
 
 _MIB = 1 << 20
 
 
-# After this many seconds with a change, the server saves a snapshot (docs/explanations/measurements.md). A number of
+# After this many seconds with a change, the server saves a snapshot (docs/explanations/benchmarks.md). A number of
 # changes says little about gradients: one may have a few bytes or many megabytes. So one change is enough.
 _SNAPSHOT_SECONDS = 60
 
@@ -79,7 +79,7 @@ def _rewrite_size(directory: Path) -> int:
     """Returns the size in bytes below which the server doesn't rewrite its append-only file.
 
     Large gradients are written once and deleted with their round. At 64 MiB, the server's default, every such round
-    would cause a rewrite, with a fork (docs/explanations/measurements.md). The limit is up to 1 GiB instead, but at
+    would cause a rewrite, with a fork (docs/explanations/benchmarks.md). The limit is up to 1 GiB instead, but at
     most a quarter of the free space, so that the file doesn't fill a small disk.
     """
     return max(64 * _MIB, min(1024 * _MIB, shutil.disk_usage(directory).free // 4))

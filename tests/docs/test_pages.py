@@ -15,7 +15,7 @@ from support.selection import thorough
 from redisacc.embedded import Server
 
 PAGES = sorted(DOCS.rglob("*.md"))
-SHELVES = ["start", "guides", "reference", "explanations"]
+SECTIONS = ["start", "guides", "reference", "explanations", "internals"]
 REPOSITORY = "https://github.com/redisacc/redisacc"
 OURS = [page for page in PAGES if run_by(page) is None and blocks_of(page)]
 EXCUSED = [(page, block) for page in OURS for block in blocks_of(page) if block.excuse is not None]
@@ -30,15 +30,13 @@ LONG = [
     DOCS / name
     for name in (
         "start/quick-start.md",
-        "guides/a3c.md",
-        "guides/backup-workers.md",
-        "guides/chief-restart.md",
-        "guides/elastic-training.md",
+        "guides/asynchronous-training.md",
+        "guides/fault-tolerance.md",
         "guides/federated-averaging.md",
-        "guides/fewer-bytes.md",
         "guides/from-sync-replicas.md",
-        "guides/many-clients.md",
+        "guides/gradient-compression.md",
         "guides/processes.md",
+        "guides/stragglers.md",
         "guides/stream-statistics.md",
     )
 ]
@@ -142,19 +140,19 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-def test_the_manual_has_four_shelves() -> None:
-    assert {page.relative_to(DOCS).parts[0] for page in PAGES} == {"index.md", *SHELVES}
+def test_the_manual_has_five_sections() -> None:
+    assert {page.relative_to(DOCS).parts[0] for page in PAGES} == {"index.md", *SECTIONS}
     text = (DOCS / "index.md").read_text()
-    assert set(_links(text)) >= {f"{shelf}/index.md" for shelf in SHELVES}
-    assert _entries(text) == [f"{shelf}/index.md" for shelf in SHELVES]
+    assert set(_links(text)) >= {f"{section}/index.md" for section in SECTIONS}
+    assert _entries(text) == [f"{section}/index.md" for section in SECTIONS]
 
 
-@pytest.mark.parametrize("shelf", SHELVES)
-def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_once(shelf: str) -> None:
-    index = DOCS / shelf / "index.md"
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each_once(section: str) -> None:
+    index = DOCS / section / "index.md"
     if not index.is_file():
         pytest.skip("the documentation isn't part of an installation")
-    pages = sorted(str(page.relative_to(DOCS / shelf)) for page in PAGES if page.is_relative_to(DOCS / shelf))
+    pages = sorted(str(page.relative_to(DOCS / section)) for page in PAGES if page.is_relative_to(DOCS / section))
     pages.remove("index.md")
     text = index.read_text()
     assert sorted(link for link in set(_links(text)) if "/" not in link) == pages
@@ -165,7 +163,7 @@ def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_o
 @pytest.mark.parametrize(
     ("words", "place"),
     [
-        ("clip by global norm", "optimiser-state.md"),
+        ("clip by global norm", "optimizers.md"),
         ("SLURM", "several-hosts.md#slurm"),
         ("epochs", "data.md"),
         ("DataLoader", "data.md#dataloader"),
@@ -173,9 +171,12 @@ def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_o
         ("resume on another machine", "resume.md"),
         ("back up and restore", "backup.md"),
         ("upgrade, formats", "upgrade.md"),
-        ("lost data", "lost-data.md"),
+        ("lost data", "fault-tolerance.md#lost-data"),
         ("sizing", "sizing.md"),
-        ("one server, several nodes, encodings or local steps", "choosing-an-arrangement.md#which-one"),
+        ("stragglers", "stragglers.md"),
+        ("spot instances", "stragglers.md#spot-instances"),
+        ("DiLoCo", "local-steps.md"),
+        ("one server, several nodes, compression or local steps", "bandwidth.md#which-one"),
     ],
 )
 def test_the_guides_name_what_people_look_for(words: str, place: str) -> None:

@@ -54,7 +54,7 @@ def test_the_page_of_keys_has_each_field_of_the_record() -> None:
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
 def test_the_protocol_page_has_each_script(script: str) -> None:
-    table = (DOCS / "explanations" / "protocol.md").read_text().partition("## Sessions")[0]
+    table = (DOCS / "internals" / "protocol.md").read_text().partition("## Sessions")[0]
     assert f"`{script}`" in table
 
 
@@ -76,8 +76,9 @@ def test_the_api_reference_has_each_public_name(name: str) -> None:
     assert re.search(rf"(?:autoclass|autofunction|automodule):: .*\b{name}\b|:members: .*\b{name}\b", page)
 
 
-def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:
-    entries = re.findall(r"^## (.+)\n\n(\S.+)$", (DOCS / "reference" / "glossary.md").read_text(), re.MULTILINE)
+def test_the_concepts_define_at_most_25_terms_in_order_and_each_once() -> None:
+    page = (DOCS / "explanations" / "concepts.md").read_text().partition("\n## Terms\n")[2]
+    entries = re.findall(r"^### (.+)\n\n(\S.+)$", page, re.MULTILINE)
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
     assert [term for term, _ in entries] == sorted(terms)
     assert 1 <= len(entries) <= 25
@@ -86,7 +87,7 @@ def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("Workers acknowledge a round.", {"Worker", "Acknowledgement", "Round"}),
+        ("Workers acknowledge a round.", {"Worker", "Acknowledgment", "Round"}),
         ("It costs a round trip, step by step, in place of two.", set()),
         ("The server adds in place, and later compacts.", {"In place", "Compaction"}),
         ("the weights of the model", set()),

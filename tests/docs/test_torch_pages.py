@@ -13,13 +13,13 @@ from redisacc.embedded import Server
 
 NAMES = (
     "evaluation.md",
+    "learning-rate.md",
     "pytorch.md",
     "pytorch-accumulation.md",
     "pytorch-batchnorm.md",
     "pytorch-clipping.md",
     "pytorch-mixed-precision.md",
     "resume.md",
-    "schedules.md",
 )
 PAGES = [path for name in NAMES if (path := DOCS / "guides" / name).is_file()]
 HERE = PAGES if importlib.util.find_spec("torch") is not None else []

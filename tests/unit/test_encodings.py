@@ -60,7 +60,7 @@ FINITE = st.floats(-float(LARGEST), float(LARGEST), width=32)
 VECTORS = hnp.arrays(np.float32, st.integers(BLOCK, 3 * BLOCK + 5), elements=FINITE, fill=FINITE)
 
 
-# docs/guides/encodings.md: the error of an element, as a fraction of the largest magnitude in its block.
+# docs/guides/gradient-compression.md: the error of an element, as a fraction of the largest magnitude in its block.
 BOUND = (1 + Fraction(1, 2**14)) / 254
 
 

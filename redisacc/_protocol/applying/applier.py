@@ -29,7 +29,7 @@ logger = logging.getLogger("redisacc")
 
 # The server itself adds gradients of up to this many elements, where each row counts for ROW_COST more. One of that
 # size holds the server for just under a quarter of a millisecond. From a few hundred elements on, a gradient is applied
-# faster if it is buffered, but sums in place bound the memory of a round: docs/explanations/measurements.md.
+# faster if it is buffered, but sums in place bound the memory of a round: docs/explanations/benchmarks.md.
 IN_PLACE_LIMIT = 1280
 
 # Warn after this many stale gradients in a row without a local_step: it was probably forgotten.

@@ -10,7 +10,7 @@ In partitions, parts are on several nodes:
 2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
 3. The leader counts the gradient, unless a sweeper has given up the attempt meanwhile.
 
-docs/explanations/partitions.md explains why a crash at any moment loses nothing, counts nothing twice and leaks no
+docs/internals/partitions.md explains why a crash at any moment loses nothing, counts nothing twice and leaks no
 keys.
 """
 

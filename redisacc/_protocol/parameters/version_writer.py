@@ -10,7 +10,7 @@ version visible. It does so only if all parts are there and will stay:
   The script makes the version visible if the attempt still has its lease, and lists the blobs that the new
   version does without. They are removed a minute later, by the next publisher or by ``redisacc gc``.
 
-docs/explanations/partitions.md explains why no reader sees a mixture of versions, and why nothing is lost or leaked.
+docs/internals/partitions.md explains why no reader sees a mixture of versions, and why nothing is lost or leaked.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the rows that have changed since then. So a worker that has the version before f
 blobs, there is one with the state of the same leaves or rows, which workers do not fetch.
 
 The chief updates tables itself. Rows that occur are a small part of a table, and it adds them up and updates them in
-less time than it would take to tell reducers of them: see docs/explanations/partitions.md.
+less time than it would take to tell reducers of them: see docs/internals/partitions.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A client packs arguments into new strings and reads replies through a buffer, which costs a large array several copies,
 and a small command more than its round trip. If a connection is nothing but a socket, arrays are sent from the memory
 where they are (scatter-gather), and fetched strings are received straight into the memory where they will be used.
-hiredis still parses the replies. docs/explanations/measurements.md has the figures.
+hiredis still parses the replies. docs/explanations/benchmarks.md has the figures.
 
 A plain socket in use here blocks, with the kernel's own timeout: Python's timeout would cost two more system calls for
 each that moves data, and two to set it. The socket is given back to the client as it was.

@@ -2,7 +2,7 @@
 
 While a machine receives uploads, the acknowledgements of the data that it sends wait behind them, up to 20 ms
 in a switch. TCP's congestion control then sends accordingly little on each connection, so several of them fetch more.
-On one machine nothing waits, and one connection is fastest. docs/explanations/measurements.md has the figures.
+On one machine nothing waits, and one connection is fastest. docs/explanations/benchmarks.md has the figures.
 
 The connections come from the client's pool, so they have its address, authentication, TLS and database. They are opened
 in the background when they are first needed. A fetch uses those that are there and never waits for one. If one breaks,
