@@ -12,10 +12,11 @@ from redisacc._handles.environment import place
 from redisacc._handles.options import check_names, with_options
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.lead import Lead, LeadOptions
+from redisacc._training.lead import Lead
 from redisacc._training.options import LeaderOptions, checkpoints, gradient_options
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
+from redisacc._training.reconciliation import LeadOptions
 from redisacc._training.updating import Updating, check_optimizer
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
@@ -208,7 +209,7 @@ class Chief(Closing):
     @property
     def step(self) -> int:
         """The step of the parameters, and of the next round."""
-        return self._lead.step
+        return self._lead.weights.step
 
     @property
     def parameters(self) -> Any:

@@ -49,7 +49,7 @@ class Action(Enum):
 ENDS = frozenset(action for action in Action if action.name.startswith("END_"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class View:
     """What a leader sees. Steps are those of weights; None: there are none.
 

@@ -68,13 +68,10 @@ class ProgramWeights:
         """Returns the state that is published with weights."""
         return pack_state(tree, state) if self._is_rounded else state
 
-    def whole(self, check: Callable[[], object]) -> tuple[Any, Any]:  # noqa: ARG002 - nothing is gathered
-        """Returns the weights and the state."""
-        return self.tree, self.state
-
-    def publish_again(self, check: Callable[[], object]) -> None:  # noqa: ARG002 - nothing is gathered
-        """Publishes the version again whose parts, or which itself, the server has lost."""
-        self._parameters.publish(self.tree, self.step, state=self.packed(self.tree, self.state))
+    def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:  # noqa: ARG002 - see ``Updating``
+        """Publishes the version again whose parts, or which itself, the server has lost. Returns True."""
+        self._parameters._restore(self.tree, self.step, state=self.packed(self.tree, self.state))
+        return True
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         """Notes a handle in place of one whose accumulator the server has lost."""

@@ -156,37 +156,40 @@ class Updating:
         """Returns the state that is published with whole weights."""
         return pack_state(tree, state) if self._parameters._encoding == "bfloat16" else state
 
-    def whole(self, check: Callable[[], object]) -> tuple[Any, Any]:
-        """Returns the weights and the state of the version that the server has lost.
+    def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:
+        """Publishes the version again whose parts, or which itself, the server has lost.
 
         Blocks until they are there: from this process, from the nodes, and from reducers.
 
         Args:
             check: raises an error if this process is no longer the chief.
+            is_lost: whether the server has nothing at all.
+
+        Returns:
+            Whether it has the form that is updated. If not, ``learn`` has to follow.
 
         Raises:
             DataLossError: nobody has some of the parts.
         """
-        known = self._version
-        leaves = self._commits.gather(known, self._record, check)
-        build = known.model.schema.structure.build
-        weights = build(leaves.pop(known.model.base))
-        return weights, {UPDATES: np.array(known.updates), **{slot: build(of) for slot, of in leaves.items()}}
-
-    def publish_again(self, check: Callable[[], object]) -> None:
-        """Publishes the version again whose parts the server has lost. Blocks until they are gathered, as ``whole``."""
-        known = self._version
+        known, handle = self._version, self._parameters
         leaves = self._commits.gather(known, self._record, check)
         weights = leaves.pop(known.model.base)
+        if is_lost:
+            build = known.model.schema.structure.build
+            tree, slots = build(weights), {slot: build(of) for slot, of in leaves.items()}
+            state = self.packed(tree, {UPDATES: np.array(known.updates), **slots})
+            handle._restore(tree, known.step, state=state)
+            return False
         record = publish_whole(
-            self._parameters._transport,
-            self._parameters._reader,
+            handle._transport,
+            handle._reader,
             known.model,
             step=known.step,
             whole=Whole(weights, leaves, known.updates),
             publisher=self._publisher,
         )
         self._learn(record)
+        return True
 
     def _learn(self, record: UpdateRecord) -> None:
         """Notes the version that was published whole: if another one was known, with the same values."""
