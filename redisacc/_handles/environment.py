@@ -137,6 +137,11 @@ def is_first_start() -> bool:
     return os.environ.get(RESTARTED) == "0"
 
 
+def is_started_again() -> bool:
+    """Returns whether a launcher has said that this process follows another one in its place."""
+    return os.environ.get(RESTARTED) == "1"
+
+
 def _run_id(environment: Mapping[str, str], name: str) -> str | None:
     text = environment.get(name) or None
     if text is not None and not _RUN_ID.fullmatch(text):

@@ -14,6 +14,10 @@ class ServerOutOfMemoryError(ServerError):
     """The server has reached its ``maxmemory``. Nothing was stored."""
 
 
+class WritesRefusedError(ServerError):
+    """The server stores nothing for the time being. Nothing was changed."""
+
+
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves keys, a master that has just
 # been demoted. A new connection, through Sentinel or a name that moves, finds the replica that was promoted.
 PASSING = {
@@ -48,6 +52,14 @@ _MEANINGS: dict[str, tuple[type[ServerError], str]] = {
     ),
     "MOVED": (ServerError, _ELSEWHERE),
     "ASK": (ServerError, _ELSEWHERE),
+    "MISCONF": (
+        WritesRefusedError,
+        "the server stores nothing as long as it cannot save its data: its disk may be full, or its folder gone ({})",
+    ),
+    "NOREPLICAS": (
+        WritesRefusedError,
+        "the server stores nothing as long as too few of its replicas are connected ({})",
+    ),
     "OOM": (
         ServerOutOfMemoryError,
         "the server has reached its maxmemory and stores nothing more. Take rounds, which still works and frees "

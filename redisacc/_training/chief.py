@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from functools import partial
-from typing import Any, Literal, TypeVar, Unpack
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Unpack
 
-import numpy as np
-
-from redisacc._checkpoints.file import Checkpoint
-from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._data.results import Round
-from redisacc._data.tree.arrays import as_arrays
-from redisacc._data.tree.structure import flatten
-from redisacc._format.claims import Claim
-from redisacc._format.history_entries import PastStep, history_text
-from redisacc._format.keys import ParameterKeys
-from redisacc._handles import exit_code
-from redisacc._handles.environment import WORKERS, place
+from redisacc._format.history_entries import PastStep
+from redisacc._handles.environment import place
 from redisacc._handles.options import check_names, with_options
-from redisacc._protocol.leases.crew import Lease
-from redisacc._protocol.parameters.conclusion import conclude
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
-from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.rounds.taker import GrantedRound
-from redisacc._protocol.scripts import OF_PARAMETERS, StaleSequenceError, refused
-from redisacc._training.checkpointer import Checkpointer
-from redisacc._training.crew_text import crew_text
-from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
-from redisacc._training.gradients import has_no_gradients, open_gradients
-from redisacc._training.loss import give_up, newest_claim, wait_for_handover
-from redisacc._training.options import GradientOptions, LeaderOptions, checkpoints, gradient_options
-from redisacc._training.participant import Participant
-from redisacc._training.quorum import CrewQuorum, QuorumKeeper
+from redisacc._protocol.waiting.lifetime import Closing
+from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.lead import Lead
+from redisacc._training.options import LeaderOptions, checkpoints, gradient_options
+from redisacc._training.program_weights import ProgramWeights
+from redisacc._training.quorum import CrewQuorum
+from redisacc._training.reconciliation import LeadOptions
 from redisacc._training.updating import Updating, check_optimizer
-from redisacc.errors import (
-    CancelledError,
-    ConflictError,
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-    NotReplicatedError,
-    RedisAccError,
-    TakeTimeoutError,
-)
+from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 
-logger = logging.getLogger("redisacc")
 
-Value = TypeVar("Value")
+def lead_options(
+    parameters: Any,
+    given: LeaderOptions,
+    *,
+    optimizer: Optimizer | None,
+    state: Any,
+    workers: int | Literal["all"] | None,
+    encoding: Literal["float32", "bfloat16"] | None,
+    standby: bool,
+) -> LeadOptions:
+    """Returns what a leader is told, checked. ``Chief`` describes the arguments.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid, or they do not go together.
+    """
+    gradients, here, checkpoint = gradient_options(given.get("accumulator")), place(), given.get("checkpoint")
+    if "finite" in gradients:
+        raise InvalidArgumentError("finite is an option of Worker, because the chief applies no gradients")
+    check_optimizer(optimizer, parameters, state=state, mean=gradients.get("mean"))
+    return LeadOptions(
+        parameters=parameters,
+        state=state,
+        optimizer=optimizer,
+        quorum=CrewQuorum.of(workers, given.get("quorum"), here),
+        gradients=gradients,
+        checkpoint=None if checkpoint is None else checkpoints(checkpoint),
+        encoding=encoding,
+        redis=given.get("redis"),
+        patience=given.get("patience"),
+        standby=validation.flag(standby, "standby"),
+        here=here,
+    )
 
 
-Taken = TypeVar("Taken")
-
-
-class Chief(Participant):
+class Chief(Closing):
     """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
@@ -163,9 +162,6 @@ class Chief(Participant):
         ServerUnavailableError: no server answers.
     """
 
-    # Whether a process that is a worker may be the chief as well.
-    _is_beside_worker = False
-
     @with_options(LeaderOptions, {})
     def __init__(
         self,
@@ -181,208 +177,58 @@ class Chief(Participant):
     ) -> None:
         check_names(options, LeaderOptions, type(self).__name__)
         here = place()
-        if here.role == "worker" and not self._is_beside_worker:
+        if here.role == "worker":
             raise InvalidArgumentError(
                 f"the environment says that this process is {here}, so it cannot be the chief: start the program with "
                 "`redisacc run --chief`, and open a Chief only where redisacc.place().role is chief"
             )
-        gradients = gradient_options(options.get("accumulator"))
-        if "finite" in gradients:
-            raise InvalidArgumentError("finite is an option of Worker, because the chief applies no gradients")
-        check_optimizer(optimizer, parameters, state=state, mean=gradients.get("mean"))
-        # Raises now, before anything is opened, if they are invalid.
-        asked_for = CrewQuorum.of(workers, options.get("quorum"), here)
-        redis, partitions = options.get("redis"), gradients.get("partitions")
-        super().__init__(
-            "chief",
-            shared_name,
-            here,
-            redis=redis,
-            patience=options.get("patience"),
+        given = lead_options(
+            parameters,
+            options,
+            optimizer=optimizer,
+            state=state,
+            workers=workers,
             encoding=encoding,
-            partitions=partitions,
-            min_replicas=gradients.get("min_replicas", 0),
+            standby=standby,
         )
-        self._rounds_parameters = encoding == "bfloat16"
-        self._updating: Updating | None = None
-        self._checkpointer = None
-        if (checkpoint := options.get("checkpoint")) is not None:
-            with self._closed_on_failure():
-                self._checkpointer = Checkpointer(self._transport, self.shared_name, checkpoints(checkpoint))
-                self._opened.callback(self._checkpointer.close)
-        # The round that the body of the loop has, and the block that acknowledges it.
-        self._current: Round[Any] | None = None
-        self._block: ExitStack | None = None
-        # Whether another process is known to have led before, and whether a worker had what is published.
-        self._follows = self._is_rescued = False
-        # Whether there may be a round that was taken and not acknowledged: by a predecessor, or by this process.
-        self._may_be_left = True
-        self._has_to_agree = False
-        self._next_look = 0.0
-        # The step with which the loop ends, and whether the parameters were declared the last ones.
-        self._last: int | None = None
-        self._is_finished = False
-        self._run_id = here.run_id
-        with self._closed_on_failure():
-            self._lead(
-                validation.flag(standby, "standby"),
-                partial(
-                    self._begin,
-                    parameters,
-                    state,
-                    asked_for,
-                    optimizer,
-                    gradients=gradients,
-                    redis=redis,
-                ),
-            )
-            if here.workers is not None and (asked_for.workers or asked_for.least) > here.workers:
-                self._warn(
-                    "%d workers are expected, and %s says that there are only %d. Leave workers= out, and the data is "
-                    "shared among those",
-                    asked_for.workers or asked_for.least,
-                    WORKERS,
-                    here.workers,
-                )
+        self._lead = Lead(shared_name, given)
 
-    def _lead(self, standby: bool, begin: Callable[[], None]) -> None:
-        """Takes the lease and begins; does so again if the server loses the training or the lease meanwhile."""
-        lease: Lease | None = None
-        while True:
-            self._follows = self._take_lease(standby) or self._follows
-            if lease is None or lease.lost:
-                self._keep("chief")
-                lease = self._lease
-            try:
-                self._patience.call(begin, "to begin the training", in_steps=True)
-                return
-            except ConflictError as error:
-                if not standby:
-                    raise
-                self._warn("%s; standing by", error)
-            except NotFoundError as error:
-                if self._patience.call(self._was_deleted, "to look for the training"):
-                    raise
-                self._warn("the server has lost this training while the chief began it; beginning again: %s", error)
-                # What it has lost may be in the memory of workers.
-                self._follows = True
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
 
-    def _begin(
-        self,
-        parameters: Any,
-        state: Any,
-        asked_for: CrewQuorum,
-        optimizer: Optimizer | None,
-        *,
-        gradients: GradientOptions,
-        redis: object,
-    ) -> None:
-        """Opens the accumulator, and continues with the parameters that were published last, or publishes these.
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self._lead.shared_name
 
-        May be repeated, from the beginning, wherever it fails.
-        """
-        # An outage may have lasted for longer than the lease.
-        self._check_lease()
-        if self._follows and not self._was_deleted():
-            # While this process stood by, the server may have lost the training that it saw when it came.
-            self._parameters._forget()
-        self._parameters.check(parameters, state=state)
-        published = self._parameters.step()
-        claimed = None
-        if published is None:
-            claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=self._follows)
-        if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
-            gradients = {**gradients, "order": "worker"}
-        self._asked_for, self._gradient_options, self._where = asked_for, gradients, redis
-        # The accumulator comes before the parameters: a worker that finds parameters also finds it.
-        self._open_gradients(parameters)
-        self._is_rescued = self._bring_back(published, claimed) or self._is_rescued
-        try:
-            begins = self._continue(parameters, state, optimizer)
-        except DataLossError as error:
-            self._is_rescued = self._fall_back(error, parameters)
-            begins = self._continue(parameters, state, optimizer)
-        if self._is_rescued and optimizer is None:
-            # Workers have none.
-            self.state = as_arrays(state, "state")
-        self._quorum.store()
-        if not begins:
-            logger.info(
-                "%s: continuing at step %d",
-                self.shared_name,
-                self.step,
-                extra={"accumulator": self.shared_name, "step": self.step},
-            )
+    @property
+    def workers(self) -> int:
+        """How many workers there are, as this chief last announced it."""
+        return self._lead.workers
 
-    def _was_deleted(self) -> bool:
-        """Returns whether the training that this process saw when it came was deleted."""
-        deleted = deleted_incarnations(self._transport, ParameterKeys(self.shared_name))
-        return self._parameters._reader.incarnation in deleted
-
-    def _continue(self, parameters: Any, state: Any, optimizer: Optimizer | None) -> bool:
-        """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
-        if optimizer is None:
-            return self._begin_rounds(parameters, state)
-        self._updating = Updating(self._parameters, self._accumulator, optimizer)
-        self.step, begins = self._begin_updates(parameters, state)
-        return begins
-
-    def _begin_rounds(self, parameters: Any, state: Any) -> bool:
-        """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
-        latest = self._parameters.latest()
-        if latest is None:
-            self.step, self.parameters, self.state = 0, as_arrays(parameters, "parameters"), as_arrays(state, "state")
-            self._send_parameters()
-            return True
-        found = self._parameters.latest_state()
-        assert found is not None
-        self.step, self.parameters, self.state = self._unpacked(latest, found[1])
-        return False
-
-    def _begin_updates(self, parameters: Any, state: Any) -> tuple[int, bool]:
-        """Does the same for updates. Returns the step, and whether the training is new."""
-        assert self._updating is not None
-        step = self._parameters.step()
-
-        def whole() -> tuple[Any, Any]:
-            latest, found = self._parameters.latest(), self._parameters.latest_state()
-            return (parameters, state) if latest is None or found is None else self._unpacked(latest, found[1])[1:]
-
-        self._updating.begin(parameters, 0 if step is None else step, whole)
-        return self._updating.step, step is None
-
-    def _unpacked(self, latest: tuple[int, Any], published: Any) -> tuple[int, Any, Any]:
-        """Returns the step, the exact parameters and the chief's own state, given what was published."""
-        exact, state = unpack_state(published)
-        step, tree = latest
-        return step, _own(tree) if exact is None else with_exact(tree, exact, self.shared_name), state
+    @property
+    def step(self) -> int:
+        """The step of the parameters, and of the next round."""
+        return self._lead.weights.step
 
     @property
     def parameters(self) -> Any:
         """The parameters of the step. With an ``optimizer``, the chief has none: see ``latest``."""
-        self._check_has_arrays("parameters", "latest()")
-        return self._tree
-
-    @parameters.setter
-    def parameters(self, tree: Any) -> None:
-        self._tree = tree
+        return self._weights("parameters", "latest()").tree
 
     @property
     def state(self) -> Any:
         """The state that was published with the parameters. With an ``optimizer``, see ``latest_state``."""
-        self._check_has_arrays("state", "latest_state()")
-        return self._state
+        return self._weights("state", "latest_state()").state
 
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._state = state
-
-    def _check_has_arrays(self, name: str, instead: str) -> None:
-        if self._updating is not None:
+    def _weights(self, name: str, instead: str) -> ProgramWeights:
+        weights = self._lead.weights
+        if isinstance(weights, Updating):
             raise InvalidArgumentError(
                 f"a chief with an optimizer has no {name}, since they are updated elsewhere: {instead} fetches what is "
                 "published"
             )
+        return weights
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -391,17 +237,14 @@ class Chief(Participant):
         They are those that workers gave to ``apply``. Empty if they gave none. ``rounds()`` yields them as
         ``Round.metrics``.
         """
-        return {} if self._updating is None else dict(self._updating.metrics)
+        return self._lead.metrics
 
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
 
         Blocks until they have been fetched. The arrays are read-only.
         """
-        found = self._surviving(self._parameters.latest, "to read the parameters")
-        if found is None:
-            raise self._lost(self.step)
-        return found
+        return self._lead.read(self._lead.parameters.latest, "to read the parameters")
 
     def latest_state(self) -> tuple[int, Any]:
         """Returns the step, and the state that is published for it, as ``Parameters.latest_state`` does.
@@ -409,117 +252,12 @@ class Chief(Participant):
         With an ``optimizer``, that is a dict from the name of each of its slots, such as "exp_avg", to a tree like the
         parameters, and "updates", the number of updates that it has seen. Blocks until it has been fetched.
         """
-        found = self._surviving(self._parameters.latest_state, "to read the state")
-        if found is None:
-            raise self._lost(self.step)
-        return found[0], unpack_state(found[1])[1]
+        step, found = self._lead.read(self._lead.parameters.latest_state, "to read the state")
+        return step, unpack_state(found)[1]
 
     def history(self) -> list[PastStep]:
         """Returns the steps of the training until now, as ``Parameters.history`` does."""
-        return self._patience.call(self._parameters.history, "to read the history")
-
-    def _open_gradients(self, parameters: Any) -> None:
-        self._accumulator = self._opened.enter_context(
-            open_gradients(
-                self.shared_name,
-                parameters,
-                self._gradient_options,
-                redis=self._where,
-                worker="chief",
-                once_per_worker=True,
-            )
-        )
-        self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
-        self._quorum.until = self._last
-        # This process has the chief's lease, so they are of predecessors.
-        self._accumulator._end_takes()
-
-    def _bring_back(self, published: int | None, claimed: Claim | None) -> bool:
-        """Makes the server have the newest step that is known, if it has lost the training or has an older step.
-
-        Args:
-            published: the step that is published.
-            claimed: the newest step that a living worker has, if nothing is published.
-
-        Returns:
-            Whether the parameters are those of a worker, without a state.
-        """
-        saved = next(self._checkpointer.valid(), None) if self._checkpointer is not None else None
-        newest = published if claimed is None else claimed.step
-        # A checkpoint has the state, which a worker lacks; what is published has both.
-        if saved is not None and (newest is None or saved.step > newest or (claimed and saved.step == newest)):
-            self._bring_back_saved(saved, published)
-            return False
-        if claimed is None:
-            return False
-        # Workers that find the parameters apply gradients at once.
-        self._set_step(claimed.step)
-        wait_for_handover(self._transport, self._crew, self.shared_name, claimed, self._check_lease)
-        step = self._parameters.step()
-        if step is None:
-            # They are lost again, and whoever finds nothing would begin at step 0.
-            raise refused(OF_PARAMETERS["missing"], ParameterKeys(self.shared_name))
-        self._warn(
-            "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
-            "state of the chief, such as the optimiser's, is lost, and begins as it was given",
-            step,
-        )
-        return True
-
-    def _bring_back_saved(self, saved: Checkpoint, published: int | None) -> None:
-        """Publishes a checkpoint, because the server has nothing, or only an earlier step."""
-        if published is not None:
-            self._parameters.check(saved.parameters, state=saved.state)
-        self._warn(
-            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
-            "nothing" if published is None else f"step {published}, which is older",
-            saved.step,
-        )
-        # Workers that find the parameters apply gradients at once.
-        if published is None and self._accumulator.num_accumulated() == 0:
-            self._set_step(saved.step)
-        state = pack_state(saved.parameters, saved.state) if self._rounds_parameters else saved.state
-        publish = self._parameters._restore if published is None else self._parameters.publish
-        publish(saved.parameters, saved.step, state=state)
-
-    def _fall_back(self, lost: DataLossError, like: Any) -> bool:
-        """Continues from a checkpoint, or with what a worker has, because nobody has a part of what is published.
-
-        Args:
-            lost: the error that says so.
-            like: a tree with the shapes and dtypes of the parameters.
-
-        Returns:
-            As ``_bring_back`` does.
-
-        Raises:
-            DataLossError: ``lost``, because there is neither a checkpoint nor a worker.
-        """
-        has_checkpoint = self._checkpointer is not None and next(self._checkpointer.valid(), None) is not None
-        if not has_checkpoint and not self._crew.workers():
-            raise lost
-        self._check_lease()
-        self._warn("%s. Continuing from what workers have, or from a checkpoint", lost)
-        # The parameters go first: a worker that finds no accumulator looks for them.
-        if not give_up(self._transport, ParameterKeys(self.shared_name)):
-            raise lost
-        with suppress(NotFoundError):
-            self._accumulator.delete()
-        self._accumulator.close()
-        claimed = newest_claim(self._transport, self._crew, self.shared_name, follows=True)
-        self._open_gradients(like)
-        if claimed is None and not has_checkpoint:
-            raise lost
-        self._may_be_left = True
-        return self._bring_back(None, claimed)
-
-    @property
-    def workers(self) -> int:
-        """How many workers there are, as this chief last announced it."""
-        return self._quorum.workers
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
+        return self._lead.history()
 
     def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
@@ -551,9 +289,10 @@ class Chief(Participant):
             RedisAccError: the body of the loop has not called ``publish``, and the round stays; or any other error of
                 ``take``.
         """
-        if self._updating is not None:
+        lead = self._lead
+        if isinstance(lead.weights, Updating):
             raise InvalidArgumentError("this chief has an optimizer: its loop is one over updates(), and not rounds()")
-        yield from self._loop(until, self._round)
+        return lead.rounds(None if until is None else validation.integer(until, "until"))
 
     def updates(self, until: int | None = None) -> Iterator[int]:
         """Yields the step after each update that the optimiser makes, for a loop that evaluates, logs or stops.
@@ -592,427 +331,10 @@ class Chief(Participant):
             InvalidArgumentError: the chief has no ``optimizer``; or its schedule has returned no learning rate.
             ConflictError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
         """
-        if self._updating is None:
+        lead = self._lead
+        if not isinstance(lead.weights, Updating):
             raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
-        yield from self._loop(until, self._update)
-
-    def _loop(self, until: int | None, advance: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yields what ``advance`` yields until the training is finished, and finishes it."""
-        self._last = last = None if until is None else validation.integer(until, "until")
-        self._check_lease()
-        self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
-        self._surviving(lambda: self._quorum.aim(last), "to announce the last step")
-        while not self._is_finished and (last is None or self.step < last):
-            before = self.step
-            yield from advance()
-            if self.step > before:
-                exit_code.advanced()
-        self._check_lease()
-        self._surviving(self._end, "to finish the training")
-
-    def _update(self) -> Iterator[int]:
-        """Yields the step after the next update, or nothing if there was only something to be put right."""
-        self._check_lease()
-
-        def next_round() -> GrantedRound | None:
-            # Another one, if the training had to be restored.
-            assert self._updating is not None
-            return self._next(self._updating.recover, self._updating.grant)
-
-        found = self._surviving(next_round, f"to take the round of step {self.step}")
-        updating = self._updating
-        assert updating is not None
-        # The wait may have been long, and another chief may have taken over.
-        self._check_lease()
-        if found is None:
-            return
-        if found.granted.global_step > self.step:
-            raise self._lost(found.granted.global_step)
-        if found.granted.global_step < self.step:
-            # It was used in a loop over rounds() of a chief that died before it acknowledged it.
-            try:
-                self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
-            except NotFoundError as error:
-                # Whether the server has lost more shows before the next round.
-                self._warn("%s", error)
-            return
-        is_last = self.step + 1 == self._last
-        try:
-            is_published = self._patience.call(
-                lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
-            )
-        except NotReplicatedError:
-            # It is published, and another loop continues with the next step.
-            self._patience.call(updating.refresh, "to read the parameters")
-            self.step = updating.step
-            raise
-        except NotFoundError as error:
-            step = self.step
-            self._restore(error)
-            if self.step == step:
-                # The round is lost, and its workers apply their gradients again.
-                return
-            # It had been published.
-            self.step, is_published = step, True
-        except DataLossError as error:
-            self._warn("%s. Beginning step %d again: its workers apply their gradients again", error, self.step)
-            self._surviving(self._begin_step_anew, "to begin the step again")
-            return
-        if not is_published:
-            raise self._lost(self.step + 1)
-        self.step += 1
-        self._is_finished = self._is_finished or is_last
-        self._may_be_left = False
-        if self._checkpointer is not None:
-            self._checkpointer.note(self.step, last=is_last)
-        yield self.step
-
-    def _ends_before(self, last: int | None) -> bool:
-        """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
-        published = self._parameters.step()
-        if published is not None and published > self.step:
-            raise self._lost(published)
-        if not self._parameters.finished():
-            return False
-        if last is None or self.step >= last:
-            return True
-        self._parameters.finish(False)
-        return False
-
-    def _round(self) -> Iterator[Round[Any]]:
-        """Yields the next round, or nothing if there was only something to be put right."""
-        self._check_lease()
-        # If the loop is left before the parameters are published, the round is not acknowledged.
-        with ExitStack() as stack:
-            taken = self._surviving(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
-            # The wait may have been long, and another chief may have taken over.
-            self._check_lease()
-            if taken is None:
-                return
-            if taken.global_step > self.step:
-                raise self._lost(taken.global_step)
-            self._current, self._block = taken, stack.pop_all()
-        try:
-            if taken.global_step < self.step:
-                # The parameters that follow from it have been published. It is acknowledged without being used.
-                self._acknowledge()
-                return
-            yield taken
-            if self._block is not None:
-                raise RedisAccError(
-                    f"{self.shared_name}: the parameters that follow from the round of step {self.step} were not "
-                    "published. Call publish() once in the body of the loop"
-                )
-        finally:
-            # The next round may be this one.
-            self._current = self._block = None
-
-    def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
-        """Returns a round that was left, or takes one. None: something had to be repaired first."""
-
-        def take(**options: Any) -> Round[Any]:
-            return stack.enter_context(self._accumulator.take(**options))
-
-        return self._next(lambda: stack.enter_context(self._accumulator.recover()), take)
-
-    def _next(self, recover: Callable[[], Taken | None], take: Callable[..., Taken]) -> Taken | None:
-        """Returns a round that was left, or takes one. None: something had to be repaired first.
-
-        Args:
-            recover: returns the oldest round that was left, None if there is none.
-            take: takes one, given ``min_weight``, ``cancel`` and ``describe``.
-        """
-        if self._may_be_left:
-            left = recover()
-            if left is not None:
-                return left
-            if self._agree():
-                # The repair may have left a round, which has to be acknowledged.
-                return None
-        self._may_be_left = True
-        self._has_to_agree = False
-        self._next_look = clock.now() + durations.look_every
-        self._quorum.follow()
-        try:
-            return take(
-                min_weight=self._asked_for.quorum.min_weight,
-                cancel=self._is_over,
-                describe=lambda: crew_text(self._crew),
-            )
-        except InvalidArgumentError:
-            if not self._quorum.restore():
-                raise
-        except DataLossError as error:
-            self._warn("%s", error)
-        except CancelledError:
-            if not self._has_to_agree:
-                raise
-        return None
-
-    def _take_lease(self, standby: bool) -> bool:
-        """Takes the lease of the chief. Returns whether another process had it."""
-        if not standby:
-            return self._patience.call(lambda: self._crew.wait_for("chief"), "to become the chief")
-        return self._patience.call(lambda: self._crew.stand_by("chief", self._is_given_up), "to stand by as the chief")
-
-    def _is_given_up(self) -> bool:
-        """Returns whether this process is to be the chief no longer."""
-        return False
-
-    def _is_over(self) -> bool:
-        """Looks, once a second, whether waiting for the round still makes sense, and for how many gradients."""
-        self._quorum.follow()
-        now = clock.now()
-        if now < self._next_look:
-            return False
-        self._next_look = now + durations.look_every
-        if self._parameters.finished():
-            # Another process has said so. The loop ends.
-            self._is_finished = self._has_to_agree = True
-            return True
-        # The step is another one if the server was restarted from older data, or if a chief that had stalled for
-        # longer than its lease has taken this round.
-        self._has_to_agree = (
-            self._lease.lost
-            or self._accumulator.global_step() != self.step
-            or self._parameters.step() != self.step
-            or not self._parameters.is_complete()
-        )
-        return self._has_to_agree
-
-    def _agree(self) -> bool:
-        """Makes the server agree with this process about the step, after a restart or a loss of data.
-
-        Returns:
-            Whether the accumulator had to be brought to another step, or was replaced.
-        """
-        published = self._parameters.step()
-        if published is None or published < self.step:
-            self._warn(
-                "the server has lost the parameters of step %d, and is at step %s; publishing them again",
-                self.step,
-                published,
-            )
-            if self._send_parameters():
-                return True
-            self._quorum.store()
-        elif published > self.step:
-            raise self._lost(published)
-        elif not self._parameters.is_complete():
-            self._warn("a node has lost a part of the parameters of step %d; publishing them again", self.step)
-            if self._send_parameters():
-                return True
-        step = self._accumulator.global_step()
-        if step > self.step:
-            raise self._lost(step)
-        if step < self.step:
-            self._catch_up(step)
-            return True
-        return False
-
-    def _surviving(self, attempt: Callable[[], Value], what: str) -> Value:
-        """Returns the result of ``attempt``. If the server has lost the training, restores it and tries again."""
-        while True:
-            try:
-                return self._patience.call(attempt, what, in_steps=True)
-            except NotFoundError as error:
-                # Bound to a name of its own, because Python unbinds the first.
-                found_gone = error
-            self._restore(found_gone)
-
-    def _restore(self, found_gone: RedisAccError) -> None:
-        """Restores a training that the server has lost, as often as it loses it while that goes on.
-
-        Raises:
-            RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted; or the error
-                that says that another one was published meanwhile.
-        """
-        keys, incarnation = ParameterKeys(self.shared_name), self._parameters._reader.incarnation
-        looking, restoring = "to look for the training", "to restore the training"
-        if not self._patience.call(lambda: is_lost(self._transport, keys, incarnation), looking):
-            self._patience.call(self._parameters.step, looking)
-            raise found_gone
-        while True:
-            try:
-                self._patience.call(self._restore_once, restoring, in_steps=True)
-                return
-            except NotFoundError:
-                # What this process has put there a moment ago is gone. It may be only a part of it.
-                if self._patience.call(lambda: is_over(self._transport, keys, incarnation), looking):
-                    raise
-
-    def _restore_once(self) -> None:
-        """Restores the training from what this process has. May be repeated, from the beginning, wherever it fails."""
-        # The lease is lost as well, and another chief may have taken it since.
-        self._lease.take_again()
-        self._check_lease()
-        source = "the chief" if self._updating is None else "the chief and of reducers"
-        self._warn(
-            "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d from "
-            "the memory of %s; workers apply their gradients of this step again",
-            self.step if self._updating is None else self._updating.step,
-            source,
-        )
-        if self._updating is None:
-            held = self._tree, self._state
-        else:
-            held = self._updating.gathered(self._check_lease)
-            self.step = self._updating.step
-        self._accumulator.close()
-        self._open_gradients(held[0])
-        # Workers that find the parameters apply gradients at once.
-        self._set_step(self.step)
-        self._publish_whole(*held, restores=True)
-        if self._updating is not None:
-            # In parts as they were before, with the state that has just been published.
-            self._updating = self._updating.reopened(self._accumulator)
-            self._begin_updates(*held)
-        self._quorum.store()
-        self._may_be_left = True
-
-    def _begin_step_anew(self) -> None:
-        """Publishes the parameters again, and replaces an accumulator that has lost a part of a gradient."""
-        assert self._updating is not None
-        self._check_lease()
-        # First: if nobody has what is lost of them, the round stays.
-        if self._send_parameters():
-            return
-        with suppress(NotFoundError):
-            self._accumulator.delete()
-        self._accumulator.close()
-        self._open_gradients(self._updating.like)
-        self._set_step(self.step)
-        self._updating = self._updating.reopened(self._accumulator)
-        self._quorum.store()
-        self._may_be_left = True
-
-    def _send_parameters(self) -> bool:
-        """Publishes the parameters and the state that this process has, whole.
-
-        Returns:
-            Whether it could not, because nobody has a part of them: the training continues from another step, with
-            another accumulator.
-        """
-        if self._updating is None:
-            self._publish_whole(self._tree, self._state)
-            return False
-        try:
-            self._updating.publish_again(self._check_lease)
-        except DataLossError as error:
-            like, optimizer = self._updating.like, self._updating.optimizer
-            self._fall_back(error, like)
-            self._continue(like, None, optimizer)
-            self._quorum.store()
-            return True
-        return False
-
-    def _publish_whole(self, tree: Any, state: Any, *, restores: bool = False) -> None:
-        packed = pack_state(tree, state) if self._rounds_parameters else state
-        publish = self._parameters._restore if restores else self._parameters.publish
-        publish(tree, self.step, state=packed)
-
-    def _catch_up(self, step: int) -> None:
-        """Brings the accumulator from an earlier step to the step of the parameters, with an empty round.
-
-        Its gradients belong to earlier steps, and were used before. If a gradient of the current step is thrown away
-        with them, its worker applies it again.
-        """
-        timeout = 0.0
-        while True:
-            if step < self.step - 1:
-                self._set_step(self.step - 1)
-            try:
-                # Takes whatever is there and ends the step in one operation, so that nothing can be added to it.
-                with self._accumulator.take(1, timeout=timeout) as taken:
-                    self._warn("number of gradients that were lost with older parameters: %d", taken.num_accumulated)
-                return
-            except DataLossError as error:
-                # It was taken. The accumulator reports the very loss that is being repaired here.
-                logger.debug("%s: %s", self.shared_name, error)
-                return
-            except TakeTimeoutError:
-                pass
-            self._set_step(self.step)
-            if self._accumulator.num_accumulated() == 0:
-                return
-            # They arrived between the two commands, so they may be of an earlier step. Or a take of this process that
-            # ended long ago is back with the older data, and is the first in the queue until its lease ends.
-            self._set_step(self.step - 1)
-            step, timeout = self.step - 1, durations.taker_lease
-
-    def _set_step(self, step: int) -> None:
-        while True:
-            try:
-                self._accumulator.set_global_step(step)
-            except (DataLossError, StaleSequenceError) as error:
-                # The server reports once that it has lost its data about this process. It did not set the step.
-                logger.debug("%s: %s", self.shared_name, error)
-            else:
-                return
-
-    def _lost(self, step: int) -> RedisAccError:
-        """Returns the error that says why a later step has begun than the one whose parameters this process has."""
-        published = self._parameters.step()
-        if published is not None and published > self.step:
-            # Its lease may have been given back since, so that it is this process's again.
-            return ConflictError(
-                f"{self.shared_name}: another process has published step {published}, while the chief in this process "
-                f"was at step {self.step}: this process or the server stood still, and another one was the chief "
-                f"meanwhile. This process can no longer be the chief; one that is started again continues with step "
-                f"{published}"
-            )
-        return DataLossError(
-            f"{self.shared_name}: step {step} has begun, but the parameters are at step {self.step}: "
-            "a round in between was taken by another process, or the server has lost a version of the parameters. "
-            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
-        )
-
-    def _end(self) -> None:
-        """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
-        self._agree()
-        self._clear_away()
-        keys = self._accumulator._keys
-        if keys.partitions:
-            # A predecessor may have died before it removed what its last round had there.
-            sweep_quietly(self._transport, keys, min_replicas=self._accumulator._scripts.min_replicas)
-        # Usually the last publication has declared it. But a loop that was to continue may have published that step, or
-        # the server may have lost the declaration.
-        self._declare_finished()
-
-    def _declare_finished(self) -> None:
-        if self._run_id is not None:
-            # Also if it is finished already: the workers of this run, which may have begun a moment ago, cannot know
-            # yet that this chief does not continue it.
-            conclude(self._transport, ParameterKeys(self.shared_name), self._run_id)
-        elif not self._parameters.finished():
-            self._parameters.finish()
-        self._is_finished = True
-
-    def _clear_away(self) -> None:
-        """Acknowledges rounds that were used: a predecessor had not done it, or they came back with older data."""
-        self._may_be_left = True
-        while self._may_be_left:
-            with self._accumulator.recover() as left:
-                if left is None or left.global_step >= self.step:
-                    # It is raised so that the round stays.
-                    self._may_be_left = False
-                    if left is not None:
-                        raise self._lost(left.global_step)
-
-    def _acknowledge(self) -> None:
-        """Acknowledges the current round: its parameters have been published."""
-        taken, block = self._current, self._block
-        if taken is None or block is None:
-            return
-        self._current = self._block = None
-        try:
-            self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
-        except (NotFoundError, DataLossError, ConflictError) as error:
-            # The round was used nevertheless. Whether the server has lost more shows before the next round.
-            self._warn("%s", error)
-            return
-        # There may be older ones.
-        self._may_be_left = taken.global_step < self.step - 1
+        return lead.updates(None if until is None else validation.integer(until, "until"))
 
     def publish(
         self,
@@ -1043,27 +365,10 @@ class Chief(Participant):
                 Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        if self._block is None:
+        lead = self._lead
+        if not lead.is_with_program:
             raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
-        step = self.step + 1
-        # In one request: between two, the workers would compute one more gradient, in vain.
-        is_last = validation.flag(finished, "finished") or step == self._last
-        self._check_lease()
-        # As after a restart, so that no program breaks only then.
-        parameters, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
-        stored = pack_state(parameters, state) if self._rounds_parameters else state
-        taken = self._current
-        past = "" if taken is None else history_text(self.step, taken.num_accumulated, taken.metrics)
-        # If the network was away for longer than the lease, a successor may have published this step and later ones.
-        self._surviving(
-            lambda: self._parameters._publish(parameters, step, changed, stored, is_last, past=past),
-            f"to publish step {step}",
-        )
-        self.step, self.parameters, self.state = step, parameters, state
-        self._is_finished = self._is_finished or is_last
-        self._acknowledge()
-        if self._checkpointer is not None:
-            self._checkpointer.note(step, last=is_last)
+        lead.publish(parameters, changed, state, finished=validation.flag(finished, "finished"))
 
     def finish(self) -> None:
         """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
@@ -1075,16 +380,12 @@ class Chief(Participant):
         Raises:
             ConflictError: another process has become the chief.
         """
-        self._check_lease()
-        self._surviving(self._declare_finished, "to finish the training")
+        self._lead.finish()
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
-        self._patience.call(self._accumulator.delete, "to delete the gradients")
-        self._patience.call(self._parameters.delete, "to delete the parameters")
+        self._lead.delete()
 
-
-def _own(tree: Any) -> Any:
-    """Returns a tree with copies of its arrays, which may be written to."""
-    structure, leaves = flatten(tree, "parameters")
-    return structure.build([np.array(leaf) for leaf in leaves])
+    def close(self) -> None:
+        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
+        self._lead.close()

@@ -1,19 +1,14 @@
-"""A server that has lost a training: who still has its parameters, and how they come back.
+"""What workers have of a training that the server has lost, as they say themselves.
 
-A loss is told from a deletion by the mark that a deletion leaves (``_protocol/parameters/marks.py``). Then:
-
-- A living chief restores everything from its memory (``Chief``).
-- Without one, workers that find their training gone write into Redis which step they have (``Claimant``). A chief that
-  starts where nothing is published reads these claims first (``newest_claim``), and asks the worker with the newest
-  step to publish its parameters (``wait_for_handover``). The chief's state, such as the optimiser's, is lost then.
-- A checkpoint may be newer than what workers have. ``Chief`` compares them.
-- If a node has lost a part that no process has, a chief gives the rest up (``give_up``), and continues in the same way.
+A loss is told from a deletion by the mark that a deletion leaves (``_protocol/parameters/marks.py``). Workers that
+find their training gone write into Redis which step they have (``Claimant``). A leader reads these claims if nothing is
+published that it has itself (``Inquiry``), and asks the worker with the newest step to publish its parameters. The
+state of the leader, such as the optimiser's, is lost then.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from redisacc._clock import clock, durations
@@ -32,8 +27,7 @@ from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.data_age import may_have_lost_data
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
-from redisacc.errors import DataLossError, RedisAccError
+from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
 
@@ -51,122 +45,134 @@ def claims_after() -> float:
     return interval_of(durations.lease) + 1.0
 
 
-def newest_claim(transport: Transport, crew: Crew, name: str, *, follows: bool = False) -> Claim | None:
-    """Returns what living workers have of a training that the server may have lost; None: nothing.
-
-    If the server was started a moment ago, or has been flushed, this waits until every living worker has claimed what
-    it has; else a training under a new name begins at once.
+class Inquiry:
+    """What a leader finds out from workers while nothing is published.
 
     Args:
         transport: the way to the server.
         crew: the crew of the training.
         name: its name.
-        follows: whether another chief is known to have been there.
+
+    Attributes:
+        wanted: the newest claim of a worker that lives, as far as is known.
+        asked: the last worker that was asked to publish what it has, and its step.
     """
-    keys = ParameterKeys(name)
-    scripts = Scripts(transport, keys)
-    if not transport.call("EXISTS", keys.claims):
-        if (is_first_start() and not follows) or deleted_incarnations(transport, keys):
-            return None
-        if not may_have_lost_data(transport, keys.record):
-            return None
-        logger.info(
-            "%s: nothing is published under this name, and the server was started a moment ago, or was flushed; asking "
-            "for %.1f s whether a worker still has a training of this name",
-            name,
-            claims_after(),
-            extra={"accumulator": name},
-        )
-    # Asking nobody makes sure that there is a hash of claims.
-    while scripts.claim(place="", incarnation="", step=0, process="", asks=True).outcome != "there":
-        # Also if there is a claim: another worker may have a later step.
-        transport.waits.sleep(claims_after())
-        found = _newest(transport, crew, keys)
-        if found is not None:
-            return found
-        # If the server has lost the claims meanwhile, workers claim again.
-        if transport.call("UNLINK", keys.claims):
-            break
-    return None
 
+    def __init__(self, transport: Transport, crew: Crew, name: str) -> None:
+        self._transport, self._crew, self._name = transport, crew, name
+        self._keys = ParameterKeys(name)
+        self._scripts = Scripts(transport, self._keys)
+        self._began: float | None = None
+        self._suspects: bool | None = None
+        # Process -> when it was asked first.
+        self._asked_at: dict[str, float] = {}
+        self._log: WaitLog | None = None
+        self.wanted: Claim | None = None
+        self.asked: Claim | None = None
 
-def _newest(transport: Transport, crew: Crew, keys: ParameterKeys) -> Claim | None:
-    """Returns the newest claim of a worker that lives, as far as is known."""
-    deleted = deleted_incarnations(transport, keys)
-    holders = {member.place: member.process for member in crew.members() if member.left > 0}
-    for one in read_claims(transport, keys):
-        if one.incarnation in deleted or fate_of(one.process) == "dead":
-            continue
-        # A worker takes its lease again when there is an accumulator again, and claims no more while it computes. If
-        # another process has its place, it lives only for as long as it claims.
-        if one.age < 2 * claims_after() or holders.get(one.place) == one.process:
-            return one
-    return None
+    def may_be_lost(self, *, is_lost: bool, follows: bool) -> bool:
+        """Returns whether the server may have lost a training.
 
+        Only if it was started a moment ago, or has been flushed: else a training under a new name begins at once.
 
-def wait_for_handover(transport: Transport, crew: Crew, name: str, wanted: Claim, check: Callable[[], object]) -> None:
-    """Blocks until a worker has published the parameters that it has.
+        Args:
+            is_lost: whether this process knows that there was one.
+            follows: whether another process is known to have led.
+        """
+        if self._suspects is None:
+            if is_lost or self._transport.call("EXISTS", self._keys.claims):
+                self._suspects = True
+            elif (is_first_start() and not follows) or deleted_incarnations(self._transport, self._keys):
+                self._suspects = False
+            else:
+                self._suspects = may_have_lost_data(self._transport, self._keys.record)
+        return self._suspects
 
-    Args:
-        transport: the way to the server.
-        crew: the crew of the training.
-        name: the name of the training.
-        wanted: the newest claim. If its worker dies, the next one is asked.
-        check: raises an error if this process is no longer the chief.
+    def ask(self) -> None:
+        """Asks all workers, and blocks until those that live have had time to answer."""
+        if self._began is None:
+            logger.info(
+                "%s: nothing is published under this name, and the server was started a moment ago, or was flushed; "
+                "asking for %.1f s whether a worker still has a training of this name",
+                self._name,
+                claims_after(),
+                extra={"accumulator": self._name},
+            )
+            # Asking nobody makes sure that there is a hash of claims.
+            if self._asks("", "", 0):
+                return
+            self._began = clock.now()
+        self._transport.waits.sleep(max(self._began + claims_after() - clock.now(), 0.0))
 
-    Raises:
-        DataLossError: no worker hands over what it has.
-    """
-    keys, log = ParameterKeys(name), WaitLog(clock.now())
-    deadline = clock.now() + HANDOVER
-    found: Claim | None = wanted
-    while found is not None and clock.now() < deadline:
-        check()
-        claim = Scripts(transport, keys).claim
-        reply = claim(place=found.place, incarnation=found.incarnation, step=found.step, process="", asks=True)
-        if reply.outcome == "there":
-            transport.call("UNLINK", keys.claims)
-            return
+    def has_asked(self) -> bool:
+        """Returns whether they have had that time. Looks for the newest claim."""
+        if self._began is None or clock.now() < self._began + claims_after():
+            return False
+        self.wanted = self._newest()
+        if self.wanted is None and not self._transport.call("EXISTS", self._keys.claims):
+            # The server has lost the claims as well. Those that live claim again.
+            self._began = None
+            return False
+        return True
+
+    def hand_over(self) -> None:
+        """Asks the worker with the newest claim to publish what it has, and lets it do so for a moment."""
+        wanted = self.wanted
+        assert wanted is not None
+        self.asked = wanted
         now = clock.now()
-        if log.is_due(now):
+        self._asked_at.setdefault(wanted.process, now)
+        self._log = self._log or WaitLog(now)
+        if self._asks(wanted.place, wanted.incarnation, wanted.step):
+            self.end()
+            return
+        if self._log.is_due(now):
             logger.warning(
                 "%s: the server has lost this training; still waiting for %s, which has step %d, to publish it again",
-                name,
-                found.place,
-                found.step,
-                extra={"accumulator": name},
+                self._name,
+                wanted.place,
+                wanted.step,
+                extra={"accumulator": self._name},
             )
-        transport.waits.sleep(durations.claim_every)
-        # If the server has lost the claims as well, those that live claim again.
-        found = _newest(transport, crew, keys) or newest_claim(transport, crew, name, follows=True)
-    if transport.call("HEXISTS", keys.record, "version"):
-        # The worker has gone after it had published them.
-        return
-    raise DataLossError(
-        f"{shown(name)}: the server has lost this training, and {wanted.place} had step {wanted.step} of its "
-        "parameters, but has not published them: it has died, or its user may not publish. Start the chief again with "
-        "a checkpoint; or, to begin again at step 0, stop the workers first"
-    )
+        self._transport.waits.sleep(durations.claim_every)
+
+    def end(self) -> None:
+        """Removes the claims: something is published, or about to be."""
+        self._transport.call("UNLINK", self._keys.claims)
+
+    def _asks(self, place: str, incarnation: str, step: int) -> bool:
+        """Asks a worker; "": nobody. Returns whether something is published."""
+        reply = self._scripts.claim(place=place, incarnation=incarnation, step=step, process="", asks=True)
+        return bool(reply.outcome == "there")
+
+    def _newest(self) -> Claim | None:
+        deleted = deleted_incarnations(self._transport, self._keys)
+        holders = {member.place: member.process for member in self._crew.members() if member.left > 0}
+        for one in read_claims(self._transport, self._keys):
+            if one.incarnation in deleted or fate_of(one.process) == "dead":
+                continue
+            if clock.now() >= self._asked_at.get(one.process, clock.now()) + HANDOVER:
+                continue
+            # A worker takes its lease again when there is an accumulator again, and claims no more while it computes.
+            # If another process has its place, it lives only for as long as it claims.
+            if one.age < 2 * claims_after() or holders.get(one.place) == one.process:
+                return one
+        return None
 
 
-def give_up(transport: Transport, keys: ParameterKeys) -> bool:
+def give_up(transport: Transport, keys: ParameterKeys) -> None:
     """Gives up the latest version, if it has lost a part that no process has. Removes what is left of its parts.
 
-    Returns:
-        Whether nothing is published any more, as after a loss of everything.
+    Nothing is published any more, as after a loss of everything; unless another version was published meanwhile.
     """
     reader = ParameterReader(transport, keys)
     record = reader.poll()
-    if record is None:
-        return True
-    if reader.is_complete(record):
-        return False
+    if record is None or reader.is_complete(record):
+        return
     rest = listed_objects(transport, record.keys)
     reply = Scripts(transport, keys).give_up(incarnation=record.incarnation, version=record.version)
-    if reply.outcome == "changed":
-        return False
-    transport.pipeline([("UNLINK", key) for key in rest])
-    return True
+    if reply.outcome != "changed":
+        transport.pipeline([("UNLINK", key) for key in rest])
 
 
 class Claimant:
@@ -176,6 +182,9 @@ class Claimant:
         transport: the way to the server.
         parameters: the worker's handle on the parameters.
         place: "worker" and its number.
+
+    Attributes:
+        latest: the step and the parameters that the worker has got last.
     """
 
     def __init__(self, transport: Transport, parameters: Parameters, place: str) -> None:
@@ -183,12 +192,8 @@ class Claimant:
         self._parameters = parameters
         self._keys = ParameterKeys(parameters.shared_name)
         self._place = place
-        self._latest: tuple[int, Any] | None = None
+        self.latest: tuple[int, Any] | None = None
         self._may_publish = True
-
-    def note(self, step: int, tree: Any) -> None:
-        """Notes the parameters that the worker has got last."""
-        self._latest = step, tree
 
     def claim_quietly(self) -> None:
         """Claims once what this worker has, and raises nothing. Any thread may call it."""
@@ -212,7 +217,7 @@ class Claimant:
         if reply.outcome == "deleted":
             # Raises the error that says so.
             self._parameters.step()
-        latest = self._latest
+        latest = self.latest
         if reply.outcome == "claimed" and reply.place == self._place and latest is not None and self._may_publish:
             step, tree = latest
             try:
@@ -239,7 +244,7 @@ class Claimant:
         return False
 
     def _claim(self, transport: Transport) -> Reply:
-        latest, incarnation = self._latest, self._parameters._reader.incarnation
+        latest, incarnation = self.latest, self._parameters._reader.incarnation
         if latest is None or not incarnation or not self._may_publish:
             # It only looks whether they are there, or were deleted.
             version, deleted = transport.pipeline(

@@ -8,6 +8,7 @@ import secrets
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Literal
 
 from redisacc._data import validation
@@ -58,16 +59,16 @@ class Participant(Closing):
         self._patience = Patience(seconds, self.shared_name, self._transport.waits)
         who = host_and_process(os.getpid())
         self._opened = ExitStack()
-        self._parameters = self._opened.enter_context(
-            Parameters(
-                shared_name,
-                redis=redis,
-                encoding=encoding,
-                partitions=partitions,
-                min_replicas=min_replicas,
-                publisher=f"{role} {who}",
-            )
+        opens = partial(
+            Parameters,
+            shared_name,
+            redis=redis,
+            encoding=encoding,
+            partitions=partitions,
+            min_replicas=min_replicas,
+            publisher=f"{role} {who}",
         )
+        self._parameters = self._opened.enter_context(self._patience.opening(opens, "to open the training"))
         self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
         # The next process of this place need not wait for the lease, also without ``with``.
         weakref.finalize(self, self._opened.close)

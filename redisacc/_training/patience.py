@@ -1,4 +1,8 @@
-"""Repeats a call through an outage of the server, for as long as the user chooses."""
+"""Repeats a call through an outage of the server, for as long as the user chooses.
+
+A server that refuses writes for the time being, because its disk is full or its replicas are gone, is waited for in the
+same way.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import TypeVar
 from redis.backoff import ExponentialBackoff
 
 from redisacc._clock import durations
+from redisacc._handles.environment import is_started_again
+from redisacc._redis.reply_errors import WritesRefusedError
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
@@ -57,8 +63,16 @@ class Patience:
         finally:
             LIMITS.reset(token)
 
+    def opening(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of ``attempt``, the first call to the server.
+
+        A process that follows another one in its place is patient: the training has seen its server. For a first one,
+        the address may be wrong.
+        """
+        return self.call(attempt, what, in_steps=True) if is_started_again() else attempt()
+
     def _repeated(self, attempt: Callable[[], Value], what: str, in_steps: bool) -> Value:
-        failures = 0
+        failures, said = 0, ""
         # When the first attempt began that failed. A wait that was well for hours and then fails has been patient
         # itself: see ``Limits``.
         began = 0.0
@@ -66,7 +80,7 @@ class Patience:
             tried = running_time()
             try:
                 result = attempt()
-            except ServerUnavailableError as error:
+            except (ServerUnavailableError, WritesRefusedError) as error:
                 failures += 1
                 if failures == 1:
                     began = tried
@@ -75,14 +89,12 @@ class Patience:
                     raise
                 if isinstance(error, OutcomeUnknownError) and not in_steps:
                     attempt = error.settle
-                if failures == 1:
-                    logger.warning(
-                        "%s: could not reach the server %s; trying until it is back: %s",
-                        self._name,
-                        what,
-                        error,
-                        extra={"accumulator": self._name},
-                    )
+                cause = "could not reach the server %s; trying until it is back: %s"
+                if isinstance(error, WritesRefusedError):
+                    cause = "the server refuses writes; trying %s until it accepts them: %s"
+                if cause != said:
+                    said = cause
+                    logger.warning(f"%s: {cause}", self._name, what, error, extra={"accumulator": self._name})
                 self._waits.sleep(pause)
                 continue
             if failures:

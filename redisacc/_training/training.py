@@ -22,12 +22,15 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.process_identity import fate_of
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
 from redisacc._protocol.waiting.lifetime import Closing
+from redisacc._redis.connect import connect
 from redisacc._text import shown
-from redisacc._training.chief import Chief
+from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.lead import Lead
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
 from redisacc._training.options import GradientOptions, TrainingOptions, gradient_options
 from redisacc._training.patience import Patience
+from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
 from redisacc._training.upload import Upload
 from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
@@ -139,7 +142,6 @@ class Training(Closing):
         self._redis = redis
         self._update = update and exit_code.noting_its_first_call(update)
         self._log = log and exit_code.noting_its_first_call(log)
-        self._parameters = parameters
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -149,30 +151,39 @@ class Training(Closing):
         self._opened = ExitStack()
         with ExitStack() as on_failure:
             on_failure.callback(self._opened.close)
-            self._published = self._opened.enter_context(Parameters(shared_name, redis=redis))
+            shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+            waits = connect(redis).waits
+            self._published = self._opened.enter_context(
+                Patience(seconds, shared_name, waits).opening(
+                    lambda: Parameters(shared_name, redis=redis), "to open the training"
+                )
+            )
             self.shared_name = self._published.shared_name
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
                 follow = partial(_Follower, shared_name, number=number, redis=redis, encoding=encoding, finite=finite)
-                self._worker = Patience(seconds, name, transport.waits).call(
+                self._worker = Patience(seconds, name, waits).call(
                     lambda: follow(patience=patience, training=self), "to begin to work", in_steps=True
                 )
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
             on_failure.pop_all()
         # Each process may lead, and gives what it has been given.
-        self._options: dict[str, Any] = {
-            "workers": workers,
-            "quorum": quorum,
-            "optimizer": optimizer,
-            "state": state,
+        self._options = replace(
+            lead_options(
+                parameters,
+                {**options, "accumulator": {"partitions": "auto", **gradients}},  # type: ignore[typeddict-unknown-key]
+                optimizer=optimizer,
+                state=state,
+                workers=workers,
+                encoding=None if encoding == "int8" else encoding,
+                standby=True,
+            ),
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
-            "redis": transport.blocking,
-            "encoding": None if encoding == "int8" else encoding,
-            "patience": patience,
-            "checkpoint": options.get("checkpoint"),
-            "accumulator": {"partitions": "auto", **gradients},
-        }
+            redis=transport.blocking,
+            stops=self._stops.is_set,
+            own=lambda: None if self._worker is None else self._worker._claimant.latest,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
@@ -275,9 +286,11 @@ class Training(Closing):
         try:
             while not self._stops.is_set():
                 try:
-                    with self._patience.call(self._leader, "to stand by", in_steps=True) as chief:
+                    with self._patience.call(
+                        lambda: Lead(self.shared_name, self._options), "to stand by", in_steps=True
+                    ) as lead:
                         self._leads = True
-                        self._update_each(chief)
+                        self._update_each(lead)
                         return
                 except ConflictError as error:
                     # This process stood still, and another one leads now. Its worker goes on.
@@ -293,25 +306,21 @@ class Training(Closing):
         except BaseException as error:  # noqa: BLE001 - it is raised where the program is
             self._failure = error
 
-    def _leader(self) -> Chief:
-        """Returns the chief of this process. Blocks until it leads."""
-        if self._stops.is_set():
-            raise CancelledError(f"this process no longer stands by to lead {shown(self.shared_name)}")
-        return _Leader(self.shared_name, self._parameters, training=self, **self._options)
-
-    def _update_each(self, chief: Chief) -> None:
+    def _update_each(self, lead: Lead) -> None:
         if self._update is None:
-            for step in chief.updates(until=self._until):
+            for step in lead.updates(self._until):
                 if self._log is not None:
-                    self._call(self._log, self._step_of(step) - 1, chief.metrics)
+                    self._call(self._log, self._step_of(step) - 1, lead.metrics)
             return
-        for taken in chief.rounds(until=self._until):
-            updated = self._call(self._update, taken, chief.parameters, chief.state)
+        for taken in lead.rounds(self._until):
+            weights = lead.weights
+            assert isinstance(weights, ProgramWeights)
+            updated = self._call(self._update, taken, weights.tree, weights.state)
             if not (isinstance(updated, tuple) and len(updated) == 2):
                 raise InvalidArgumentError(
                     f"update must return the parameters and the state, a tuple of two, not {type(updated).__name__}"
                 )
-            chief.publish(updated[0], state=updated[1])
+            lead.publish(updated[0], None, updated[1], finished=False)
             if self._log is not None:
                 self._call(self._log, taken.global_step, taken.metrics)
 
@@ -457,22 +466,6 @@ def _local_loop(
         raise InvalidArgumentError("there are no local steps with sparse leaves: each step needs their rows")
     model = LocalModel(inner, parameters) if isinstance(inner, Optimizer) else inner
     return LocalLoop(model, optimizer.every, finite=finite), outer
-
-
-class _Leader(Chief):
-    """The chief beside a worker. It stands by until it leads, and stops if its training does."""
-
-    _is_beside_worker = True
-
-    def __init__(self, shared_name: str, parameters: Any, *, training: Training, **options: Any) -> None:
-        self._training = training
-        super().__init__(shared_name, parameters, standby=True, **options)
-
-    def _is_given_up(self) -> bool:
-        return self._training._stops.is_set()
-
-    def _is_over(self) -> bool:
-        return self._is_given_up() or super()._is_over()
 
 
 class _Follower(Worker):

@@ -1,4 +1,4 @@
-"""What a chief does with an optimiser: it orders and commits updates, and handles no dense arrays."""
+"""What a leader has of a training with an optimiser: it orders and commits updates, and handles no dense arrays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
+from redisacc._protocol.updates.committer import Committer
 from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
+from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 
@@ -56,45 +58,60 @@ def check_optimizer(optimizer: object, parameters: object, *, state: object, mea
 
 
 class Updating:
-    """Makes updates of the rounds of a training.
+    """The version that an optimiser updates, as the leader knows it without the server.
 
     Args:
         parameters: the handle on its parameters.
-        accumulator: the handle on its gradients.
         optimizer: the optimiser.
+        schema: the leaves.
     """
 
-    def __init__(
-        self, parameters: Parameters, accumulator: ConditionalAccumulatorBase[Any], optimizer: Optimizer
-    ) -> None:
-        self._parameters = parameters
-        self._rounds = Rounds(accumulator)
-        self._optimizer = optimizer
+    def __init__(self, parameters: Parameters, optimizer: Optimizer, schema: Schema) -> None:
+        self._parameters, self._optimizer, self._schema = parameters, optimizer, schema
         self._publisher = f"chief {host_and_process(os.getpid())}"
-        gradients = self._rounds.keys
-        # The same partitions, so that a part of the weights lies where that part of the gradients does.
-        self._keys = ParameterKeys(gradients.name, gradients.partitions)
-        self._committer = self._rounds.committer(self._publisher)
+        self._rounds: Rounds
+        self._keys: ParameterKeys
+        self._committer: Committer | None = None
         self._record: UpdateRecord | None = None
         # The version that was published last, as far as this process knows.
         self._known: KnownVersion | None = None
 
+    def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
+        """Notes a handle on the gradients, perhaps in place of one whose accumulator the server has lost."""
+        before, self._rounds = self._committer, Rounds(accumulator)
+        gradients = self._rounds.keys
+        # The same partitions, so that a part of the weights lies where that part of the gradients does.
+        self._keys = ParameterKeys(gradients.name, gradients.partitions)
+        self._committer = self._rounds.committer(self._publisher)
+        if before is not None:
+            self._committer.continue_from(before)
+
+    @property
+    def _commits(self) -> Committer:
+        assert self._committer is not None
+        return self._committer
+
+    @property
+    def _version(self) -> KnownVersion:
+        assert self._known is not None
+        return self._known
+
     @property
     def step(self) -> int:
         """The step of the version that the next update begins with."""
-        assert self._known is not None
-        return self._known.step
+        return self._version.step
 
-    def begin(self, parameters: Any, step: int, whole: Callable[[], tuple[Any, Any]]) -> None:
-        """Makes sure that the published version can be updated.
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics of the last round that was used."""
+        return self._commits.metrics
+
+    def learn(self, given: tuple[Any, Any] | None = None) -> None:
+        """Makes sure that what is published can be updated: its form, the optimiser, and its state.
 
         Args:
-            parameters: the parameters that the chief was given.
-            step: the step that is published; 0 if none is.
-            whole: returns the tree to begin with if what is published cannot be updated as it is, or nothing is; and
-                the state that was published with it, or None.
+            given: the weights to begin with, and the state of an optimiser or None, if nothing is published.
         """
-        schema, _ = schema_of(parameters, "parameters")
         handle = self._parameters
         record = begin_updates(
             handle._transport,
@@ -103,16 +120,25 @@ class Updating:
             encoding=handle._encoding,
             optimizer=self._optimizer,
             publisher=self._publisher,
-            step=step,
-            schema=schema,
+            step=0 if given is not None else handle.step() or 0,
+            schema=self._schema,
             tables=self._rounds.tables,
-            whole=lambda: self._whole(schema, *whole()),
+            whole=lambda: self._begun_with(*(given or self._published())),
         )
         self._learn(record)
 
-    def _whole(self, schema: Schema, tree: Any, state: Any) -> Whole:
+    def _published(self) -> tuple[Any, Any]:
+        """Returns the weights and the state that a program, or another optimiser, has published."""
+        latest, found = self._parameters.latest(), self._parameters.latest_state()
+        if latest is None or found is None:
+            raise refused(OF_PARAMETERS["missing"], self._keys)
+        exact, state = unpack_state(found[1])
+        return latest[1] if exact is None else with_exact(latest[1], exact, self._keys.name), state
+
+    def _begun_with(self, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
-        weights, optimizer = schema.arrays_of(tree, "parameters"), self._optimizer
+        schema, optimizer = self._schema, self._optimizer
+        weights = schema.arrays_of(tree, "parameters")
         if isinstance(state, dict) and state.keys() == {*optimizer.slots, UPDATES}:
             kept = {slot: schema.arrays_of(state[slot], f"slot {slot} of the state") for slot in optimizer.slots}
             return Whole(weights, kept, validation.integer(state[UPDATES], "updates of the state", low=0))
@@ -126,47 +152,51 @@ class Updating:
         new = {slot: [optimizer.initial(slot, values) for values in weights] for slot in optimizer.slots}
         return Whole(weights, new, 0)
 
-    def reopened(self, accumulator: ConditionalAccumulatorBase[Any]) -> Updating:
-        """Returns the same for another accumulator, in place of one that the server has lost."""
-        other = Updating(self._parameters, accumulator, self._optimizer)
-        other._record, other._known = self._record, self._known
-        other._committer.continue_from(self._committer)
-        return other
+    def packed(self, tree: Any, state: Any) -> Any:
+        """Returns the state that is published with whole weights."""
+        return pack_state(tree, state) if self._parameters._encoding == "bfloat16" else state
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimiser."""
-        return self._optimizer
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The means of the metrics of the last round that was used."""
-        return self._committer.metrics
-
-    @property
-    def like(self) -> Any:
-        """A tree with the shapes and dtypes of the parameters, which takes no memory."""
-        assert self._known is not None
-        schema = self._known.model.schema
-        return schema.structure.build([np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in schema.leaves])
-
-    def gathered(self, check: Callable[[], object]) -> tuple[Any, Any]:
-        """Returns the parameters and the state of the version that the server has lost.
+    def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:
+        """Publishes the version again whose parts, or which itself, the server has lost.
 
         Blocks until they are there: from this process, from the nodes, and from reducers.
 
         Args:
             check: raises an error if this process is no longer the chief.
+            is_lost: whether the server has nothing at all.
+
+        Returns:
+            Whether it has the form that is updated. If not, ``learn`` has to follow.
 
         Raises:
             DataLossError: nobody has some of the parts.
         """
-        known = self._known
-        assert known is not None
-        leaves = self._committer.gather(known, self._record, check)
-        build = known.model.schema.structure.build
-        weights = build(leaves.pop(known.model.base))
-        return weights, {UPDATES: np.array(known.updates), **{slot: build(of) for slot, of in leaves.items()}}
+        known, handle = self._version, self._parameters
+        leaves = self._commits.gather(known, self._record, check)
+        weights = leaves.pop(known.model.base)
+        if is_lost:
+            build = known.model.schema.structure.build
+            tree, slots = build(weights), {slot: build(of) for slot, of in leaves.items()}
+            state = self.packed(tree, {UPDATES: np.array(known.updates), **slots})
+            handle._restore(tree, known.step, state=state)
+            return False
+        record = publish_whole(
+            handle._transport,
+            handle._reader,
+            known.model,
+            step=known.step,
+            whole=Whole(weights, leaves, known.updates),
+            publisher=self._publisher,
+        )
+        self._learn(record)
+        return True
+
+    def _learn(self, record: UpdateRecord) -> None:
+        """Notes the version that was published whole: if another one was known, with the same values."""
+        known = KnownVersion.of(record)
+        if self._known is not None:
+            self._commits.rename(self._known, known)
+        self._record, self._known = record, known
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
@@ -176,31 +206,36 @@ class Updating:
         """Blocks until a round is granted. The arguments are those of ``Rounds.grant``."""
         return self._rounds.grant(**options)
 
+    def step_of(self, found: GrantedRound) -> int:
+        """Returns the step of a round."""
+        return int(found.granted.global_step)
+
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""
-        self._committer.discard(found)
+        self._commits.discard(found)
 
     def commit(self, found: GrantedRound, *, finished: bool) -> bool:
-        """Updates the parameters with a round. Returns False if somebody else has published a version.
+        """Updates the parameters with the round of the version that is known.
 
-        May be called again after an error.
+        May be called again after an error. If ``step`` has grown, the version was published.
 
         Args:
             found: the round.
             finished: whether the new version is the last one.
+
+        Returns:
+            False if somebody else has published a version, so that nothing changed.
         """
-        before = self._record
-        assert before is not None
-        assert self._known is not None
+        assert self._record is not None
         # If somebody else has used the round, nothing is known of it.
-        self._committer.metrics = {}
-        if before.record.step == found.granted.global_step == self._known.step:
-            if not self._committer.commit(found, before, self._optimizer, finished=finished):
+        self._commits.metrics = {}
+        if self._record.record.step == self.step:
+            if not self._commits.commit(found, self._record, self._optimizer, finished=finished):
                 return False
             # From now on, this is what a server loses that loses its data.
-            self._known = self._known.following(self._committer.version)
+            self._known = self._version.following(self._commits.version)
         self.refresh()
-        return bool(self.step == found.granted.global_step + 1)
+        return True
 
     def refresh(self) -> None:
         """Reads the version that is published.
@@ -212,33 +247,3 @@ class Updating:
         if found is None:
             raise refused(OF_PARAMETERS["missing"], self._keys)
         self._record, self._known = found, KnownVersion.of(found)
-
-    def publish_again(self, check: Callable[[], object]) -> None:
-        """Publishes the version again whose parts the server has lost. Blocks until they are gathered.
-
-        Args:
-            check: raises an error if this process is no longer the chief.
-
-        Raises:
-            DataLossError: nobody has some of the parts.
-        """
-        known = self._known
-        assert known is not None
-        leaves = self._committer.gather(known, self._record, check)
-        weights = leaves.pop(known.model.base)
-        record = publish_whole(
-            self._parameters._transport,
-            self._parameters._reader,
-            known.model,
-            step=known.step,
-            whole=Whole(weights, leaves, known.updates),
-            publisher=self._publisher,
-        )
-        self._learn(record)
-
-    def _learn(self, record: UpdateRecord) -> None:
-        """Notes the version that was published whole: if another one was known, with the same values."""
-        known = KnownVersion.of(record)
-        if self._known is not None:
-            self._committer.rename(self._known, known)
-        self._record, self._known = record, known

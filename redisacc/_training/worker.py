@@ -237,7 +237,7 @@ class Worker(Participant):
             if self._step is not None:
                 exit_code.advanced()
             self._step, self._gradient, self._has_applied = step, None, False
-            self._claimant.note(step, tree)
+            self._claimant.latest = step, tree
             # Another chief may need another number.
             self._workers = None
             yield step, tree

@@ -176,7 +176,7 @@ class Updated:
             one.result(60)
 
     def check(self, step):
-        self.local.train(step, squares_by_part(self.chief._updating._record.model))
+        self.local.train(step, squares_by_part(self.chief._lead.weights._record.model))
         found, parameters = self.chief.latest()
         assert found == step
         exact = parameters
@@ -199,7 +199,7 @@ def updated(training, background, proxy, durations):
 
     yield make
     for one in made:
-        with contextlib.suppress(redisacc.NotFoundError):
+        with contextlib.suppress(redisacc.NotFoundError, redisacc.CancelledError):
             one.chief.delete()
 
 

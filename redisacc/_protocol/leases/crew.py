@@ -251,6 +251,8 @@ class Lease:
         self._incarnation = incarnation
         self._pid = os.getpid()
         self._lost_to: str | None = None
+        # How often it may have run out before it was held again, so that another process could have had it meanwhile.
+        self.gaps = 0
         # Called in the thread of the renewals if the accumulator is gone, and the lease with it.
         self.on_missing: Callable[[], object] | None = None
         # Until then, no other process can have it, on this machine's clock. The lease was taken a little earlier, which
@@ -328,6 +330,7 @@ class Lease:
             asked_at = clock.now()
             taken = self._crew.hold(self._place, renews=renews, extends=extends, timeout=timeout)
             if taken is None:
+                self.gaps += asked_at >= self._sure_until
                 self._sure_until = asked_at + durations.lease
             else:
                 self._lost_to = taken.who

@@ -1,0 +1,103 @@
+"""What a leader has of a training whose program updates the weights, in a loop over ``rounds()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.results import Round
+from redisacc._data.tree.structure import flatten
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
+from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
+
+
+@dataclass
+class TakenRound:
+    """A round that a leader has, and the block at whose end it is acknowledged."""
+
+    round: Round[Any]
+    block: ExitStack
+
+
+class ProgramWeights:
+    """The weights and the state that are published, in memory.
+
+    Args:
+        parameters: the handle with which they are published.
+        is_rounded: whether they travel rounded, so that the exact ones are a part of the state.
+
+    Attributes:
+        accumulator: the handle on the gradients.
+        step: the step of the weights.
+        tree: the weights.
+        state: the program's state.
+    """
+
+    def __init__(self, parameters: Parameters, *, is_rounded: bool) -> None:
+        self._parameters, self._is_rounded = parameters, is_rounded
+        self.accumulator: ConditionalAccumulatorBase[Any]
+        self.step = 0
+        self.tree: Any = None
+        self.state: Any = None
+
+    def learn(self) -> None:
+        """Reads what is published.
+
+        Raises:
+            NotFoundError: nothing is.
+            DataLossError: a part of it is lost.
+        """
+        latest, found = self._parameters.latest(), self._parameters.latest_state()
+        if latest is None or found is None:
+            raise refused(OF_PARAMETERS["missing"], self._parameters._keys)
+        exact, state = unpack_state(found[1])
+        step, tree = latest
+        self.keep(step, _own(tree) if exact is None else with_exact(tree, exact, self._parameters.shared_name), state)
+
+    def keep(self, step: int, tree: Any, state: Any) -> None:
+        """Notes what is published."""
+        self.step, self.tree, self.state = step, tree, state
+
+    def packed(self, tree: Any, state: Any) -> Any:
+        """Returns the state that is published with weights."""
+        return pack_state(tree, state) if self._is_rounded else state
+
+    def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:  # noqa: ARG002 - see ``Updating``
+        """Publishes the version again whose parts, or which itself, the server has lost. Returns True."""
+        self._parameters._restore(self.tree, self.step, state=self.packed(self.tree, self.state))
+        return True
+
+    def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
+        """Notes a handle in place of one whose accumulator the server has lost."""
+        self.accumulator = accumulator
+
+    def recover(self) -> TakenRound | None:
+        """Returns the oldest round that was granted and not acknowledged, None if there is none."""
+        block = ExitStack()
+        found = block.enter_context(self.accumulator.recover())
+        return None if found is None else TakenRound(found, block)
+
+    def grant(self, **options: Any) -> TakenRound:
+        """Blocks until a round is granted. The arguments are those of ``take``."""
+        block = ExitStack()
+        return TakenRound(block.enter_context(self.accumulator.take(**options)), block)
+
+    def step_of(self, found: TakenRound) -> int:
+        """Returns the step of a round."""
+        return found.round.global_step
+
+    def discard(self, found: TakenRound) -> None:
+        """Removes a round that has been used."""
+        found.block.close()
+
+
+def _own(tree: Any) -> Any:
+    """Returns a tree with copies of its arrays, which may be written to."""
+    structure, leaves = flatten(tree, "parameters")
+    return structure.build([np.array(leaf) for leaf in leaves])

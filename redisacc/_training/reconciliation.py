@@ -1,0 +1,575 @@
+"""How a leader looks at what there is, and does the first thing that is missing. ``decision.py`` says what that is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from redisacc._checkpoints.file import Checkpoint
+from redisacc._clock import clock, durations
+from redisacc._data.tree.arrays import as_arrays
+from redisacc._format.keys import ParameterKeys
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.environment import Place
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
+from redisacc._protocol.parameters.publisher import schema_of
+from redisacc._protocol.scripts import StaleSequenceError
+from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._text import shown
+from redisacc._training.checkpointer import Checkpointer
+from redisacc._training.decision import ENDS, Action, View, next_action, source_of
+from redisacc._training.gradients import has_no_gradients, open_gradients
+from redisacc._training.loss import Inquiry, give_up
+from redisacc._training.options import Checkpoints, GradientOptions
+from redisacc._training.participant import Participant
+from redisacc._training.program_weights import ProgramWeights
+from redisacc._training.quorum import CrewQuorum, QuorumKeeper
+from redisacc._training.updating import Updating
+from redisacc.errors import (
+    CancelledError,
+    ConflictError,
+    DataLossError,
+    NotFoundError,
+    RedisAccError,
+    TakeTimeoutError,
+)
+from redisacc.optim import Optimizer
+
+logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
+
+# What tells that something is not as it was seen.
+SURPRISES = (NotFoundError, DataLossError, StaleSequenceError)
+
+# The first pause before the same action on the same view, and the longest, in seconds. Each is twice as long as the one
+# before.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+# Actions that wait by themselves.
+PATIENT = (Action.STAND_BY, Action.ASK, Action.HAND_OVER)
+
+
+@dataclass(frozen=True)
+class LeadOptions:
+    """What a leader is told.
+
+    Attributes:
+        parameters: the weights to begin with.
+        state: the state to begin with.
+        optimizer: the optimiser; None: the program updates the weights.
+        quorum: what a step waits for.
+        gradients: the options of the accumulator.
+        checkpoint: where checkpoints are written, None: nowhere.
+        encoding: how the weights travel to workers.
+        redis: the way to the server.
+        patience: for how many seconds to wait for a silent server; None: forever.
+        standby: whether to wait while another process leads.
+        here: the place of this process in a run.
+        stops: whether this process is to lead no longer.
+        own: returns the step and the weights that the worker in this process has, or None.
+    """
+
+    parameters: Any
+    state: Any
+    optimizer: Optimizer | None
+    quorum: CrewQuorum
+    gradients: GradientOptions
+    checkpoint: Checkpoints | None
+    encoding: Literal["float32", "bfloat16"] | None
+    redis: object
+    patience: float | None
+    standby: bool
+    here: Place
+    stops: Callable[[], bool] = field(default=lambda: False)
+    own: Callable[[], tuple[int, Any] | None] = field(default=lambda: None)
+
+
+class Reconciliation(Participant):
+    """Makes what there is of a training what there should be.
+
+    Args:
+        shared_name: the name of the training.
+        options: what the leader is told.
+
+    Attributes:
+        weights: what this process has of the weights, and how they are updated.
+        is_finished: whether the step that is published is declared the last one.
+        last: the step with which the loop ends.
+    """
+
+    _quorum: QuorumKeeper
+
+    def __init__(self, shared_name: str, options: LeadOptions) -> None:
+        gradients = options.gradients
+        super().__init__(
+            "chief",
+            shared_name,
+            options.here,
+            redis=options.redis,
+            patience=options.patience,
+            encoding=options.encoding,
+            partitions=gradients.get("partitions"),
+            min_replicas=gradients.get("min_replicas", 0),
+        )
+        self._keys = ParameterKeys(self.shared_name)
+        self._schema, _ = schema_of(options.parameters, "parameters")
+        if options.state is not None:
+            schema_of(options.state, "state")
+        # What to begin with, until something is published.
+        self._given: tuple[Any, Any] | None = options.parameters, options.state
+        self._state = options.state
+        self._options = replace(options, parameters=None, state=None)
+        self.weights = self._unknown_weights()
+        self.is_finished = False
+        self.last: int | None = None
+        # What is known; replies keep it current, and after a surprise, it is to be looked at again.
+        self._view, self._must_look = View(lease="none"), True
+        self._accumulator: ConditionalAccumulatorBase[Any] | None = None
+        # The round that this process has.
+        self._found: Any = None
+        # Whether the accumulator was there after the weights had been published, so that no loss took it alone.
+        self._has_seen_both = False
+        self._follows = self._is_rescued = False
+        # How often the lease had run out when the weights were seen last.
+        self._gaps = 0
+        # Why something is gone.
+        self._error: RedisAccError | None = None
+        self._lost: DataLossError | None = None
+        self._inquiry = Inquiry(self._transport, self._crew, self.shared_name)
+        self._checkpointer: Checkpointer | None = None
+        self._saved: Checkpoint | None = None
+        self._looks_for_saved = options.checkpoint is not None
+        if options.checkpoint is not None:
+            with self._closed_on_failure():
+                self._checkpointer = Checkpointer(self._transport, self.shared_name, options.checkpoint)
+                self._opened.callback(self._checkpointer.close)
+
+    def _unknown_weights(self) -> ProgramWeights | Updating:
+        options, parameters = self._options, self._parameters
+        if options.optimizer is not None:
+            return Updating(parameters, options.optimizer, self._schema)
+        return ProgramWeights(parameters, is_rounded=options.encoding == "bfloat16")
+
+    # The loop
+
+    def make(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of an attempt, which is made once nothing is missing, and again after whatever goes wrong.
+
+        Args:
+            attempt: may be repeated without harm.
+            what: its purpose, for log records, as in "to publish step 7".
+        """
+        return self._patience.call(lambda: self._make(attempt), what, in_steps=True)
+
+    def _make(self, attempt: Callable[[], Value]) -> Value:
+        before: tuple[Action, View] | None = None
+        pause, log = FIRST_PAUSE, WaitLog(clock.now())
+        while True:
+            action = self._decided()
+            if action in ENDS:
+                self._must_look = True
+                raise self._ending(action)
+            now = action, replace(self._view)
+            if now != before:
+                before, pause = now, FIRST_PAUSE
+            elif action not in PATIENT:
+                if log.is_due(clock.now()):
+                    self._warn("still trying to %s: %s", action.value, self._error)
+                self._transport.waits.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                if action is Action.PROCEED:
+                    return attempt()
+                self._must_look = True
+                getattr(self, f"_{action.name.lower()}")()
+            except SURPRISES as error:
+                self._note(error)
+            except RedisAccError:
+                self._must_look = True
+                raise
+
+    def _decided(self) -> Action:
+        """Looks if that is necessary, and returns what to do next."""
+        while True:
+            if self._options.stops():
+                raise CancelledError(f"this process no longer stands by to lead {shown(self.shared_name)}")
+            try:
+                if self._must_look and self._view.lease == "held":
+                    self._look()
+                self._check_that_it_leads()
+                return next_action(self._view)
+            except SURPRISES as error:
+                self._note(error)
+                self._transport.waits.sleep(FIRST_PAUSE)
+
+    def _check_that_it_leads(self) -> None:
+        if self._view.lease == "none":
+            return
+        try:
+            self._lease.check()
+        except ConflictError as error:
+            self._error, self._view.lease = error, "lost"
+            if self._options.standby and self._view.memory is None:
+                self._warn("%s; standing by", error)
+                self._view.lease = "none"
+
+    def _note(self, error: RedisAccError) -> None:
+        """Notes that something is not as it was seen."""
+        logger.debug("%s: %s", self.shared_name, error)
+        self._error, self._must_look = error, True
+        if not isinstance(error, DataLossError) or error.part is None:
+            return
+        if error.gradient is None:
+            # A part of the version, which a look may not notice.
+            self._view.is_complete = self._must_look = False
+        elif isinstance(self.weights, Updating):
+            self._view.is_useless = True
+        else:
+            # The program decides what becomes of the round.
+            raise error
+
+    # The look
+
+    def _look(self) -> None:
+        """Looks at what there is."""
+        view = self._view
+        self._look_at_weights(view)
+        if view.is_deleted:
+            return
+        if view.published is None:
+            # The lease is lost as well, and another process may have taken it since.
+            self._lease.take_again()
+        else:
+            self._gaps, self._inquiry = self._lease.gaps, Inquiry(self._transport, self._crew, self.shared_name)
+        view.has_led_throughout = self._lease.gaps == self._gaps
+        self._look_at_gradients(view)
+        if view.memory is None or not view.has_led_throughout:
+            self._look_for_sources(view)
+        view.has_lost = self._lost is not None or self._inquiry.asked is not None
+        self._must_look = False
+
+    def _look_at_weights(self, view: View) -> None:
+        reader = self._parameters._reader
+        try:
+            record = reader.poll()
+        except NotFoundError as error:
+            was_deleted = reader.incarnation in deleted_incarnations(self._transport, self._keys)
+            if not was_deleted and is_lost(self._transport, self._keys, reader.incarnation):
+                record = None
+            elif view.memory is not None or was_deleted:
+                self._error, view.is_deleted = error, True
+                return
+            else:
+                # While this process stood by, another training has taken the place of one that was lost.
+                self._parameters._forget()
+                record = self._parameters._reader.poll()
+        view.published = None if record is None else record.step
+        if record is not None:
+            if self._given is not None:
+                # Another model may be trained under this name.
+                self._parameters.check(self._given[0], state=self._given[1])
+            self.is_finished, view.is_complete = record.finished, self._parameters.is_complete()
+
+    def _look_at_gradients(self, view: View) -> None:
+        handle, view.is_open = self._accumulator, False
+        if handle is None:
+            return
+        try:
+            record = handle._records.read()
+        except NotFoundError as error:
+            if view.published is not None and self._has_seen_both and self._parameters._reader.poll() is not None:
+                # Both are in one slot, so a server loses both.
+                self._error, view.is_deleted = error, True
+                return
+            self._close_gradients()
+            return
+        self._has_seen_both = view.published is not None
+        view.is_open, view.gradients, view.is_empty = True, record.global_step, record.num_accumulated == 0
+        view.has_quorum = view.has_quorum and record.quorum.least is not None
+
+    def _close_gradients(self) -> None:
+        if self._accumulator is not None:
+            self._accumulator.close()
+        self._accumulator = None
+        if not self._view.is_with_program:
+            self._hold(None)
+
+    def _hold(self, found: Any) -> None:
+        """Notes the round that this process has."""
+        self._found = found
+        self._view.round = None if found is None else self.weights.step_of(found)
+
+    def _look_for_sources(self, view: View) -> None:
+        """Looks for weights that this process does not know yet."""
+        if self._looks_for_saved and self._checkpointer is not None:
+            self._saved, self._looks_for_saved = next(self._checkpointer.valid(), None), False
+        own, inquiry = self._options.own(), self._inquiry
+        view.saved, view.own = self._saved.step if self._saved else None, own[0] if own else None
+        view.claimed = None
+        if view.published is not None:
+            view.may_be_rescued = not view.is_complete and bool(own or self._crew.workers())
+            return
+        had = view.memory is not None or self._lost is not None
+        view.may_be_lost = inquiry.may_be_lost(is_lost=had, follows=self._follows)
+        if view.may_be_lost:
+            view.has_asked = inquiry.has_asked()
+            view.claimed = inquiry.wanted.step if view.has_asked and inquiry.wanted else None
+
+    # The actions
+
+    def _stand_by(self) -> None:
+        crew, stops = self._crew, self._options.stops
+        follows = crew.stand_by("chief", stops) if self._options.standby else crew.wait_for("chief")
+        self._follows = follows or self._follows
+        self._keep("chief")
+        self._view.lease = "held"
+
+    def _open(self) -> None:
+        gradients = self._options.gradients
+        if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
+            gradients = {**gradients, "order": "worker"}
+        leaves = [np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in self._schema.leaves]
+        self._accumulator = handle = self._opened.enter_context(
+            open_gradients(
+                self.shared_name,
+                self._schema.structure.build(leaves),
+                gradients,
+                redis=self._options.redis,
+                worker="chief",
+                once_per_worker=True,
+            )
+        )
+        self.weights.reopen(handle)
+        self._quorum = QuorumKeeper(self._options.quorum, handle, self._crew, self._transport, self.shared_name)
+        self._quorum.until = self.last
+        # This process has the chief's lease, so they are of predecessors.
+        handle._end_takes()
+        self._view.has_quorum, self._view.may_be_left = False, True
+
+    def _ask(self) -> None:
+        self._inquiry.ask()
+
+    def _hand_over(self) -> None:
+        self._is_rescued = True
+        self._inquiry.hand_over()
+
+    def _give_up(self) -> None:
+        self._warn("%s. Continuing from what workers have, or from a checkpoint", self._lost)
+        # The parameters go first: a worker that finds no accumulator looks for them.
+        give_up(self._transport, self._keys)
+        self._replace()
+
+    def _restore(self) -> None:
+        """Publishes what this process has: the server has lost it, has an older version, or has lost a part of it."""
+        view, step, source = self._view, self.weights.step, "the memory of the chief"
+        self._begin_anew()
+        if view.published is None:
+            source += " and of reducers" if isinstance(self.weights, Updating) else ""
+            self._warn(
+                "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d "
+                "from %s; workers apply their gradients of this step again",
+                step,
+                source,
+            )
+        elif view.published == step:
+            self._warn("a node has lost a part of the parameters of step %d; publishing them again", step)
+        else:
+            self._warn(
+                "the server has lost the parameters of step %d, and is at step %d; publishing them again",
+                step,
+                view.published,
+            )
+        self._know(lambda: self.weights.publish_again(self._check_lease, is_lost=view.published is None))
+
+    def _know(self, attempt: Callable[[], bool]) -> bool:
+        """Makes an attempt that needs all parts of a version. If nobody has them all, others may have something."""
+        try:
+            self._view.is_learned = attempt()
+        except DataLossError as error:
+            self._lost = self._error = error
+            self._hold(None)
+            self._view.memory, self._looks_for_saved = None, True
+            self.weights = self._unknown_weights()
+            if self._accumulator is not None:
+                self.weights.reopen(self._accumulator)
+            return False
+        return True
+
+    def _begin_anew(self) -> None:
+        """Prepares for weights that are published for the first time, or again."""
+        self._check_lease()
+        # The server may lose the accumulator before it gets them.
+        self._has_seen_both = self._view.has_quorum = False
+        self._view.may_be_left = True
+
+    def _publish(self, tree: Any, step: int, state: Any) -> None:
+        self._begin_anew()
+        self._parameters._restore(tree, step, state=self.weights.packed(tree, state))
+
+    def _restore_saved(self) -> None:
+        saved, published = self._saved, self._view.published
+        assert saved is not None
+        if published is not None:
+            self._parameters.check(saved.parameters, state=saved.state)
+        self._warn(
+            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
+            "nothing" if published is None else f"step {published}, which is older",
+            saved.step,
+        )
+        self._publish(saved.parameters, saved.step, saved.state)
+
+    def _restore_own(self) -> None:
+        own, self._is_rescued = self._options.own(), True
+        if own is not None:
+            self._publish(own[1], own[0], None)
+
+    def _begin(self) -> None:
+        assert self._given is not None
+        tree, state = self._given
+        if self._parameters._reader.incarnation:
+            self._parameters._forget()
+        self._inquiry.end()
+        self._begin_anew()
+        if isinstance(self.weights, Updating):
+            self.weights.learn((tree, state))
+        else:
+            tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
+            self._parameters.publish(tree, 0, state=self.weights.packed(tree, state))
+            self.weights.keep(0, tree, state)
+        self._has_learned()
+
+    def _learn(self) -> None:
+        def learned() -> bool:
+            self.weights.learn()
+            return True
+
+        if not self._know(learned):
+            return
+        if self._is_rescued:
+            if isinstance(self.weights, ProgramWeights):
+                # Workers have none.
+                self.weights.state = as_arrays(self._state, "state")
+            self._warn(
+                "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
+                "state of the chief, such as the optimiser's, is lost, and begins as it was given",
+                self.weights.step,
+            )
+        elif self._view.memory is None:
+            step = self.weights.step
+            extra = {"accumulator": self.shared_name, "step": step}
+            logger.info("%s: continuing at step %d", self.shared_name, step, extra=extra)
+        self._has_learned()
+
+    def _has_learned(self) -> None:
+        """Notes that this process has what is published."""
+        self._view.memory, self._view.is_learned = self.weights.step, True
+        self._is_rescued, self._lost, self._given, self._saved = False, None, None, None
+
+    def _set_step(self) -> None:
+        """Sets the step before the weights are there: no worker uses the accumulator yet."""
+        source, handle = source_of(self._view), self._accumulator
+        assert source is not None
+        assert handle is not None
+        self._check_lease()
+        handle.set_global_step(source[0] + (self._view.round == source[0]))
+
+    def _catch_up(self) -> None:
+        """Brings the accumulator from an earlier step to the step of the parameters, with an empty round.
+
+        Its gradients may belong to earlier steps, and were used before. If a gradient of the current step is thrown
+        away with them, its worker applies it again.
+        """
+        handle, view, step = self._accumulator, self._view, self.weights.step
+        assert handle is not None
+        self._check_lease()
+        # If the take raises, its round is left.
+        view.has_quorum, view.may_be_left = False, True
+        if view.gradients < step - 1:
+            handle.set_global_step(step - 1)
+        for timeout in (0.0, durations.taker_lease):
+            with suppress(TakeTimeoutError):
+                # Takes whatever is there and ends the step in one operation, so that nothing can be added to it.
+                with handle.take(1, timeout=timeout) as taken:
+                    self._warn(
+                        "number of gradients that may be older than step %d, and are dropped: %d; workers apply those "
+                        "of this step again",
+                        step,
+                        taken.num_accumulated,
+                    )
+                return
+            handle.set_global_step(step)
+            if handle.num_accumulated() == 0:
+                return
+            # They arrived between the two commands, so they may be of an earlier step. Or a take of this process that
+            # ended long ago is back with the older data, and is the first in the queue until its lease ends.
+            handle.set_global_step(step - 1)
+
+    def _replace(self) -> None:
+        """Replaces an accumulator whose gradients nobody can use. Their workers apply them again."""
+        view, handle = self._view, self._accumulator
+        self._check_lease()
+        if view.is_useless:
+            self._warn("%s. Beginning step %d again: its workers apply their gradients again", self._error, view.memory)
+        # First, so that another one is opened if this ends early.
+        self._accumulator, view.is_useless = None, False
+        self._hold(None)
+        if handle is not None:
+            with suppress(NotFoundError):
+                handle.delete()
+            handle.close()
+
+    def _recover(self) -> None:
+        self._hold(self.weights.recover())
+        self._view.may_be_left = self._must_look = False
+
+    def _discard(self) -> None:
+        found, self._view.may_be_left = self._found, True
+        self._hold(None)
+        try:
+            self.weights.discard(found)
+        except ConflictError as error:
+            # It was used nevertheless.
+            self._warn("%s", error)
+
+    def _store_quorum(self) -> None:
+        self._quorum.store()
+        self._view.has_quorum = True
+
+    # The ends
+
+    def _ending(self, action: Action) -> RedisAccError:
+        """Returns the error that says why nothing helps."""
+        view = self._view
+        if action in (Action.END_DELETED, Action.END_SUPERSEDED) and self._error is not None:
+            return self._error
+        if action is Action.END_LOST:
+            return self._nobody_has_it()
+        if action is Action.END_LATER:
+            # Its lease may have been given back since, so that it is this process's again.
+            return ConflictError(
+                f"{self.shared_name}: another process has published step {view.published}, while the chief in this "
+                f"process was at step {view.memory}: this process or the server stood still, and another one was the "
+                f"chief meanwhile. This process can no longer be the chief; one that is started again continues with "
+                f"step {view.published}"
+            )
+        step = view.gradients if view.round is None else view.round
+        return DataLossError(
+            f"{self.shared_name}: step {step} has begun, but the parameters are at step {view.memory}: "
+            "a round in between was taken by another process, or the server has lost a version of the parameters. "
+            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
+        )
+
+    def _nobody_has_it(self) -> RedisAccError:
+        asked = self._inquiry.asked
+        if self._lost is not None or asked is None:
+            return self._lost or DataLossError(f"{shown(self.shared_name)}: the server has lost a part of what it had")
+        return DataLossError(
+            f"{shown(self.shared_name)}: the server has lost this training, and {asked.place} had step {asked.step} of "
+            "its parameters, but has not published them: it has died, or its user may not publish. Start the chief "
+            "again with a checkpoint; or, to begin again at step 0, stop the workers first"
+        )
