@@ -34,13 +34,13 @@ LEASE = 1.5
 FINISHED, FAILED, REPLACED = 0, 1, 3
 
 
-def beginning() -> tuple[dict[str, Any], dict[str, Any]]:
+def beginning():
     """Returns the parameters and the state before the first step."""
     parameters = {"w": np.arange(SIZE, dtype=np.float32) / SIZE, "table": np.zeros((ROWS, 2), np.float32)}
     return parameters, {"momentum": np.full(SIZE, 0.3, np.float32)}
 
 
-def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
+def gradient_of(number, step, parameters):
     """Returns the gradient of a worker. It depends on every parameter that it touches.
 
     Other magnitudes for each worker: with three of them or more, any other order of addition gives other bits.
@@ -53,12 +53,12 @@ def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
     }
 
 
-def weight_of(number: int) -> float:
+def weight_of(number):
     """Returns the weight of a worker's gradients."""
     return 1.0 + number / 3
 
 
-def after(parameters: Any, state: Any, mean: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def after(parameters, state, mean):
     """Returns the parameters and the state that follow from the mean of all gradients, and the rows that changed.
 
     They stay below 1, and one other bit soon changes all of them.
@@ -69,7 +69,7 @@ def after(parameters: Any, state: Any, mean: Any) -> tuple[dict[str, Any], dict[
     return {"w": (parameters["w"] + momentum) % 1.0, "table": table}, {"momentum": momentum}, {"table": rows}
 
 
-def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def undisturbed(workers, steps):
     """Returns the parameters and the state after so many steps, without Redis: gradients are added by number."""
     parameters, state = beginning()
     for step in range(steps):
@@ -108,12 +108,12 @@ FLAT = {
 TABLES = ["table"]
 
 
-def without_tables() -> None:
+def without_tables():
     """Lets all gradients be dense, in this process: with tables, they do not leave leaf by leaf."""
     TABLES.clear()
 
 
-def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
+def flat_gradient_of(number, step, parameters):
     """Returns the gradient of a worker for a training with an optimiser."""
     found: dict[str, Any] = {
         path: ((values * (31 + number) + 0.7 * step) % 1.0 * 3.0**number - 2).astype(values.dtype)
@@ -125,7 +125,7 @@ def flat_gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
     return found
 
 
-def lead_updates(url: str, workers: int, until: int, partitions: int | None, optimizer: str) -> None:
+def lead_updates(url, workers, until, partitions, optimizer):
     rows = GradientOptions(sparse=tuple(TABLES), partitions=partitions)
     with redisacc.Chief(
         NAME, FLAT, workers=workers, optimizer=OPTIMIZERS[optimizer], redis=url, accumulator=rows
@@ -134,13 +134,13 @@ def lead_updates(url: str, workers: int, until: int, partitions: int | None, opt
             time.sleep(random.choice([0, 0, 0.003]))
 
 
-def undisturbed_updates(workers: int, steps: int, optimizer: str) -> LocalTraining:
+def undisturbed_updates(workers, steps, optimizer):
     """Returns the training with an optimiser after so many steps, without Redis."""
     weights = list(map(weight_of, range(workers)))
     return LocalTraining(OPTIMIZERS[optimizer], FLAT, weights=weights, gradient=flat_gradient_of).train(steps)
 
 
-def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
+def chief(url, workers, until, partitions):
     parameters, state = beginning()
     with redisacc.Chief(
         NAME,
@@ -156,7 +156,7 @@ def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
             training.publish(parameters, changed=changed, state=state)
 
 
-def worker(url: str, number: int, optimizer: str, streams: bool) -> None:
+def worker(url, number, optimizer, streams):
     compute = flat_gradient_of if optimizer else gradient_of
     with redisacc.Worker(NAME, number=number, redis=url) as training:
         for step, parameters in training.steps():
@@ -177,16 +177,16 @@ def worker(url: str, number: int, optimizer: str, streams: bool) -> None:
 
 
 def work(
-    role: str,
-    url: str,
-    number: int,
-    workers: int,
-    until: int,
-    run_id: str,
-    partitions: int | None = None,
-    optimizer: str = "",
-    streams: bool = False,
-) -> int:
+    role,
+    url,
+    number,
+    workers,
+    until,
+    run_id,
+    partitions=None,
+    optimizer="",
+    streams=False,
+):
     """Does the work of a process, and returns how it ended."""
     durations.lease, durations.reducer_lease, durations.continued_within = LEASE, 0.6, 1.0
     durations.without_reducer = durations.longest_without_reducer = 0.1
@@ -211,7 +211,7 @@ def work(
     return FINISHED
 
 
-def main() -> None:
+def main():
     for line in sys.stdin:
         task = json.loads(line)
         if "reap" in task:

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def _keys() -> set[str]:
+def _keys():
     """Every key and channel of an accumulator and of parameters, without and with partitions."""
     found = {NAMES}
     for partitions in ((), (7,)):
@@ -40,25 +40,25 @@ def _keys() -> set[str]:
 
 
 @pytest.mark.parametrize("key", sorted(_keys()))
-def test_the_table_of_keys_has_each_key(key: str) -> None:
+def test_the_table_of_keys_has_each_key(key):
     shown = re.sub(r":0$", ":K", key).replace("/00007}", "/p}").replace("reducer:7", "reducer:p")
     table = (DOCS / "reference" / "keys.md").read_text().partition("## The record")[0]
     assert f"`{shown}`" in table
 
 
-def test_the_page_of_keys_has_each_field_of_the_record() -> None:
+def test_the_page_of_keys_has_each_field_of_the_record():
     record = (DOCS / "reference" / "keys.md").read_text().partition("## The record\n")[2].partition("\n## ")[0]
     described = {name for row in re.findall(r"^\| (`.+?`) \|", record, re.MULTILINE) for name in row.split("`")[1::2]}
     assert {field.name for field in FIELDS} - described == set()
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
-def test_the_protocol_page_has_each_script(script: str) -> None:
+def test_the_protocol_page_has_each_script(script):
     table = (DOCS / "explanations" / "protocol.md").read_text().partition("## Sessions")[0]
     assert f"`{script}`" in table
 
 
-def _folders() -> list[str]:
+def _folders():
     package = ROOT / "redisacc"
     parents = (package, package / "_protocol")
     found = [folder for parent in parents for folder in parent.iterdir() if (folder / "__init__.py").is_file()]
@@ -66,17 +66,17 @@ def _folders() -> list[str]:
 
 
 @pytest.mark.parametrize("folder", _folders())
-def test_contributing_has_each_folder(folder: str) -> None:
+def test_contributing_has_each_folder(folder):
     assert f"| `{folder}` |" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
-def test_the_api_reference_has_each_public_name(name: str) -> None:
+def test_the_api_reference_has_each_public_name(name):
     page = (DOCS / "reference" / "api.md").read_text()
     assert re.search(rf"(?:autoclass|autofunction|automodule):: .*\b{name}\b|:members: .*\b{name}\b", page)
 
 
-def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:
+def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once():
     entries = re.findall(r"^## (.+)\n\n(\S.+)$", (DOCS / "reference" / "glossary.md").read_text(), re.MULTILINE)
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
     assert [term for term, _ in entries] == sorted(terms)
@@ -92,6 +92,6 @@ def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once() -> None:
         ("the weights of the model", set()),
     ],
 )
-def test_terms_are_found_in_sentences(text: str, found: set[str]) -> None:
+def test_terms_are_found_in_sentences(text, found):
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
     assert {term for term, pattern in terms.items() if pattern.search(text)} == found

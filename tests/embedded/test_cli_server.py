@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 import redis
-from owners import REAL, Owner, alive, gone, run, written
+from owners import REAL, alive, gone, run, written
 from support.selection import thorough
 
 import redisacc
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.servers(*REAL)
 
 
 @contextlib.contextmanager
-def serving(*options: str, executable: str, cwd: Path) -> Iterator[tuple[Owner, list[str]]]:
+def serving(*options, executable, cwd):
     """Run `redisacc server`; the process and what it printed at its start."""
     with run("-m", "redisacc", "server", *options, cwd=cwd, warm=True, REDISACC_SERVER=executable) as owner:
         lines = [owner.line()]
@@ -39,16 +38,16 @@ def serving(*options: str, executable: str, cwd: Path) -> Iterator[tuple[Owner, 
         yield owner, lines
 
 
-def redisacc_command(*options: str, cwd: Path, **env: str) -> tuple[int, str, str]:
+def redisacc_command(*options, cwd, **env):
     with run("-m", "redisacc", *options, cwd=cwd, warm=True, **env) as owner:
         return owner.result()
 
 
-def client(url: str) -> contextlib.closing[redis.Redis]:
+def client(url):
     return contextlib.closing(redis.Redis.from_url(url, decode_responses=True))
 
 
-def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Path) -> None:
+def test_it_says_what_one_needs(executable, server_name, tmp_path):
     port = free_port()
     with serving("--port", str(port), executable=executable, cwd=tmp_path) as (owner, lines):
         text = "\n".join(lines)
@@ -66,7 +65,7 @@ def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Pat
 
 
 @pytest.mark.thorough
-def test_durable(any_executable: str, tmp_path: Path) -> None:
+def test_durable(any_executable, tmp_path):
     port = free_port()
     options = ["--port", str(port), "--durable"]
     for count in (1, 2):
@@ -81,7 +80,7 @@ def test_durable(any_executable: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_it_says_when_snapshots_fail(any_executable: str, tmp_path: Path) -> None:
+def test_it_says_when_snapshots_fail(any_executable, tmp_path):
     port = free_port()
     with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
         blocked = tmp_path / "redisacc-data" / "dump.rdb"
@@ -98,7 +97,7 @@ def test_it_says_when_snapshots_fail(any_executable: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], usual=[signal.SIGTERM]))
-def test_signals_stop_it_and_the_data_are_kept(executable: str, tmp_path: Path, how: signal.Signals) -> None:
+def test_signals_stop_it_and_the_data_are_kept(executable, tmp_path, how):
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
     for count in (1, 2):
@@ -114,7 +113,7 @@ def test_signals_stop_it_and_the_data_are_kept(executable: str, tmp_path: Path, 
     assert (tmp_path / "redisacc-data").is_dir()
 
 
-def test_killed_command_takes_the_server_with_it(any_executable: str, tmp_path: Path) -> None:
+def test_killed_command_takes_the_server_with_it(any_executable, tmp_path):
     port = free_port()
     with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
         with client(f"redis://127.0.0.1:{port}/0") as connection:
@@ -123,7 +122,7 @@ def test_killed_command_takes_the_server_with_it(any_executable: str, tmp_path: 
         assert gone(pid, 5)
 
 
-def test_ignored_hangup_stays_ignored(any_executable: str, tmp_path: Path) -> None:
+def test_ignored_hangup_stays_ignored(any_executable, tmp_path):
     port = free_port()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
@@ -137,7 +136,7 @@ def test_ignored_hangup_stays_ignored(any_executable: str, tmp_path: Path) -> No
         signal.signal(signal.SIGHUP, before)
 
 
-def test_default_port_is_the_one_of_the_default_url(any_executable: str, tmp_path: Path) -> None:
+def test_default_port_is_the_one_of_the_default_url(any_executable, tmp_path):
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 6379)) == 0:
             pytest.skip("something listens on port 6379")
@@ -160,14 +159,12 @@ def test_default_port_is_the_one_of_the_default_url(any_executable: str, tmp_pat
         ([], "redisacc ls"),
     ],
 )
-def test_a_client_is_mentioned_only_if_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, installed: list[str], command: str
-) -> None:
+def test_a_client_is_mentioned_only_if_it_is_installed(monkeypatch, installed, command):
     monkeypatch.setattr("shutil.which", lambda name: name if name in installed else None)
     assert how_to_inspect("-p 7000") == command
 
 
-def test_socket_and_directory(any_executable: str, tmp_path: Path) -> None:
+def test_socket_and_directory(any_executable, tmp_path):
     # Relative, so that the path in pytest's long folder isn't too long for a socket.
     with serving("--socket", "../s", "--dir", "my data", executable=any_executable, cwd=tmp_path) as (owner, lines):
         text = "\n".join(lines)
@@ -183,7 +180,7 @@ def test_socket_and_directory(any_executable: str, tmp_path: Path) -> None:
     assert not (tmp_path.parent / "s").exists()
 
 
-def test_port_in_use(executable: str, tmp_path: Path) -> None:
+def test_port_in_use(executable, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, out, err = redisacc_command("server", "--port", str(port), cwd=tmp_path, REDISACC_SERVER=executable)
@@ -192,7 +189,7 @@ def test_port_in_use(executable: str, tmp_path: Path) -> None:
     assert err == f"Error: port {port} is already in use on this machine: choose another one\n"
 
 
-def test_directory_in_use(any_executable: str, tmp_path: Path) -> None:
+def test_directory_in_use(any_executable, tmp_path):
     with embedded.Server(tmp_path / "redisacc-data", executable=any_executable) as first:
         port = str(free_port())
         status, out, err = redisacc_command("server", "--port", port, cwd=tmp_path, REDISACC_SERVER=any_executable)
@@ -201,7 +198,7 @@ def test_directory_in_use(any_executable: str, tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
 
-def test_server_that_ends_by_itself(executable: str, tmp_path: Path) -> None:
+def test_server_that_ends_by_itself(executable, tmp_path):
     port = free_port()
     with serving("--port", str(port), executable=executable, cwd=tmp_path) as (owner, _):
         with client(f"redis://127.0.0.1:{port}/0") as connection:
@@ -231,14 +228,14 @@ def test_server_that_ends_by_itself(executable: str, tmp_path: Path) -> None:
         ],
     ),
 )
-def test_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:
+def test_wrong_usage(tmp_path, options, message):
     status, out, err = redisacc_command("server", *options, cwd=tmp_path)
     assert (status, out) == (2, "")
     assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_server_and_bad_socket_are_one_line(tmp_path: Path) -> None:
+def test_bad_server_and_bad_socket_are_one_line(tmp_path):
     for options, environment in [
         (["--port", str(free_port())], {"REDISACC_SERVER": "/no/such/server"}),
         (["--socket", "x" * 200], {}),
@@ -251,7 +248,7 @@ def test_bad_server_and_bad_socket_are_one_line(tmp_path: Path) -> None:
 # The frame
 
 
-def test_version_and_help(tmp_path: Path) -> None:
+def test_version_and_help(tmp_path):
     assert redisacc_command("--version", cwd=tmp_path) == (0, f"redisacc, version {redisacc.__version__}\n", "")
     status, out, err = redisacc_command("--help", cwd=tmp_path)
     assert (status, err) == (0, "")
@@ -261,7 +258,7 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert max(map(len, out.split("\n"))) <= 80
 
 
-def test_help_of_the_server(tmp_path: Path) -> None:
+def test_help_of_the_server(tmp_path):
     status, out, _ = redisacc_command("server", "--help", cwd=tmp_path)
     assert status == 0
     assert out.startswith("Usage: redisacc server [OPTIONS]")
@@ -269,7 +266,7 @@ def test_help_of_the_server(tmp_path: Path) -> None:
         assert word in out
 
 
-def test_help_imports_no_command(tmp_path: Path) -> None:
+def test_help_imports_no_command(tmp_path):
     script = (
         "import atexit, sys, redisacc.cli\n"
         "atexit.register(lambda: print(sorted(m for m in sys.modules if m.startswith('redisacc.cli'))))\n"
@@ -281,13 +278,13 @@ def test_help_imports_no_command(tmp_path: Path) -> None:
     assert out.endswith("['redisacc.cli']\n")
 
 
-def test_unknown_command(tmp_path: Path) -> None:
+def test_unknown_command(tmp_path):
     status, _, err = redisacc_command("sevrer", cwd=tmp_path)
     assert status == 2
     assert "sevrer" in err
 
 
-def test_every_command_can_be_loaded() -> None:
+def test_every_command_can_be_loaded():
     for name, (module, _) in cli._COMMANDS.items():
         command = getattr(importlib.import_module(module), name.replace("-", "_"))
         assert isinstance(command, click.Command)
@@ -295,7 +292,7 @@ def test_every_command_can_be_loaded() -> None:
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path, missing: str) -> None:
+def test_without_the_extra_it_says_what_to_install(tmp_path, missing):
     script = (
         f"import runpy, sys; sys.modules[{missing!r}] = None; sys.argv = ['redisacc', 'server']\n"
         "runpy.run_module('redisacc', run_name='__main__')\n"
@@ -307,7 +304,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path, missing: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_installed_command_is_the_same(tmp_path: Path) -> None:
+def test_the_installed_command_is_the_same(tmp_path):
     path = Path(sys.executable).parent / "redisacc"
     if not path.exists():
         pytest.skip("redisacc isn't installed with its scripts")

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 from owners import REAL, alive, ask
@@ -17,7 +16,7 @@ from redisacc.errors import ServerError
 pytestmark = pytest.mark.servers(*REAL)
 
 
-def test_a_running_server(executable: str, server_name: str) -> None:
+def test_a_running_server(executable, server_name):
     server = Server(executable=executable)
     assert not server.running
     with server:
@@ -37,15 +36,13 @@ def test_a_running_server(executable: str, server_name: str) -> None:
 
 
 @pytest.mark.parametrize(("free", "least"), [(2**40, 2**30), (2**30, 2**28), (10**8, 2**26), (0, 2**26)])
-def test_the_append_only_file_leaves_room_on_a_small_disk(
-    executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, least: int
-) -> None:
+def test_the_append_only_file_leaves_room_on_a_small_disk(executable, tmp_path, monkeypatch, free, least):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
     with Server(tmp_path, durable=True, executable=executable) as server:
         assert ask(server, "CONFIG", "GET", "auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"] == str(least)
 
 
-def test_configuration(executable: str) -> None:
+def test_configuration(executable):
     with Server(executable=executable) as server:
         expected = {
             "maxmemory-policy": "noeviction",
@@ -56,7 +53,7 @@ def test_configuration(executable: str) -> None:
             assert ask(server, "CONFIG", "GET", name) == {name: value}
 
 
-def own_address() -> str:
+def own_address():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing, only asks the routing table
@@ -65,7 +62,7 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def test_only_loopback_is_bound(executable: str) -> None:
+def test_only_loopback_is_bound(executable):
     address = own_address()
     with Server(executable=executable) as server:
         assert server.port is not None
@@ -74,7 +71,7 @@ def test_only_loopback_is_bound(executable: str) -> None:
             socket.create_connection((address, server.port), 5)
 
 
-def test_ipv6_loopback_is_bound_where_there_is_one(executable: str) -> None:
+def test_ipv6_loopback_is_bound_where_there_is_one(executable):
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.bind(("::1", 0))
@@ -85,7 +82,7 @@ def test_ipv6_loopback_is_bound_where_there_is_one(executable: str) -> None:
         socket.create_connection(("::1", server.port), 5).close()
 
 
-def test_client_takes_options(any_executable: str) -> None:
+def test_client_takes_options(any_executable):
     with (
         Server(executable=any_executable) as server,
         contextlib.closing(server.client(decode_responses=True, db=3)) as client,
@@ -95,7 +92,7 @@ def test_client_takes_options(any_executable: str) -> None:
         assert client.connection_pool.connection_kwargs["db"] == 3
 
 
-def test_before_the_first_start_there_is_nothing_to_ask(any_executable: str) -> None:
+def test_before_the_first_start_there_is_nothing_to_ask(any_executable):
     server = Server(executable=any_executable)
     for name in ("url", "port", "pid", "dir", "version"):
         with pytest.raises(ServerError, match=r"has not been started: call start\(\) or use a with block"):
@@ -106,7 +103,7 @@ def test_before_the_first_start_there_is_nothing_to_ask(any_executable: str) -> 
     assert "not started" in repr(server)
 
 
-def test_start_and_stop_twice(any_executable: str) -> None:
+def test_start_and_stop_twice(any_executable):
     server = Server(executable=any_executable)
     server.start()
     pid = server.pid
@@ -120,7 +117,7 @@ def test_start_and_stop_twice(any_executable: str) -> None:
     assert server.log_tail()
 
 
-def test_restart_keeps_the_port(any_executable: str) -> None:
+def test_restart_keeps_the_port(any_executable):
     server = Server(executable=any_executable)
     with server:
         url = server.url
@@ -132,11 +129,11 @@ def test_restart_keeps_the_port(any_executable: str) -> None:
         assert ask(server, "PING")
 
 
-def test_concurrent_starts_make_one_server(any_executable: str) -> None:
+def test_concurrent_starts_make_one_server(any_executable):
     server = Server(executable=any_executable)
     pids = []
 
-    def start() -> None:
+    def start():
         server.start()
         pids.append(server.pid)
 

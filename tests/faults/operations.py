@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from support.leaks import remaining
 import redisacc
 
 if TYPE_CHECKING:
-    from faults import Scene
+    pass
 
 NAME = "w"
 RECORD = "redisacc:{w}"
@@ -54,39 +54,39 @@ class Operation:
     never: tuple[str, ...] = ()
     is_timed = False
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         assert all(hasattr(self, name) for name in attributes), attributes
         vars(self).update(attributes)
 
-    def prepare(self, scene: Scene) -> None:
+    def prepare(self, scene):
         """Prepares what it needs, without the way through which it meets the fault."""
 
-    def enter(self, scene: Scene) -> None:
+    def enter(self, scene):
         """Opens its own handle, in the process that does it, and connects it: the next message is the operation's."""
 
-    def do(self, scene: Scene) -> Any:
+    def do(self, scene):
         """Does it, and returns what can be pickled and compared."""
 
-    def look(self, scene: Scene) -> None:
+    def look(self, scene):
         """Uses the same handle, in another process, and changes nothing."""
 
-    def check(self, scene: Scene, outcome: Outcome) -> None:
+    def check(self, scene, outcome):
         """Does what its caller, or a successor, does after this outcome, and checks what is known then."""
 
-    def again(self, scene: Scene) -> None:
+    def again(self, scene):
         """Checks that late requests have changed nothing since."""
 
-    def end(self, scene: Scene) -> None:
+    def end(self, scene):
         """Checks that its handle still works, or another one if its process is gone; and deletes everything."""
 
 
-def value_of(tree: Any) -> float:
+def value_of(tree):
     """Returns the value that all elements of a gradient have."""
     (value,) = {float(value) for array in _arrays(tree) for value in (array.min(), array.max())}
     return value
 
 
-def _arrays(tree: Any) -> Iterator[Any]:
+def _arrays(tree):
     if isinstance(tree, dict | list):
         for each in tree.values() if isinstance(tree, dict) else tree:
             yield from _arrays(each)
@@ -121,14 +121,14 @@ class OnAccumulator(Operation):
     left = 0.0
     handles = 2
 
-    def open(self, opener: Callable[..., Any]) -> Any:
+    def open(self, opener):
         make, *schema = SCHEMAS[self.kind](self.size)
         room = self.room and self.room * BYTES[self.kind](self.size)
         limits = redisacc.Limits(self.in_place, room, self.inline)
         given = {"reduction_type": "SUM", "limits": limits, "partitions": self.partitions, **self.options}
         return opener(make, *schema, NAME, **given)
 
-    def gradient(self, value: float) -> tuple[Any, ...]:
+    def gradient(self, value):
         dense, rows = np.full(self.size, value, np.float32), np.full((ROWS, self.size), value, np.float32)
         slices = redisacc.IndexedSlices(rows, range(ROWS))
         return {
@@ -137,20 +137,20 @@ class OnAccumulator(Operation):
             "leaves": ({"a": dense, "b": dense},),
         }.get(self.kind, (dense,))
 
-    def take(self, handle: Any, number: int | None, timeout: float = PATIENCE, **options: Any) -> float:
+    def take(self, handle, number, timeout=PATIENCE, **options):
         take = handle.take_indexed_slices_grad if self.kind == "rows" else handle.take_grad
         return value_of(take(number, timeout=timeout, **options))
 
-    def apply(self, *values: float, handle: Any = None) -> None:
+    def apply(self, *values, handle=None):
         for value in values:
             assert (handle or self.direct).apply_grad(*self.gradient(value), local_step=FOREVER)
 
     @property
-    def handle(self) -> Any:
+    def handle(self):
         """Its own handle, or another one if its process is gone."""
         return getattr(self, "through", self.direct)
 
-    def rounds(self) -> list[float]:
+    def rounds(self):
         """Takes and recovers all rounds that are left. Returns the value of each."""
         found = []
         with contextlib.suppress(redisacc.TakeTimeoutError):
@@ -1009,6 +1009,6 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def operation(name: str) -> Operation:
+def operation(name):
     """Returns an operation to be done once."""
     return copy.copy(OPERATIONS[name])

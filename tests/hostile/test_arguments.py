@@ -97,7 +97,20 @@ NO_SHAPES = [
     *(np.array(3), np.array([[3]]), np.array([3.0]), [2**63], [2**40, 2**40], [float("nan")], iter([3]), -1, True),
     [1] * 255,
 ]
-NO_SHARED_NAMES = [*NO_TEXTS, "a{b", "a}b", "{}", "a\nb", "\x00", "a\x7f", "x" * 513, "é" * 257, 0, "a\u2028b", "a\x85b"]
+NO_SHARED_NAMES = [
+    *NO_TEXTS,
+    "a{b",
+    "a}b",
+    "{}",
+    "a\nb",
+    "\x00",
+    "a\x7f",
+    "x" * 513,
+    "é" * 257,
+    0,
+    "a\u2028b",
+    "a\x85b",
+]
 NO_REDUCTIONS = [*NO_TEXTS, "mean", "sum", "MAX", "", " MEAN", ["MEAN"], 0]
 NO_SERVERS = [
     *(0, True, b"redis://localhost", [], object(), Broken(), "http://x", "localhost", "redis://h:port", "redis://["),

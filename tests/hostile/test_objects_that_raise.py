@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,22 @@ class Gone(Exception):
 class Raising(Mapping[str, Any]):
     """A mapping of one array, which raises in one of its methods."""
 
-    def __init__(self, method: str, value: Any = None) -> None:
+    def __init__(self, method, value=None):
         self.method, self.value = method, np.ones(3, np.float32) if value is None else value
 
-    def _enter(self, method: str) -> None:
+    def _enter(self, method):
         if method == self.method:
             raise Gone
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key):
         self._enter("getitem")
         return self.value
 
-    def __len__(self) -> int:
+    def __len__(self):
         self._enter("len")
         return 1
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         self._enter("iter")
         yield "a"
 
@@ -44,18 +44,18 @@ class Raising(Mapping[str, Any]):
 class Changing(dict[str, Any]):
     """A dict that another thread changes whenever somebody reads a value."""
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key):
         self[f"{key}x"] = None
         return super().__getitem__(key)
 
 
 class RaisingList(list[Any]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         raise Gone
 
 
 class RaisingArray:
-    def __array__(self, *args: Any, **options: Any) -> Any:
+    def __array__(self, *args, **options):
         raise Gone
 
 
@@ -63,23 +63,23 @@ class RaisingSlices:
     values, dense_shape = np.ones((1, 3), np.float32), (9, 3)
 
     @property
-    def indices(self) -> Any:
+    def indices(self):
         raise Gone
 
 
 class RaisingScipy:
-    def tocoo(self) -> Any:
+    def tocoo(self):
         raise Gone
 
 
 class RaisingDlpack:
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options):
         raise Gone
 
     __dlpack_device__ = __dlpack__
 
 
-def closed_file() -> Any:
+def closed_file():
     """Returns what numpy makes of an .npz file, after the file was closed."""
     data = io.BytesIO()
     np.savez(data, a=np.ones(3, np.float32))
@@ -104,7 +104,7 @@ KNOWN_NODES = {
 }
 
 
-def check(failure: pytest.ExceptionInfo[Any], path: str) -> None:
+def check(failure, path):
     assert f"'{path}'" in str(failure.value)
     assert failure.value.__cause__ is not None
     assert not isinstance(failure.value.__cause__, redisacc.RedisAccError)
@@ -113,11 +113,11 @@ def check(failure: pytest.ExceptionInfo[Any], path: str) -> None:
 
 
 @pytest.fixture
-def open_by(client: Any) -> Any:
+def open_by(client):
     """Opens parameters and accumulators, which are gone after the test."""
     opened: list[Any] = []
 
-    def open_one(kind: Any, *args: Any) -> Any:
+    def open_one(kind, *args):
         opened.append(kind(*args, redis=client))
         return opened[-1]
 

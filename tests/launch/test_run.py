@@ -41,7 +41,7 @@ while not pathlib.Path("finish").exists():
 # The environment
 
 
-def environments(run) -> dict[str, dict[str, str]]:
+def environments(run):
     assert run.code() == 0, run.err
     lines = [re.fullmatch(r"(.+?) +\| (\{.*)", line) for line in run.out.splitlines()]
     return {line[1]: json.loads(line[2]) for line in lines}

@@ -79,7 +79,7 @@ def test_port(start, unused_port):
 
 
 @pytest.fixture
-def unused_port() -> int:
+def unused_port():
     from support.daemons import free_port
 
     return free_port()

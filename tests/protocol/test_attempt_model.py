@@ -52,16 +52,14 @@ USUAL = [({"forgets": True}, 4_000), ({"compacts": True, "tries": 1}, 1_500), ({
     ),
     ids=str,
 )
-def test_what_is_real_has_its_parts_and_nothing_is_counted_twice_or_left_behind(
-    bounds: dict[str, Any], states: int
-) -> None:
+def test_what_is_real_has_its_parts_and_nothing_is_counted_twice_or_left_behind(bounds, states):
     # Fewer would mean that the model no longer does most of what it describes.
     assert AttemptModel(**bounds).run() > states
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rule", thorough(RULES, usual=[rule for rule in RULES if rule not in WITHOUT]))
-def test_each_rule_is_necessary(rule: str) -> None:
+def test_each_rule_is_necessary(rule):
     with pytest.raises(Harm) as caught:
         AttemptModel(**WITHOUT.get(rule, ROUND), rules=replace(Rules(), **{rule: False})).run()
     # The shortest way to the harm, so that one can read it.

@@ -11,7 +11,6 @@ import ast
 import functools
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -281,7 +280,7 @@ NO_ADVICE = (
 )
 
 
-def text_of(node: ast.AST) -> str | None:
+def text_of(node):
     """Returns a literal text, with `INSERTED` for what is inserted; None if the node is none."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
@@ -292,7 +291,7 @@ def text_of(node: ast.AST) -> str | None:
     return None
 
 
-def texts_in(tree: ast.AST) -> Iterator[str]:
+def texts_in(tree):
     """Yields what errors, failures, findings and warnings say, and all texts that have a name or are in a table."""
     for node in ast.walk(tree):
         found: list[ast.AST] = []
@@ -308,7 +307,7 @@ def texts_in(tree: ast.AST) -> Iterator[str]:
 
 
 @functools.cache
-def advice() -> dict[str, str]:
+def advice():
     """Returns the texts in the package that advise something, each with the file that it is in."""
     return {
         re.sub(r"\s+", " ", text): str(path.relative_to(PACKAGE))
@@ -320,7 +319,7 @@ def advice() -> dict[str, str]:
     }
 
 
-def occurs(fragment: str, text: str) -> bool:
+def occurs(fragment, text):
     """Returns whether a text contains a fragment, whatever is inserted into it."""
     if "{}" not in fragment:
         return fragment in text

@@ -18,7 +18,7 @@ SLOT = key_slot("k")
 KEYS = [f"{{k}}{number}" for number in range(9)]
 
 
-def owned_by(address: Address) -> list[Any]:
+def owned_by(address):
     return [[0, 16383, [address.host.encode(), address.port, b"id"]]]
 
 

@@ -23,7 +23,7 @@ sections = st.lists(
 )
 
 
-def cut(found: list[tuple[np.dtype, int]], size: int, *, runts: bool = False) -> ElementCut:
+def cut(found, size, *, runts=False):
     return ElementCut([Dense(dtype, number) for dtype, number in found], size, runts=runts)
 
 

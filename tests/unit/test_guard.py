@@ -15,7 +15,7 @@ from redisacc._launch.guard import Guard
 
 def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):
     # The runner may be killed as soon as it is.
-    def start(*_, stdin: int, **__) -> None:
+    def start(*_, stdin, **__):
         raise OSError(os.read(stdin, 100).decode())
 
     monkeypatch.setattr(subprocess, "Popen", start)

@@ -8,14 +8,14 @@ from redisacc._launch.lines import INTERVAL, LIMIT, Lines
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def cut(*chunks: bytes) -> list[bytes]:
+def cut(*chunks):
     lines = Lines(Clock())
     return [line for chunk in chunks for line in lines.feed(chunk)] + lines.end()
 

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -57,7 +56,7 @@ def small_blocks(monkeypatch):
     return of
 
 
-def arrays(optimizer: optim.Optimizer, size: int, dtype: Any) -> tuple[Any, Any, list[Any]]:
+def arrays(optimizer, size, dtype):
     """Weights, a sum of gradients with a few zeros, and state that is none of the first update."""
     random = np.random.default_rng(size)
     weights, gradient = (random.standard_normal(size).astype(dtype) for _ in range(2))
@@ -207,7 +206,7 @@ def test_no_rows_change_nothing():
     assert (weights == 1).all()
 
 
-def digest() -> str:
+def digest():
     """A digest of what every optimiser does, and of sums of squares."""
     found = hashlib.sha256()
     for optimizer in OPTIMIZERS.values():
@@ -271,7 +270,7 @@ def test_lion_moves_by_the_sign_of_any_number(dtype):
 # Sums of squares.
 
 
-def in_order(values: Any) -> float:
+def in_order(values):
     """The sum as its docstring says, in plain Python."""
     sums = [0.0] * kernel.LANES
     for place, value in enumerate(values.reshape(-1).tolist()):

@@ -76,11 +76,11 @@ def test_an_optimizer_does_not_change():
     assert optimizer == optim.AdamW(no_decay=["b"], lr_factor={"a": 0.5})
     assert hash(optimizer) == hash(optim.AdamW(no_decay=["b"], lr_factor={"a": 0.5}))
     with pytest.raises(FrozenInstanceError):
-        optimizer.lr = 1  # type: ignore[misc]
+        optimizer.lr = 1
     with pytest.raises(TypeError):
-        optim.AdamW(1e-3, 0.1)  # type: ignore[misc]
+        optim.AdamW(1e-3, 0.1)
     with pytest.raises(TypeError):
-        optim.Optimizer(1e-3)  # type: ignore[abstract]
+        optim.Optimizer(1e-3)
 
 
 @pytest.mark.parametrize(

@@ -21,5 +21,5 @@ from redisacc._redis.connect import holds_password
         ("rediss://host?ssl_password=secret", True),
     ],
 )
-def test_passwords_are_found_in_urls(url: str, holds: bool) -> None:
+def test_passwords_are_found_in_urls(url, holds):
     assert holds_password(url) is holds

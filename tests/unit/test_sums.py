@@ -14,7 +14,7 @@ from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 
 
-def sequential(gradients: list[Section], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sequential(gradients, dtype):
     """Adds row by row, in order: the obvious way."""
     rows: dict[int, np.ndarray] = {}
     counts: dict[int, int] = {}
@@ -30,7 +30,7 @@ def sequential(gradients: list[Section], dtype: np.dtype) -> tuple[np.ndarray, n
     )
 
 
-def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Section]:
+def random_gradients(rng, name, kind):
     dtype = find_dtype(name).storage
     gradients = []
     for k in range(40):
@@ -52,7 +52,7 @@ def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Sec
 @pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
 @pytest.mark.parametrize("window", [0, 1000, 10**9])
 @pytest.mark.parametrize("table", [0, 10**9])
-def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_sums(name, kind, window, table, monkeypatch):
     monkeypatch.setattr(_totals, "WINDOW_BYTES", window)
     monkeypatch.setattr(_totals, "DENSE_UNION", table)
     dtype = find_dtype(name)
@@ -80,7 +80,7 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "int32", "complex128"])
-def test_dense_sums(name: str) -> None:
+def test_dense_sums(name):
     dtype = find_dtype(name)
     rng = np.random.default_rng(3)
     arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
@@ -95,7 +95,7 @@ def test_dense_sums(name: str) -> None:
     assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
 
 
-def test_an_empty_total_is_empty() -> None:
+def test_an_empty_total_is_empty():
     indices, values = SparseSum(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
     assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
 

@@ -12,18 +12,16 @@ from redisacc._format.worker_states import workers_by_state
 NOW = datetime.datetime(2026, 11, 23, 12, 0, 0, tzinfo=datetime.UTC)
 
 
-def ago(seconds: float) -> datetime.datetime:
+def ago(seconds):
     return NOW - datetime.timedelta(seconds=seconds)
 
 
-def worker(
-    name: str, seen: float, *, step: int | None = 6, in_round: int = 0, lease: float | None = None
-) -> WorkerInfo:
+def worker(name, seen, *, step=6, in_round=0, lease=None):
     """Returns a worker that was seen so many seconds ago, and whose lease lasts for so many more."""
     return WorkerInfo(name, in_round, 1, 0, ago(seen), step, None if lease is None else ago(-lease))
 
 
-def state(one: WorkerInfo, *others: WorkerInfo) -> str:
+def state(one, *others):
     """Returns the state of a worker at step 7."""
     found = workers_by_state([one, *others], 7, NOW)
     return next(state for state, workers in found.items() if one in workers)
