@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -159,15 +160,28 @@ class Upload:
         return replace(self.buffered, order=place)
 
 
+def total_of(spec, uploads):
+    """Returns the sum of gradients, by plain additions in this order."""
+    total = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        total.add(upload.gradient)
+    return total
+
+
+def assert_same_bits(found, expected):
+    for mine, theirs in zip(found.sum().sections, expected.sum().sections, strict=True):
+        np.testing.assert_array_equal(mine.values.view(np.uint8), theirs.values.view(np.uint8))
+        if theirs.indices is not None:
+            np.testing.assert_array_equal(mine.indices, theirs.indices)
+            np.testing.assert_array_equal(mine.counts, theirs.counts)
+
+
 def sum_parts(spec, uploads):
     """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
     cuts = [found[1] for upload in uploads if (found := upload.buffered.cut) is not None]
     if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
         return []
-    total = spec.empty_sum((), where="the test")
-    for upload in uploads:
-        total.add(upload.gradient)
-    sections = total.sum().sections
+    sections = total_of(spec, uploads).sum().sections
     return [
         b"".join(
             sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
@@ -196,10 +210,6 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(durations, clock, d
         )
         for number in range(4)
     ]
-    _play(spec, uploads, data, clock)
-
-
-def _play(spec, uploads, data, clock):
     server, places = Server(), iter(range(1, 10**6))
     # By worker, places are known before anything arrives. A worker that was started again has two gradients.
     by_worker = data.draw(st.booleans())
@@ -337,76 +347,21 @@ def _play(spec, uploads, data, clock):
         taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
         for _ in range(3):
             reduce()
-    wanted = spec.empty_sum((), where="the test")
-    for upload in taken:
-        wanted.add(upload.gradient)
-    server.fetched.clear()
     described = [upload.at(upload.place or 0) for upload in taken]
     sums.complete(described, InlineReader(server, KEYS.current, described))
-    assert round_sum.number == wanted.number == len(taken)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
-        if expected.indices is not None:
-            np.testing.assert_array_equal(found.indices, expected.indices)
-            np.testing.assert_array_equal(found.counts, expected.counts)
+    assert round_sum.number == len(taken)
+    assert_same_bits(round_sum, total_of(spec, taken))
 
 
-def test_a_weight_that_has_changed_since_the_upload_began():
-    """The step has moved before the gradient was admitted, and with it the staleness."""
-    spec, server = SPECS["both"], Server()
-    upload = Upload(0, spec, 1, 64)
-    round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, KEYS, round_sum, num_expected=1)
-    inline = InlineReader(server, KEYS.current, ())
-    found = upload.at(0)
-    sums.announce(replace(found, factor=2 * found.factor))
-    for part in range(len(found.lengths)):
-        server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
-        sums.arrive(PartsArrived(found.id, part + 1))
-    sums.look_ahead(inline, lambda: False)
-    sums.complete([found], inline)
-    wanted = spec.empty_sum((), where="the test")
-    wanted.add(upload.gradient)
-    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
-    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(section.values, expected.values)
+class Uploads:
+    """Sums of three expected gradients, and some gradients at given places, or of workers with these numbers."""
 
-
-def test_what_was_added_ahead_is_not_fetched_again():
-    spec, server = SPECS["both"], Server()
-    uploads = [Upload(number, spec, number, 64) for number in range(3)]
-    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"), num_expected=3)
-    described = [upload.at(place) for place, upload in enumerate(uploads)]
-    inline = InlineReader(server, KEYS.current, ())
-    for gradient, upload in zip(described, uploads, strict=True):
-        sums.announce(gradient)
-        for part in range(len(gradient.lengths)):
-            data = upload.bytes_of(part)
-            server.strings[KEYS.part(gradient.id, part)] = data
-            sums.arrive(PartsArrived(gradient.id, part + 1))
-            sums.look_ahead(inline, lambda: False)
-    assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
-    server.fetched.clear()
-    sums.complete(described, inline)
-    assert server.fetched == []
-
-
-class ByWorker:
-    """Sums of three expected gradients by worker, and the gradients of some workers."""
-
-    def __init__(self, *numbers):
-        self.server = Server()
-        spec = SPECS["both"]
-        self._sum, self._wanted = (spec.empty_sum((), where="the test") for _ in range(2))
-        self._uploads = [Upload(k, spec, k, 64) for k in range(len(numbers))]
+    def __init__(self, *numbers, by_worker=True):
+        self.server, self._spec = Server(), SPECS["both"]
+        self._sum = self._spec.empty_sum((), where="the test")
+        self._uploads = [Upload(k, self._spec, k, 64) for k in range(len(numbers))]
         self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
-        self.sums = PartSums(
-            self.server,
-            KEYS,
-            self._sum,
-            num_expected=3,
-            by_worker=True,
-        )
+        self.sums = PartSums(self.server, KEYS, self._sum, num_expected=3, by_worker=by_worker)
         self._inline = InlineReader(self.server, KEYS.current, ())
 
     def upload(self, k, parts=None, *, admitted=False):
@@ -415,13 +370,22 @@ class ByWorker:
         self.sums.announce(found)
         number = len(found.lengths) if parts is None else parts
         for part in range(number):
-            data = self._uploads[k].bytes_of(part)
-            self.server.strings[KEYS.part(found.id, part)] = data
+            self.put(k, part)
         if number:
             self.sums.arrive(PartsArrived(found.id, number))
         if admitted:
             self.sums.announce(found, admitted=True)
         return self.look_ahead()
+
+    def put(self, k, part):
+        self.server.strings[KEYS.part(self.every[k].id, part)] = self._uploads[k].bytes_of(part)
+
+    def skip_stalled_after(self, clock, seconds):
+        clock.advance(seconds)
+        self.sums.skip_stalled()
+
+    def knows(self, k):
+        return self.sums.knows(self.every[k].id)
 
     def look_ahead(self):
         self.server.fetched.clear()
@@ -432,10 +396,7 @@ class ByWorker:
         """Completes the sum, and compares it with that of these gradients. Returns the keys that are fetched then."""
         self.server.fetched.clear()
         self.sums.complete([self.every[k] for k in chosen], self._inline)
-        for k in chosen:
-            self._wanted.add(self._uploads[k].gradient)
-        for found, expected in zip(self._sum.sum().sections, self._wanted.sum().sections, strict=True):
-            np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        assert_same_bits(self._sum, total_of(self._spec, [self._uploads[k] for k in chosen]))
         return sorted(self.server.fetched)
 
     def staged(self, k, parts=None):
@@ -443,8 +404,16 @@ class ByWorker:
         return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
 
 
+@pytest.mark.parametrize("by_worker", [False, True])
+def test_what_was_added_ahead_is_not_fetched_again(by_worker):
+    one = Uploads(0, 1, 2, by_worker=by_worker)
+    for k in range(3):
+        assert one.upload(k) == one.staged(k)
+    assert one.complete(0, 1, 2) == []
+
+
 def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
-    one = ByWorker(2, 0, 1)
+    one = Uploads(2, 0, 1)
     assert one.upload(0) == []
     # Worker 0 is added before the others have arrived, part by part.
     assert one.upload(1, 2) == one.staged(1, 2)
@@ -456,7 +425,7 @@ def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
 
 
 def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers():
-    one = ByWorker(7, 4, 2, 0, 9)
+    one = Uploads(7, 4, 2, 0, 9)
     assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
     one.upload(2, admitted=True)
     assert one.sums._done == 3
@@ -466,79 +435,67 @@ def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers():
 
 
 def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped():
-    one = ByWorker(0, 2, 1, 3)
+    one = Uploads(0, 2, 1, 3)
     assert one.upload(0, 7) == one.staged(0, 7)
     for k in (1, 2, 3):
         one.upload(k, admitted=True)
-    assert not one.sums.knows(one.every[0].id)
+    assert not one.knows(0)
     assert one.sums._done == 3
     assert one.complete(2, 1, 3) == []
 
 
 def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first():
-    one = ByWorker(0, 0, 1, 2)
+    one = Uploads(0, 0, 1, 2)
     assert one.upload(0, 7) == one.staged(0, 7)
     assert one.upload(1) == one.staged(1)
-    assert not one.sums.knows(one.every[0].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(1, 2, 3) == []
-
-
-def test_by_worker_what_is_admitted_is_not_replaced():
-    one = ByWorker(0, 0, 1, 2)
-    one.upload(0, admitted=True)
-    assert one.upload(1) == []
-    assert not one.sums.knows(one.every[1].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(0, 2, 3) == []
+    assert not one.knows(0)
+    # But not if that was admitted.
+    other = Uploads(0, 0, 1, 2)
+    other.upload(0, admitted=True)
+    assert other.upload(1) == []
+    assert not other.knows(1)
+    for k in (2, 3):
+        one.upload(k)
+        other.upload(k)
+    assert one.complete(1, 2, 3) == other.complete(0, 2, 3) == []
 
 
 def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock):
-    one = ByWorker(0, 1, 2, 3)
+    one = Uploads(0, 1, 2, 3)
     for k, parts in enumerate((1, None, None)):
         one.upload(k, parts)
-        clock.advance(1)
-        one.sums.skip_stalled()
-    assert one.sums.knows(one.every[0].id)
+        one.skip_stalled_after(clock, 1)
+    assert one.knows(0)
     one.upload(3)
-    clock.advance(1)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(one.every[0].id)
+    one.skip_stalled_after(clock, 1)
+    assert not one.knows(0)
     one.look_ahead()
     assert one.complete(1, 2, 3) == []
 
 
 def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock):
     clock.stop()
-    one = ByWorker(0, 1, 2, 3)
-    slow = one.every[0]
-    one.sums.announce(slow, lease=10.0)
-    for k in (1, 2, 3):
-        one.sums.announce(one.every[k], lease=1000.0)
-        one.sums.arrive(PartsArrived(one.every[k].id, 1))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
+    one = Uploads(0, 1, 2, 3)
+    for gradient in one.every:
+        one.sums.announce(gradient, lease=10.0 if gradient is one.every[0] else 1000.0)
+        if gradient is not one.every[0]:
+            one.sums.arrive(PartsArrived(gradient.id, 1))
+    one.skip_stalled_after(clock, 9)
     # It says that it continues.
-    one.sums.arrive(PartsArrived(slow.id, 0))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
-    clock.advance(2)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(slow.id)
+    one.sums.arrive(PartsArrived(one.every[0].id, 0))
+    one.skip_stalled_after(clock, 9)
+    assert one.knows(0)
+    one.skip_stalled_after(clock, 2)
+    assert not one.knows(0)
 
 
 def test_parts_that_arrive_in_another_order_are_added_as_they_come():
-    one = ByWorker(0, 1, 2)
-    first = one.every[0]
+    one = Uploads(0, 1, 2)
     one.upload(0, 0)
-    last = len(first.lengths) - 1
-    one.server.strings[KEYS.part(first.id, last)] = one._uploads[0].bytes_of(last)
-    one.sums.arrive(PartsArrived(first.id, 1, None, last))
-    assert one.look_ahead() == [KEYS.part(first.id, last)]
+    last = len(one.every[0].lengths) - 1
+    one.put(0, last)
+    one.sums.arrive(PartsArrived(one.every[0].id, 1, None, last))
+    assert one.look_ahead() == [KEYS.part(one.every[0].id, last)]
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -576,11 +533,7 @@ def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations, data):
     sums.look_ahead(inline, lambda: False)
     described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
     sums.complete(described, inline)
-    wanted = spec.empty_sum((), where="the test")
-    for upload in uploads[:granted]:
-        wanted.add(upload.gradient)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+    assert_same_bits(round_sum, total_of(spec, uploads[:granted]))
     # The sum of so few is no smaller than they are, so a taker adds them itself.
     if exact and required > (2 if name == "wider" else 1):
         dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}

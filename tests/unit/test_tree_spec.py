@@ -329,3 +329,26 @@ def test_a_leaf_in_fewer_gradients_than_one_of_its_rows():
     round_sum.add(Gradient((rows, Section(np.array([1], np.int64))), 2))
     with pytest.raises(CorruptDataError, match="an index occurs in 2 gradients"):
         spec.result(round_sum, 2)
+
+
+LEAVES = [
+    *("float32", "float32[2]", "float32 [2] ", "float32 2", "float31 [2]", "Sparse float32 [9]", "tuple", ""),
+    *("sparse [2]", "sparse float32 []", "sparse float32 [9,-1]", "float32 [-1]", "float32 [-2]", "float32 [02]"),
+    *("float32 [2,]", "float32 [,2]", "float32 [-]", "float32 [1-2]", "float32 [9223372036854775808]"),
+    *("float32 [4611686018427387904,4]", "float64 [2305843009213693952]"),
+    # In two leaves.
+    "float32 [4611686018427387903]",
+    *(f"{kind} [" + "1," * 99 + "1]" for kind in ("float32", "sparse float32")),
+    *("float32 [" + "1," * 300 + "1]", "float32 [" + "1" * 5000 + "]"),
+]
+
+
+def test_the_text_of_a_leaf_that_redisacc_did_not_write():
+    def parse(leaf):
+        return TreeSpec.parse(f'["{leaf}","{leaf}"]', reduction_type="SUM").schema["tree"]
+
+    assert parse("float32 [2]") == '["float32 [2]","float32 [2]"]'
+    for text in LEAVES:
+        with pytest.raises(ValueError, match=r".") as failure:
+            pytest.fail(f"it was read: {parse(text)}")
+        assert len(str(failure.value)) < 500
