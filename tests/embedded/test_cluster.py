@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from owners import alive
 from support.servers import executable
 
 import redisacc
-from redisacc.cli import main
 from redisacc.embedded import Cluster, Server
 
 OWNER = """
@@ -147,8 +145,3 @@ def test_the_command(tmp_path):
         rest = running.stdout.read()
         assert running.wait(60) == 0
     assert "Stopped. The data are in data." in rest
-
-
-@pytest.mark.parametrize("options", [["--replicas", "1"], ["--cluster", "3", "--socket", "s"], ["--cluster", "0"]])
-def test_options_of_the_command_that_do_not_fit(options):
-    assert CliRunner().invoke(main, ["server", *options]).exit_code == 2
