@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -34,12 +35,12 @@ def test_there_are_steps():
     assert len(STEPS) == len(re.findall(r"^\d+\. ", TEXT, re.MULTILINE)) >= 20
 
 
-@pytest.mark.parametrize(("file", "name"), STEPS)
+@every_row("file, name", STEPS)
 def test_a_step_names_what_there_is(file, name):
     assert re.search(rf"(?:def|class|function|local) {name}\b", (ROOT / file).read_text())
 
 
-@pytest.mark.parametrize("path", PATHS)
+@every_row("path", PATHS)
 def test_paths_exist(path):
     assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 import redisacc
 
@@ -51,9 +52,7 @@ def test_example(example, real_server, monkeypatch):
 CLASSES = [name for name in redisacc.__all__ if inspect.isclass(getattr(redisacc, name))]
 
 
-@pytest.mark.parametrize(
-    "name", ["raw_ops", "OutcomeUnknownError", *(name for name in CLASSES if not name.endswith("Error"))]
-)
+@every_row("name", ["raw_ops", "OutcomeUnknownError", *(name for name in CLASSES if not name.endswith("Error"))])
 def test_has_an_example(name):
     assert any(example.name.split(".")[-1] == name for example in EXAMPLES)
 
@@ -211,8 +210,8 @@ def fill(box, /, *items, depth=1, **more):
 '''
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "fault"),
+@every_row(
+    "before, after, fault",
     [
         ("        height: likewise,\n            in cm.\n", "", "attribute height is not described"),
         ("        width: in", "        breadth: in", "no attribute breadth"),

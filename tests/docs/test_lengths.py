@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 README = ROOT / "README.md"
@@ -31,7 +32,7 @@ def runs(page, length=9):
     return {tuple(found[start : start + length]) for start in range(len(found) - length + 1)}
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+@every_row("page", GUIDES)
 def test_a_guide_has_at_most_900_words(page):
     assert len(words(page)) <= 900
 

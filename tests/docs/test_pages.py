@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pages import DOCS, Reader, blocks_of, run_by
+from support.rows import every_row
 from support.selection import thorough
 
 from redisacc.embedded import Server
@@ -62,13 +63,13 @@ def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch, pytestconfig)
         gc.collect()
 
 
-@pytest.mark.parametrize(("page", "block"), EXCUSED, ids=_name)
+@every_row("page, block", EXCUSED)
 def test_a_block_that_is_not_run_says_why(page, block):
     assert block.excuse
     assert len(block.excuse.split()) > 2, f"{page.name}, line {block.line}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if run_by(page) is not None], ids=_name)
+@every_row("page", [page for page in PAGES if run_by(page) is not None])
 def test_the_test_that_is_said_to_run_a_page_names_it(page):
     test = DOCS.parent / str(run_by(page))
     assert page.name in test.read_text()
@@ -116,8 +117,8 @@ def test_reader_is_content_with_a_good_page(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
+@every_row(
+    "before, after",
     [
         ("# 2", "# 3"),
         ("1 + 1", "1 + nothing"),
@@ -147,7 +148,7 @@ def test_the_manual_has_four_shelves():
     assert _entries(text) == [f"{shelf}/index.md" for shelf in SHELVES]
 
 
-@pytest.mark.parametrize("shelf", SHELVES)
+@every_row("shelf", SHELVES)
 def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_once(shelf):
     index = DOCS / shelf / "index.md"
     if not index.is_file():
@@ -160,8 +161,8 @@ def test_the_index_of_a_shelf_links_each_of_its_pages_and_the_sidebar_has_each_o
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-@pytest.mark.parametrize(
-    ("words", "place"),
+@every_row(
+    "words, place",
     [
         ("clip by global norm", "optimiser-state.md"),
         ("SLURM", "several-hosts.md#slurm"),

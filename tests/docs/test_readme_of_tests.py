@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 PAGE = ROOT / "tests" / "README.md"
@@ -20,12 +21,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("file", FILES)
+@every_row("file", FILES)
 def test_files_of_the_table_exist(file):
     assert (ROOT / "tests" / file).is_file()
 
 
-@pytest.mark.parametrize("module", MODULES)
+@every_row("module", MODULES)
 def test_modules_of_the_table_exist(module):
     assert (PROTOCOL / module).is_dir() if module.endswith("/") else (PROTOCOL / f"{module}.py").is_file()
 

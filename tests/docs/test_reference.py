@@ -7,6 +7,7 @@ import runpy
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 from redisacc import __all__ as ours
 from redisacc import embedded, errors, optim
@@ -39,7 +40,7 @@ def _keys():
     return found - {ParameterKeys("NAME").guard}
 
 
-@pytest.mark.parametrize("key", sorted(_keys()))
+@every_row("key", sorted(_keys()))
 def test_the_table_of_keys_has_each_key(key):
     shown = re.sub(r":0$", ":K", key).replace("/00007}", "/p}").replace("reducer:7", "reducer:p")
     table = (DOCS / "reference" / "keys.md").read_text().partition("## The record")[0]
@@ -52,7 +53,7 @@ def test_the_page_of_keys_has_each_field_of_the_record():
     assert {field.name for field in FIELDS} - described == set()
 
 
-@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
+@every_row("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
 def test_the_protocol_page_has_each_script(script):
     table = (DOCS / "explanations" / "protocol.md").read_text().partition("## Sessions")[0]
     assert f"`{script}`" in table
@@ -65,12 +66,12 @@ def _folders():
     return sorted(f"{folder.relative_to(ROOT)}/" for folder in found)
 
 
-@pytest.mark.parametrize("folder", _folders())
+@every_row("folder", _folders())
 def test_contributing_has_each_folder(folder):
     assert f"| `{folder}` |" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
-@pytest.mark.parametrize("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
+@every_row("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
 def test_the_api_reference_has_each_public_name(name):
     page = (DOCS / "reference" / "api.md").read_text()
     assert re.search(rf"(?:autoclass|autofunction|automodule):: .*\b{name}\b|:members: .*\b{name}\b", page)
@@ -83,8 +84,8 @@ def test_the_glossary_defines_at_most_25_terms_in_order_and_each_once():
     assert 1 <= len(entries) <= 25
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@every_row(
+    "text, found",
     [
         ("Workers acknowledge a round.", {"Worker", "Acknowledgement", "Round"}),
         ("It costs a round trip, step by step, in place of two.", set()),

@@ -17,6 +17,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from owners import REAL, alive, gone, run, written
+from support.rows import every_row
 from support.selection import thorough
 
 import redisacc
@@ -196,8 +197,8 @@ def test_server_that_ends_by_itself(executable, tmp_path, port):
         )
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message", "server"),
+@every_row(
+    "options, status, message, server",
     [
         (["--port", "1", "--socket", "s"], 2, "give --port or --socket, not both", ""),
         (["--cluster", "3", "--socket", "s"], 2, "give --cluster or --socket, not both", ""),

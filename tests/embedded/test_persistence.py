@@ -13,6 +13,7 @@ import time
 
 import pytest
 from owners import REAL, ask, gone, run, written
+from support.rows import every_row
 from support.selection import thorough
 from support.until import until
 
@@ -62,7 +63,7 @@ def test_durable_needs_a_directory():
         Server(durable=True)
 
 
-@pytest.mark.parametrize("name", ["dir", "socket"])
+@every_row("name", ["dir", "socket"])
 def test_an_empty_path_is_refused(name):
     with pytest.raises(InvalidArgumentError, match=f"^{name} is an empty path; for the current directory, give '.'"):
         Server(**{name: ""})

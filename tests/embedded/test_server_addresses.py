@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from owners import REAL, ask, program
+from support.rows import every_row
 from support.until import until
 
 from redisacc.embedded import Server
@@ -107,7 +108,7 @@ def test_port_that_is_taken_between_look_and_bind(executable, tmp_path, times):
         assert ask(server, "PING")
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536, 1.5, "6379", True])
+@every_row("port", [0, -1, 65536, 1.5, "6379", True])
 def test_bad_port(port):
     with pytest.raises(InvalidArgumentError, match="port"):
         Server(port=port)

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from owners import REAL, alive, ask
+from support.rows import every_row
 
 from redisacc.embedded import Server
 from redisacc.errors import ServerError
@@ -35,10 +36,10 @@ def test_a_running_server(executable, server_name):
     assert not alive(pid)
 
 
-@pytest.mark.parametrize(("free", "least"), [(2**40, 2**30), (2**30, 2**28), (10**8, 2**26), (0, 2**26)])
+@every_row("free, least", [(2**40, 2**30), (2**30, 2**28), (10**8, 2**26), (0, 2**26)])
 def test_the_append_only_file_leaves_room_on_a_small_disk(executable, tmp_path, monkeypatch, free, least):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
-    with Server(tmp_path, durable=True, executable=executable) as server:
+    with Server(tmp_path / str(free), durable=True, executable=executable) as server:
         assert ask(server, "CONFIG", "GET", "auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"] == str(least)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from owners import REAL, executable_of, program
+from support.rows import every_row
 
 from redisacc.embedded import Server, find_server
 from redisacc.errors import ServerError
@@ -46,7 +47,7 @@ def test_search_returns_an_absolute_path(bare_path, monkeypatch):
     assert find_server() == bare_path / "redis-server"
 
 
-@pytest.mark.parametrize("named", ["/no/such/server", "no-such-server"])
+@every_row("named", ["/no/such/server", "no-such-server"])
 def test_search_does_not_pass_over_a_wrong_variable(bare_path, monkeypatch, named):
     program(bare_path / "redis-server", "#!/bin/sh\n")
     monkeypatch.setenv("REDISACC_SERVER", named)

@@ -21,6 +21,7 @@ import valkey
 from click.testing import CliRunner
 from support.forging import ENDLESS, FORMS, forger
 from support.planting import PIECES
+from support.rows import every_row
 from support.selection import thorough
 from uses import (
     CHANGING,
@@ -218,8 +219,8 @@ class OwnConnection(redis.Connection):
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("code", ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""])
+@every_row("own", [False, True])
+@every_row("code", ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""])
 def test_texts_of_errors(forging, url, caplog, code, own):
     text = b"".join(PIECES).replace(b"\r", b"").replace(b"\n", b"")
     caplog.set_level(logging.DEBUG, "redisacc")

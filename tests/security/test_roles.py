@@ -14,6 +14,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from support.proxy import proxy_before_server
+from support.rows import every_row
 from support.selection import thorough
 from support.servers import contents
 
@@ -509,7 +510,7 @@ def test_commands_that_a_role_may_not_run(place, role):
     assert contents(place.admin) == before
 
 
-@pytest.mark.parametrize("role", ["worker", "taker", "observer"])
+@every_row("role", ["worker", "taker", "observer"])
 def test_a_role_may_not_run_scripts_of_its_own(place, role):
     user = place.client(role)
     for command in (

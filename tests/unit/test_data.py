@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rows import every_row
 
 import redisacc
 from redisacc.data import Batches
@@ -102,8 +103,8 @@ def test_epochs_and_steps():
         assert batches.epoch(stop - 1) == epoch
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@every_row(
+    "arguments, message",
     [
         ({"size": 0}, r"^size must be in \[1, "),
         ({"batch_size": 0}, r"^batch_size must be in \[1, "),
@@ -116,8 +117,8 @@ def test_invalid_arguments(arguments, message):
         Batches(**{"size": 10, "batch_size": 4, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@every_row(
+    "arguments, message",
     [
         ((-1,), r"^step must be in \[0, "),
         ((0, -1, 2), r"^number must be in \[0, "),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from typing import Any
 
 import pytest
 import redis
+from support.rows import every_row
 from support.strings import Strings
 
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
@@ -53,8 +55,8 @@ def reply(data):
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-@pytest.mark.parametrize("connections", [1, 2, 3, 4])
-@pytest.mark.parametrize("piece", [1, 7, 10**9])
+@every_row("connections", [1, 2, 3, 4])
+@every_row("piece", [1, 7, 10**9])
 def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections, piece):
     made = peers(connections)
     wanted = [bytes([65 + number]) * (number * 97 % 400) for number in range(11)]
@@ -116,10 +118,11 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
     assert strings.buffers == [b"abc", b"xyz"]
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "text"),
+@every_row(
+    "data, error, text",
     [
         (b"", BrokenError, "closed"),
+        (b"$", BrokenError, "closed"),
         (b"$3\r\na", BrokenError, "closed"),
         (b"$3\r\nabc", BrokenError, "closed"),
         (b"$3\r\nabcde\r\n", BrokenError, "does not end"),
@@ -136,16 +139,22 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
     ],
 )
 def test_a_reply_that_is_wrong_ends_the_fetch(peers, data, error, text):
-    made = peers(2)
-    thread = threading.Thread(target=made.theirs[1].sendall, args=[data])
-    thread.start()
-    if text == "closed":
+    """Of several connections, or of the only one, which does not look at what follows its last reply."""
+    for number in (1, 2):
+        if number == 1 and text == "more replies":
+            continue
+        made = peers(number)
+        thread = threading.Thread(target=made.theirs[-1].sendall, args=[data])
+        thread.start()
+        if text == "closed":
+            thread.join()
+            made.theirs[-1].shutdown(socket.SHUT_WR)
+        strings = Strings("ab"[:number], *[3] * number, lanes=number)
+        fetch = made.connections[0].fetch if number == 1 else functools.partial(fetch_over, made.connections)
+        with pytest.raises(error, match=text):
+            fetch(strings, soon())
+        made.close()
         thread.join()
-        made.theirs[1].shutdown(socket.SHUT_WR)
-    with pytest.raises(error, match=text):
-        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), soon())
-    made.close()
-    thread.join()
 
 
 def test_a_silent_server_is_noticed(peers):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
+from support.rows import every_row
 
 from redisacc.asyncio._waits import LoopWaits
 
 
-@pytest.mark.parametrize("way", ["sleep", "alarm", "event"])
+@every_row("way", ["sleep", "alarm", "event"])
 def test_a_clock_that_moves_ends_the_waits_of_a_loop(clock, way):
     async def main():
         waits = LoopWaits()

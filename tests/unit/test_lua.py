@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc._format.keys import Keys
@@ -177,7 +178,7 @@ def test_a_documented_reply_has_its_values_by_name_or_is_an_error_and_others_are
                 pytest.fail(f"{name} may reply {reply}: {Scripts(None, KEYS).parse(name, reply)}")
 
 
-@pytest.mark.parametrize("value", [b"x", b"-1", b"1" * 16, b"", b"9" * 20])
+@every_row("value", [b"x", b"-1", b"1" * 16, b"", b"9" * 20])
 def test_a_value_that_is_no_number_is_an_error_that_names_it(value):
     with pytest.raises(redisacc.CorruptDataError, match="num_accumulated"):
         Scripts(None, KEYS).parse("apply", [b"applied", b"1", value])
@@ -204,8 +205,8 @@ def test_a_missing_or_an_unknown_argument_is_an_error():
             called(name, other="x")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
+@every_row(
+    "line, message",
     [
         ("-- KEYS record", "expected '-- KEYS name  pattern  meaning'"),
         ("-- KEYS[1] redisacc:{NAME}", "expected '-- KEYS name"),
@@ -219,7 +220,7 @@ def test_a_header_that_cannot_be_read_is_an_error(line, message):
         script_loader.parse_header("x", f"-- A sentence.\n--\n{line}\n\n-- ARGV below the header\n")
 
 
-@pytest.mark.parametrize(("body", "number"), [("", 0), ("-- #bind\n-- #bind\n", 2)])
+@every_row("body, number", [("", 0), ("-- #bind\n-- #bind\n", 2)])
 def test_a_script_binds_once(monkeypatch, tmp_path, body, number):
     (tmp_path / "apply.lua").write_text(f"-- A sentence.\n\n{body}return {{}}\n")
     monkeypatch.setattr(script_loader, "_PLACES", (tmp_path,))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mutants.rules import RULES
+from support.rows import every_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("file", sorted({rule.file for rule in RULES}))
+@every_row("file", sorted({rule.file for rule in RULES}))
 def test_places_exist_once(file):
     text = (ROOT / file).read_text()
     assert [rule.promise for rule in RULES if rule.file == file and text.count(rule.old) != 1] == []

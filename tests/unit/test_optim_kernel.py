@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc import optim
 from redisacc._data.dtypes import find_dtype
@@ -85,8 +86,8 @@ def assert_same_bits(one, other):
         assert mine.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_row("dtype", DTYPES)
+@every_row("name", OPTIMIZERS)
 def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_blocks):
     optimizer = OPTIMIZERS[name]
     size = 300
@@ -121,7 +122,7 @@ def test_it_reads_memory_that_is_not_aligned():
     assert_same_bits(updated(optimizer, weights, shifted, state), updated(optimizer, weights, gradient, state))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_the_mean_is_that_of_a_take(dtype):
     _, gradient, _ = arrays(optim.SGD(), 1000, dtype)
     zeros = np.zeros_like(gradient)
@@ -133,7 +134,7 @@ def test_the_mean_is_that_of_a_take(dtype):
         np.testing.assert_array_equal(weights, found.result("MEAN", divisor), f"divided by {divisor}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_the_mean_of_rows_is_that_of_a_take(dtype):
     element = find_dtype(dtype)
     total = SparseSum(element, (5,), bound=40, where="here")
@@ -160,7 +161,7 @@ def test_the_mean_of_rows_is_that_of_a_take(dtype):
     assert kernel.sum_of_squares(values, section.counts) == kernel.sum_of_squares(mean)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_row("name", OPTIMIZERS)
 def test_rows_are_updated_as_parts_are(name, small_blocks):
     optimizer = OPTIMIZERS[name]
     small_blocks(np.float32)
@@ -208,8 +209,8 @@ def test_a_processor_with_fewer_instructions_gives_the_same_bits():
 # NaN, infinities, extremes.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_row("dtype", DTYPES)
+@every_row("name", OPTIMIZERS)
 def test_nan_shows_in_the_weights_and_only_there(name, dtype):
     optimizer = OPTIMIZERS[name]
     weights, gradient, state = arrays(optimizer, 100, dtype)
@@ -224,7 +225,7 @@ def test_nan_shows_in_the_weights_and_only_there(name, dtype):
     assert np.isnan(updated(optimizer, *arrays(optimizer, 100, dtype), clip=math.nan)[0]).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_lion_moves_by_the_sign_of_any_number(dtype):
     info = np.finfo(dtype)
     tiny = [info.smallest_subnormal, info.tiny, info.eps, 1, info.max, np.inf]
@@ -251,7 +252,7 @@ def in_order(values):
     return sums[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_the_order_of_a_sum_of_squares_is_fixed(dtype):
     for size in (0, 1, 2, 3, 5, 1000, 16383, 16384, 16385, 50_000):
         values = np.random.default_rng(size).standard_normal(size).astype(dtype)

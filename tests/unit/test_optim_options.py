@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc import optim
 from redisacc.errors import InvalidArgumentError
@@ -151,7 +152,7 @@ def test_leaves_of_one_learning_rate_and_decay_share_a_group():
         assert without.groups(["a", "b"]) == ((0, 0), 1)
 
 
-@pytest.mark.parametrize("options", [{"no_decay": ["*", "*/BIAS"]}, {"lr_factor": {"*": 1, "*/BIAS": 1}}])
+@every_row("options", [{"no_decay": ["*", "*/BIAS"]}, {"lr_factor": {"*": 1, "*/BIAS": 1}}])
 def test_a_pattern_that_matches_no_leaf_is_refused(options):
     (name,) = options
     message = rf"pattern '\*/BIAS' of {name} must match the path of a leaf, but matches none of \['0/bias', '0/w'\]"
@@ -199,7 +200,7 @@ def test_the_scale_of_a_clipping():
 # The form that travels.
 
 
-@pytest.mark.parametrize("optimizer", EVERYTHING + [kind() for kind in KINDS], ids=lambda each: each.name)
+@every_row("optimizer", EVERYTHING + [kind() for kind in KINDS])
 def test_a_config_makes_an_equal_optimizer(optimizer):
     config = optimizer.to_config()
     for passed in (config, json.loads(json.dumps(config)), msgpack.unpackb(msgpack.packb(config))):

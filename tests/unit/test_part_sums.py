@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.rows import every_row
 
 import redisacc
 from redisacc._data.encodings import encode
@@ -404,7 +404,7 @@ class Uploads:
         return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
 
 
-@pytest.mark.parametrize("by_worker", [False, True])
+@every_row("by_worker", [False, True])
 def test_what_was_added_ahead_is_not_fetched_again(by_worker):
     one = Uploads(0, 1, 2, by_worker=by_worker)
     for k in range(3):

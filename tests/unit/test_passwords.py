@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from support.rows import every_row
 
 from redisacc._redis.connect import holds_password
 
 
-@pytest.mark.parametrize(
-    ("url", "holds"),
+@every_row(
+    "url, holds",
     [
         ("redis://host:6379/0", False),
         ("redis://user@host:6379/0", False),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.rows import every_row
 
 from redisacc._protocol.leases import process_identity
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
@@ -73,13 +74,13 @@ def test_a_process_of_somebody_else_lives():
     assert fate_of(f"{own[0]}.1.{found[1]}") == "alive"
 
 
-@pytest.mark.parametrize("identity", ["", "x", "0123456789abcdef.999999.5", "nowhere.1.1", "0123456789abcdef.1"])
+@every_row("identity", ["", "x", "0123456789abcdef.999999.5", "nowhere.1.1", "0123456789abcdef.1"])
 def test_a_process_of_another_machine_is_unknown(identity):
     assert fate_of(identity) is None
 
 
 @linux
-@pytest.mark.parametrize("pid", [0, 2**32 - 1, 9_999_999_999])
+@every_row("pid", [0, 2**32 - 1, 9_999_999_999])
 def test_no_signal_goes_to_a_process_id_that_is_none(pid):
     """Process id 0 would be the whole process group."""
     machine = own_identity().split(".")[0]

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc import data, errors, optim, raw_ops
 
 
-@pytest.mark.parametrize("module", [redisacc, data, errors, optim, raw_ops])
+@every_row("module", [redisacc, data, errors, optim, raw_ops])
 def test_all_is_what_is_public(module):
     public = {
         name
@@ -37,8 +38,12 @@ def test_type_checkers_see_the_names_that_are_loaded_on_use():
     assert set(redisacc.__all__) == {"errors", *errors.__all__, *imported}
 
 
-@pytest.mark.parametrize(
-    "statement", ["import redisacc", "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)"]
+@every_row(
+    "statement",
+    [
+        "import redisacc",
+        "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)",
+    ],
 )
 def test_an_import_loads_neither_numpy_nor_a_client_library(statement):
     heavy = {"numpy", "redis", "valkey", "rich", "ml_dtypes", "msgpack", "asyncio", "redisacc._handles.base"}
@@ -70,7 +75,7 @@ def test_every_error_stands_in_the_tree_with_its_bases():
                 assert f"({base.__name__})" in line
 
 
-@pytest.mark.parametrize("name", redisacc.__all__)
+@every_row("name", redisacc.__all__)
 def test_everything_public_is_described(name):
     thing = getattr(redisacc, name)
     assert inspect.getdoc(thing)
@@ -80,8 +85,8 @@ def test_everything_public_is_described(name):
                 assert inspect.getdoc(value), f"{name}.{attribute}"
 
 
-@pytest.mark.parametrize(
-    ("cls", "returned"),
+@every_row(
+    "cls, returned",
     [
         (redisacc.ConditionalAccumulator, "Array"),
         (redisacc.SparseConditionalAccumulator, "tuple[Array, Array, Array]"),

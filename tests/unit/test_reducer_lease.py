@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from support.rows import every_row
 
 from redisacc._format.keys import Keys
 from redisacc._format.reducer_lease import parse_leases, parse_sums, sums_text
@@ -36,8 +36,17 @@ def test_several_leases_count_as_the_slowest():
     assert parse_leases([[None] * 4]) is None
 
 
-@pytest.mark.parametrize(
-    "text", [b"x", b"*:1", ONE.encode(), ONE.encode() + b":0", ONE.encode() + b":-1", ONE.encode() + b":1\n", b"\xff:1"]
+@every_row(
+    "text",
+    [
+        b"x",
+        b"*:1",
+        ONE.encode(),
+        ONE.encode() + b":0",
+        ONE.encode() + b":-1",
+        ONE.encode() + b":1\n",
+        b"\xff:1",
+    ],
 )
 def test_anything_else_is_no_sum(text):
     assert parse_sums(KEYS, [text]) == []

@@ -6,6 +6,7 @@ import hiredis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc._redis.faults import BrokenError, ReplyError
 from redisacc._redis.sockets import reply_reader
@@ -45,10 +46,10 @@ def test_replies_are_the_same_however_they_are_cut(values, cuts):
     assert found == values
 
 
-@pytest.mark.parametrize("piece", [1, 3, 10**6])
-@pytest.mark.parametrize("kind", [b"*", b">", b"~", b"|"])
-@pytest.mark.parametrize("before", [b"", b"*2\r\n$13\r\n\n*99999999\r\nx\r\n", b"+OK\r\n"])
-@pytest.mark.parametrize("number", [b"1000100", b"999999999999999999999999"])
+@every_row("piece", [1, 3, 10**6])
+@every_row("kind", [b"*", b">", b"~", b"|"])
+@every_row("before", [b"", b"*2\r\n$13\r\n\n*99999999\r\nx\r\n", b"+OK\r\n"])
+@every_row("number", [b"1000100", b"999999999999999999999999"])
 def test_arrays_that_claim_too_much_are_refused(piece, kind, before, number):
     data, reader = before + kind + number + b"\r\n", ReplyReader()
     reader.expect([("HGET", "k", "f"), ("EVALSHA",)])
@@ -73,7 +74,7 @@ def test_a_command_of_many_arguments_may_be_answered_by_as_many():
     assert reader.read(b"*%d\r\n" % number + b"_\r\n" * number) == [[None] * number]
 
 
-@pytest.mark.parametrize(("command", "most"), [("EVALSHA", 2000), ("HMGET", 2020), ("HSCAN", 5000), ("GET", 5000)])
+@every_row("command, most", [("EVALSHA", 2000), ("HMGET", 2020), ("HSCAN", 5000), ("GET", 5000)])
 def test_a_reply_may_have_as_many_bytes_as_its_command_allows(command, most, monkeypatch):
     for name, value in {"BYTES": 2000, "FIELD_BYTES": 10, "SCAN_BYTES": 5000, "STRING_BYTES": 5000}.items():
         monkeypatch.setattr(reply_reader, f"MAX_{name}", value)

@@ -7,6 +7,7 @@ import pydoc
 import re
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 import redisacc.asyncio
@@ -50,8 +51,8 @@ def test_no_function_has_more_options_than_anybody_can_read():
         assert inspect.Parameter.VAR_KEYWORD not in kinds or name.endswith(PASS_ON), name
 
 
-@pytest.mark.parametrize("module", [redisacc, redisacc.asyncio])
-@pytest.mark.parametrize("name", ACCUMULATORS)
+@every_row("module", [redisacc, redisacc.asyncio])
+@every_row("name", ACCUMULATORS)
 def test_every_accumulator_has_the_same_options(module, name):
     assert options_of(getattr(module, name)) == list(AccumulatorOptions.__annotations__)
     assert options_of(redisacc.TreeAccumulator.like) == list(AccumulatorOptions.__annotations__)
@@ -70,8 +71,8 @@ def test_a_training_and_its_halves_describe_their_options():
         assert f"``{option}``" in (redisacc.Chief.__doc__ or "")
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
+@every_row(
+    "call, name",
     [
         (lambda: redisacc.ConditionalAccumulator("float32", [2], stalness=2), "ConditionalAccumulator"),
         (lambda: redisacc.Chief("t", {}, stalness=2), "Chief"),
@@ -84,8 +85,8 @@ def test_an_option_that_there_is_not(call, name):
         call()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@every_row(
+    "options, message",
     [
         ({"limits": 7}, r"limits must be a redisacc\.Limits or None, not 7"),
         ({"limits": redisacc.Limits(in_place=-1)}, r"limits\.in_place must be in \[0, "),
@@ -108,7 +109,7 @@ def test_options_of_a_training_that_are_no_dict():
         redisacc.Chief("t", {}, accumulator={"finite": True})
 
 
-@pytest.mark.parametrize("name", ["mean", "limits"])
+@every_row("name", ["mean", "limits"])
 def test_a_group_of_a_training_that_is_none(name):
     for optimizer in (optim.SGD(1.0), None):
         with pytest.raises(redisacc.InvalidArgumentError, match=rf"^{name} must be a redisacc\.\w+ or None"):

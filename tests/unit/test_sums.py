@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.rows import every_row
 
 from redisacc._data import sums as _totals
 from redisacc._data.dtypes import find_dtype
@@ -79,7 +80,7 @@ def test_sparse_sums(name, kind, window, table, monkeypatch):
         np.testing.assert_array_equal(whole.counts, counts)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "int32", "complex128"])
+@every_row("name", ["float32", "float16", "int32", "complex128"])
 def test_dense_sums(name):
     dtype = find_dtype(name)
     rng = np.random.default_rng(3)
@@ -100,7 +101,7 @@ def test_an_empty_total_is_empty():
     assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
 
 
-@pytest.mark.parametrize("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
+@every_row("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
 def test_sums_formed_in_place_come_out_in_order_however_many(number):
     rng = np.random.default_rng(number)
     # Some above 2**53, where a double would lose digits.

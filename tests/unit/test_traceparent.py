@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc._telemetry.traceparent import TRACEPARENT_BYTES, TraceParent, parse_traceparent
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read(context):
     assert parse_traceparent(text) == context
 
 
-@pytest.mark.parametrize(
+@every_row(
     "text",
     [
         b"",

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from support.rows import every_row
 
 from redisacc._data.tree import structure as trees
 from redisacc._data.tree.structure import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
@@ -220,8 +221,8 @@ def parsed(tree):
     return structure, [str(leaf) for leaf in leaves]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
+@every_row(
+    "first, second, expected",
     [
         ({"a": "x"}, {"a": "y"}, ("a", True, "x", "y")),
         ("x", ["x"], (".", True, "x", "a list")),
