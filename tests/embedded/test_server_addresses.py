@@ -28,17 +28,13 @@ pytestmark = pytest.mark.servers(*REAL)
 # Ports
 
 
-def test_given_port(any_executable):
-    port = free_port()
-    with Server(port=port, executable=any_executable) as server:
-        assert server.port == port
-
-
 def test_port_in_use_by_another_server(executable, any_executable):
     # The other one answers PING too: it must not be taken for ours.
-    with Server(executable=any_executable) as first:
-        second = Server(port=first.port, executable=executable)
-        with pytest.raises(ServerError, match=f"port {first.port} is already in use") as caught:
+    port = free_port()
+    with Server(port=port, executable=any_executable) as first:
+        assert first.port == port
+        second = Server(port=port, executable=executable)
+        with pytest.raises(ServerError, match=f"port {port} is already in use") as caught:
             second.start()
         assert "\n" not in str(caught.value)
         assert not second.running
@@ -137,6 +133,9 @@ def test_socket(executable, folder):
             info = client.info()
         assert info["tcp_port"] == 0
         assert info["process_id"] == server.pid
+        with pytest.raises(ServerError, match="already in use: choose another path"):
+            Server(socket=path, executable=executable).start()
+        assert ask(server, "PING")
     assert not path.exists()
 
 
@@ -160,23 +159,13 @@ def test_socket_left_behind_by_a_crash(executable, folder):
         assert ask(server, "PING")
 
 
-def test_socket_in_use(executable, folder):
-    with Server(socket=folder / "s", executable=executable) as first:
-        with pytest.raises(ServerError, match="already in use: choose another path"):
-            Server(socket=folder / "s", executable=executable).start()
-        assert ask(first, "PING")
-
-
-def test_file_in_place_of_the_socket_is_kept(any_executable, folder):
+def test_what_cannot_be_a_socket(any_executable, folder):
+    with pytest.raises(ServerError, match="No such file"):
+        Server(socket=folder / "missing" / "s", executable=any_executable).start()
     (folder / "precious").write_text("data")
     with pytest.raises(ServerError, match="is not a socket"):
         Server(socket=folder / "precious", executable=any_executable).start()
     assert (folder / "precious").read_text() == "data"
-
-
-def test_socket_in_a_missing_folder(any_executable, folder):
-    with pytest.raises(ServerError, match="No such file"):
-        Server(socket=folder / "missing" / "s", executable=any_executable).start()
 
 
 def test_bad_socket():

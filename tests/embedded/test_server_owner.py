@@ -61,18 +61,6 @@ def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable,
             os.kill(child, signal.SIGKILL)
 
 
-def test_data_of_a_killed_owner_are_kept(executable, tmp_path):
-    script = "server.client().set('a', 1); print(server.client().get('a').decode())"
-    with run("-c", OWNER.replace("what = ", f"{script}\nwhat = "), executable, "data", cwd=tmp_path) as owner:
-        pid = int(owner.line())
-        assert owner.line() == str(tmp_path / "data")
-        assert owner.line() == "1"
-        owner.kill()
-        assert gone(pid, 5)
-    with Server(tmp_path / "data", executable=executable) as server:
-        assert ask(server, "GET", "a") == "1"
-
-
 def test_a_server_without_its_guard_ends(any_executable):
     server = Server(executable=any_executable)
     server.start()

@@ -13,6 +13,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc._checkpoints.file import ABANDONED, Checkpoint, read_file, write_file
@@ -72,8 +73,8 @@ def test_other_programs_can_read_it(tmp_path):
         assert file.metadata()["step"] == "7"
 
 
-@pytest.mark.parametrize("place", [0, 8, "format", "step", "dtype", "data_offsets", -9, -1])
-@pytest.mark.parametrize("how", ["cut", "changed"])
+@every_row("place", [0, 8, "format", "step", "dtype", "data_offsets", -9, -1])
+@every_row("how", ["cut", "changed"])
 def test_a_damaged_file_is_refused_or_read_right(tmp_path, place, how):
     path = tmp_path / "one.safetensors"
     write_file(path, of_step(7))

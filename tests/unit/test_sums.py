@@ -50,9 +50,9 @@ def random_gradients(rng, name, kind):
 
 @pytest.mark.slow(keep="float32|bfloat16|int8")
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint64", "complex64"])
-@pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
-@pytest.mark.parametrize("window", [0, 1000, 10**9])
-@pytest.mark.parametrize("table", [0, 10**9])
+@every_row("kind", ["identical", "disjoint", "random"])
+@every_row("window", [0, 1000, 10**9])
+@every_row("table", [0, 10**9])
 def test_sparse_sums(name, kind, window, table, monkeypatch):
     monkeypatch.setattr(_totals, "WINDOW_BYTES", window)
     monkeypatch.setattr(_totals, "DENSE_UNION", table)
