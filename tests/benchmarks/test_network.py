@@ -140,7 +140,6 @@ def test_hosts_reach_each_other_and_nothing_else(can_build):
         routes = json.loads(subprocess.check_output([*built.command("one"), "ip", "-j", "route"]))
         assert [route["dst"] for route in routes] == ["10.77.0.0/24"]
         with subprocess.Popen([*built.command("two"), sys.executable, "-c", SENDER], stdout=subprocess.PIPE) as sender:
-            assert sender.stdout is not None
             sender.stdout.readline()
             receiver = [*built.command("one"), sys.executable, "-c", RECEIVER, built.address("two")]
             assert int(subprocess.check_output(receiver)) == 10**6

@@ -28,7 +28,6 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import redis
@@ -46,7 +45,7 @@ ROW = 4
 CODED, MANY_CODED = 256, 600 * 256
 # Enough for some buffered gradients; beyond that, they are compacted.
 BUFFER_LIMIT, LARGE_BUFFER_LIMIT = 16_000, 16_000_000
-ENCODINGS: list[Any] = ["float32", "bfloat16", "int8"]
+ENCODINGS = ["float32", "bfloat16", "int8"]
 # The indices of an actor: from its first one. Each process that it forks has some of its own.
 STRIDE = 10_000_000
 CHILD_STRIDE = 10_000
@@ -86,7 +85,7 @@ def connected(server):
     if "url" in server:
         return server["url"]
     proxies = Path(server["proxies"])
-    known: dict[str, int] = {}
+    known = {}
 
     def by_proxy(address):
         host, port = address
@@ -112,7 +111,7 @@ def opened(
     partitions=None,
 ):
     """Opens the accumulator of a run, which is of one of KINDS. The first one to open it decides about partitions."""
-    options: dict[str, Any] = {
+    options = {
         "reduction_type": "SUM",
         "redis": where,
         "min_replicas": min_replicas,
@@ -352,8 +351,8 @@ class Actor:
         while not self.over:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
-            required: int | None = self._random.choice([4] * 9 + [30] if self._are_large else [1, 30, 300])
-            options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
+            required = self._random.choice([4] * 9 + [30] if self._are_large else [1, 30, 300])
+            options = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
             if self._random.random() < 0.2:
                 options["min_weight"] = self._random.choice([0.5, 4.0, 100.0])
             if self._random.random() < 0.3:

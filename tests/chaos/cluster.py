@@ -16,8 +16,8 @@ import time
 from functools import partial
 
 import redis
-from chaos.server import PAUSES, Deed
-from support.proxy import Proxy, Weather
+from chaos.server import PAUSES
+from support.proxy import Proxy
 from support.resharding import (
     Move,
     hold_back,
@@ -30,7 +30,6 @@ from support.resharding import (
 from support.servers import ClusterClient, executable
 
 from redisacc import embedded
-from redisacc.embedded.cluster_node import ClusterNode
 
 # Nodes count as failed after this many milliseconds. Shorter pauses of a busy machine must not look like a failure,
 # because a replica would take over that nobody has looked at.
@@ -66,9 +65,9 @@ class ClusterVictim:
         self._cluster = embedded.Cluster(
             3, replicas, directory / "nodes", durable=True, executable=executable("valkey")
         )
-        self._proxies: dict[int, Proxy] = {}
-        self._weather: Weather | None = None
-        self._added: list[ClusterNode] = []
+        self._proxies = {}
+        self._weather = None
+        self._added = []
 
     @property
     def url(self):
@@ -154,7 +153,7 @@ class ClusterVictim:
     # Deeds
 
     def deeds(self):
-        found: list[Deed] = [
+        found = [
             *[self._flush, self._disconnect, self._disconnect_listeners] * 2,
             *[self._restart, self._pause, self._pause_clients],
             *[self._move, self._move_at_once] * 3,
@@ -311,7 +310,6 @@ class ClusterVictim:
 
 
 def _port(node):
-    assert node.port is not None
     return node.port
 
 

@@ -139,7 +139,7 @@ class Tale:
     def check(self, info):
         """Compares the replies to workers with the rounds of takers, and both with the server's totals."""
         self._number_rounds()
-        where: dict[int, int] = {}
+        where = {}
         for step, delivered in self.rounds.items():
             for index in delivered.indices:
                 if index in where:

@@ -30,7 +30,6 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -117,14 +116,14 @@ class Chaos:
             for role, (size, by_proxy) in crew.items()
             for number in range(size)
         }
-        self._running: dict[str, int] = {}
-        self._journals: dict[str, Path] = {}
-        self._stopped: dict[str, float] = {}
+        self._running = {}
+        self._journals = {}
+        self._stopped = {}
         self._stack = contextlib.ExitStack()
         self._begun = time.monotonic()
         # What was done, and when.
-        self._deeds: list[str] = []
-        self.done: Counter[str] = Counter()
+        self._deeds = []
+        self.done = Counter()
 
     def __enter__(self):
         self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
@@ -211,16 +210,12 @@ class Chaos:
             "are_large": self._are_large,
             "journal": self._journals[name].name,
         }
-        assert self._fork_server.stdin is not None
-        assert self._fork_server.stdout is not None
         print(json.dumps(task), file=self._fork_server.stdin, flush=True)
         self._running[name] = int(self._fork_server.stdout.readline())
 
     def _kill_all(self):
         for name in list(self._running):
             self._kill_group(name)
-        assert self._fork_server.stdin is not None
-        assert self._fork_server.stdout is not None
         self._fork_server.stdin.close()
         self._fork_server.stdout.close()
         self._fork_server.wait(20)
@@ -243,7 +238,7 @@ class Chaos:
 
     def rage(self, seconds=float("inf"), gradients=float("inf")):
         """Breaks something every now and then, for some time or until so many gradients have been counted."""
-        deeds: list[Callable[[], None]] = [
+        deeds = [
             *[self._kill, self._pause] * 4,
             *[self._cut_all] * 2,
             *[partial(self._do, deed) for deed in self._victim.deeds()],
@@ -423,7 +418,7 @@ def main():
     if options.gradients is None:
         problems = report(options.seed, *piece(options.seed, **chosen, seconds=options.seconds or 180.0))
         sys.exit(1 if problems else 0)
-    total: Counter[str] = Counter()
+    total = Counter()
     seed, started = options.seed, time.monotonic()
     while total["gradients"] < options.gradients:
         goal = min(PIECE, options.gradients - total["gradients"])

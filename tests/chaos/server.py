@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Protocol
 
 import redis
 from support.proxy import Proxy
@@ -18,45 +15,6 @@ from redisacc import embedded
 
 # How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
 PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
-
-# Does something to a server, and returns what that is called.
-Deed = Callable[[random.Random], str]
-
-
-class Victim(Protocol):
-    """What the chaos needs of a server, or of a cluster.
-
-    Attributes:
-        url: its address, past the proxies.
-        min_replicas: how many replicas have to confirm a change before anybody may rely on it.
-    """
-
-    url: str
-    min_replicas: int
-
-    def start(self):
-        """Starts it, and its proxies."""
-
-    def stop(self):
-        """Ends it, and its proxies."""
-
-    def client(self):
-        """Returns a client of it, past the proxies."""
-
-    def proxied(self):
-        """Returns what `actor.connected` needs to reach it through the proxies."""
-
-    def proxies(self):
-        """Returns its proxies."""
-
-    def weather(self, weather):
-        """Sets the random faults of all proxies, also of those that are still to come."""
-
-    def deeds(self):
-        """Returns what can be done to it; a deed that is listed twice is done twice as often."""
-
-    def calm_down(self):
-        """Mends what the deeds have left broken, so that every request is answered from now on."""
 
 
 class Server:
@@ -69,7 +27,7 @@ class Server:
         self._directory = directory
         self.socket = str(directory / "s")
         self.url = f"unix://{self.socket}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
         self._proxy = None if seed is None else Proxy(self.socket, seed)
 
     def start(self):
@@ -99,7 +57,6 @@ class Server:
         return redis.Redis(unix_socket_path=self.socket)
 
     def proxied(self):
-        assert self._proxy is not None
         return {"url": self._proxy.url}
 
     def proxies(self):
@@ -157,7 +114,6 @@ class Server:
         return "kills of the server"
 
     def _pause(self, chance):
-        assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(chance.choice(PAUSES))
         self._process.send_signal(signal.SIGCONT)

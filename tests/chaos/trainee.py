@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
 
 import numpy as np
 from support.local_updates import LocalTraining
@@ -21,7 +20,6 @@ from support.local_updates import LocalTraining
 import redisacc
 from redisacc import optim
 from redisacc._clock import durations
-from redisacc.optim import Optimizer
 from redisacc.types import GradientOptions
 
 NAME = "training"
@@ -41,7 +39,7 @@ def weight_of(number):
 
 # Their state covers every kind of slot. One asks for the norm, but never clips, as the last bits of the norm depend on
 # the parts.
-OPTIMIZERS: dict[str, Optimizer] = {
+OPTIMIZERS = {
     "adamw": optim.AdamW(lambda step: 0.1 / (1 + step % 7), ema=0.9, clip_norm=1e12),
     "sgd": optim.SGD(0.05, momentum=0.9, dampening=0.1, weight_decay=0.01),
     "rmsprop": optim.RMSprop(0.01, centered=True, momentum=0.5),
@@ -67,7 +65,7 @@ def gradient_of(number, step, parameters):
 
     Other magnitudes for each worker: with three of them or more, any other order of addition gives other bits.
     """
-    found: dict[str, Any] = {
+    found = {
         path: ((values * (31 + number) + 0.7 * step) % 1.0 * 3.0**number - 2).astype(values.dtype)
         for path, values in parameters.items()
     }

@@ -99,10 +99,10 @@ class Training:
         self._legs = legs
         self._until = 0
         # In each place, the process that is to do its work.
-        self._crew: dict[tuple[str, int], Process] = {}
+        self._crew = {}
         # Processes that were paused, and replaced meanwhile.
-        self._replaced: list[Process] = []
-        self._reducers: list[Process] = []
+        self._replaced = []
+        self._reducers = []
         self._streams = streams
         if streams:
             without_tables()
@@ -110,8 +110,8 @@ class Training:
         names = sorted(OPTIMIZERS)
         self._optimizer, self._updates = names[seed // 2 % len(names)], updates
         self._stack = contextlib.ExitStack()
-        self.done: Counter[str] = Counter()
-        self.problems: list[str] = []
+        self.done = Counter()
+        self.problems = []
 
     def __enter__(self):
         try:
@@ -151,8 +151,6 @@ class Training:
     # Processes
 
     def _ask(self, task):
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
         print(json.dumps(task), file=self._forker.stdin, flush=True)
         return json.loads(self._forker.stdout.readline())
 
@@ -178,15 +176,12 @@ class Training:
         return Process(role, number, run_id, pid)
 
     def _status(self, process):
-        status: int | None = self._ask({"reap": process.pid})
-        return status
+        return self._ask({"reap": process.pid})
 
     def _end_all(self):
         for process in [*self._crew.values(), *self._replaced, *self._reducers]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
         self._forker.stdin.close()
         self._forker.stdout.close()
         self._forker.wait(20)

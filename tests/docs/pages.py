@@ -32,7 +32,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -104,9 +103,9 @@ class Reader:
     def __init__(self, page, directory, url):
         self._page = page
         self._directory = directory
-        self._names: dict[str, Any] = {"__name__": "__page__"}
-        self._unused: set[str] = set()
-        self._shells: list[subprocess.Popen[bytes]] = []
+        self._names = {"__name__": "__page__"}
+        self._unused = set()
+        self._shells = []
         commands = directory / ".bin"
         commands.mkdir()
         self._environment = {**os.environ, "REDISACC_URL": url, "PATH": f"{commands}:{os.environ['PATH']}"}
@@ -170,7 +169,7 @@ class Reader:
             )
         self._shells.append(shell)
         try:
-            status: int | str = shell.wait(timeout=90)
+            status = shell.wait(timeout=90)
         except subprocess.TimeoutExpired:
             status = "nothing for 90 s"
         printed = log.read_text()

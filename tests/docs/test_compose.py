@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -29,8 +28,7 @@ pytestmark = [
 
 
 def services():
-    found: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
-    return found
+    return yaml.safe_load(FILE.read_text())["services"]
 
 
 def script_of(service):
@@ -41,7 +39,7 @@ def script_of(service):
 
 
 def cluster_ports():
-    found: list[int] = []
+    found = []
     while len(found) < NODES:
         port = free_port()
         if port + BUS_OFFSET <= 65_535 and port not in found:

@@ -42,7 +42,7 @@ EXAMPLES = list(_examples())
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example(example, real_server, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url or "")
-    report: list[str] = []
+    report = []
     result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
     # Handles that the example left open are closed while their server is there.
     gc.collect()
@@ -62,7 +62,7 @@ def test_has_an_example(name):
 
 def _entries(docstring, section):
     """The names that a section of a docstring describes, in its order; [] if there is no such section."""
-    names: list[str] = []
+    names = []
     inside = False
     for line in inspect.cleandoc(docstring).splitlines():
         if not line.startswith(" ") and line:

@@ -37,7 +37,7 @@ def containers():
 
 def environment(job, index, url):
     """The environment of a container of a job, as Kubernetes makes it, with another server."""
-    found: dict[str, str] = {}
+    found = {}
     for one in job["spec"]["template"]["spec"]["containers"][0]["env"]:
         if "value" in one:
             value = one["value"]

@@ -49,7 +49,7 @@ def run_as_typed(tmp_path, blocks):
     assert "time.sleep(0.1)" in program
     (tmp_path / "train.py").write_text(program.replace("time.sleep(0.1)", "time.sleep(0.02)"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
-    runs: list[subprocess.Popen[bytes]] = []
+    runs = []
 
     def start(*replaced):
         command = arguments.replace(*replaced) if replaced else arguments

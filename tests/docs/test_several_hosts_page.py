@@ -76,7 +76,6 @@ class Machines:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert process.stdin is not None
         process.stdin.write(given)
         process.stdin.close()
         process.stdin = None

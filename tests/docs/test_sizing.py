@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import redisacc
 def round_bytes():
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
-    names: dict[str, Any] = {}
+    names = {}
     exec(blocks_of(DOCS / "guides" / "sizing.md")[0].text, names)
     return names["round_bytes"]
 
@@ -56,7 +55,7 @@ def test_a_round_takes_what_the_page_says(
 ):
     itemsize = 0
     for worker in range(workers):
-        options: Any = {"redis": real_client, "worker": f"host-of-a-worker:{worker}"}
+        options = {"redis": real_client, "worker": f"host-of-a-worker:{worker}"}
         if rows:
             with redisacc.SparseConditionalAccumulator(dtype, [10**6, width], "sizing", **options) as sparse:
                 itemsize = sparse.dtype.itemsize

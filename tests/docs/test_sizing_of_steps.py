@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ NBYTES = sum(leaf.nbytes for leaf in MODEL.values())
 def page():
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
-    names: dict[str, Any] = {}
+    names = {}
     for block in blocks_of(DOCS / "guides" / "sizing.md"):
         if block.text.startswith(("import math", "def step_bytes")):
             exec(block.text, names)
@@ -81,10 +79,10 @@ def _reducers_in_time(durations):
     [("updates", 0, "float32"), ("updates", 1, "float32"), ("updates", 1, "bfloat16"), ("rounds", 1, "float32")],
 )
 def test_a_step_moves_and_stores_what_the_page_says(real_client, page, loop, slots, encoding, reducers):
-    step_bytes: Callable[..., dict[str, float]] = page["step_bytes"]
-    options: dict[str, Any] = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
+    step_bytes = page["step_bytes"]
+    options = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
     threads = [threading.Thread(target=work, args=(real_client, number)) for number in range(WORKERS)]
-    moved: list[tuple[int, int]] = []
+    moved = []
     stored = 0
     with (
         reducer(real_client, reducers),
@@ -96,7 +94,7 @@ def test_a_step_moves_and_stores_what_the_page_says(real_client, page, loop, slo
             thread.start()
         for step in loop_of(chief, loop):
             if step in (FIRST, STEPS - 1):
-                info: Any = real_client.info("stats")
+                info = real_client.info("stats")
                 moved.append((info["total_net_input_bytes"], info["total_net_output_bytes"]))
             sizes = [real_client.memory_usage(key, samples=0) or 0 for key in real_client.scan_iter(count=1000)]
             stored = max(stored, sum(sizes))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -81,15 +80,12 @@ class Owner:
         self.pid = process.pid
 
     def line(self):
-        assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def error_line(self):
-        assert self.process.stderr is not None
         return self.process.stderr.readline().rstrip("\n")
 
     def say(self, text=""):
-        assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
@@ -112,7 +108,7 @@ def run(*command, cwd, warm=False, **env):
         warm: whether it finds the package imported. The tests of processes that fork or die with a server start cold.
         env: more variables of its environment.
     """
-    options: dict[str, Any] = {
+    options = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,

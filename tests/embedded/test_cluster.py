@@ -31,7 +31,6 @@ signal.pause()
 @pytest.mark.slow
 def test_a_killed_owner_leaves_nothing_behind(until):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, executable("valkey")], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     first, second, *folders = owner.stdout.readline().split()
     owner.kill()
     owner.wait()
@@ -123,7 +122,6 @@ def test_the_command(tmp_path):
     ):
         # If something fails, nothing is left running.
         stack.callback(running.terminate)
-        assert running.stdout is not None
         text = ""
         while "server.log" not in text:
             line = running.stdout.readline()

@@ -94,7 +94,7 @@ def test_damaged_snapshot_is_an_error(executable, tmp_path):
 
 
 def test_the_kinds_take_turns(executable, tmp_path):
-    known: set[str] = set()
+    known = set()
     for number, durable in enumerate([True, False, False, True, True, False]):
         with Server(tmp_path, durable=durable, executable=executable) as server:
             assert keys(server) == known

@@ -65,7 +65,6 @@ def test_a_server_without_its_guard_ends(any_executable):
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
-    assert server._child is not None
     os.kill(server._child.process.guard_pid, signal.SIGKILL)
     until(lambda: not server.running)
     server.stop()

@@ -59,7 +59,6 @@ def _end(process):
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stdout is not None
     process.stdout.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.1, warmup_steps=3, decay_st
 NO_BIAS = {"b": False, "w": True}
 
 # Those of the table: optax's, and ours.
-PAIRS: dict[str, tuple[Any, Any]] = {
+PAIRS = {
     "sgd": (optax.sgd(0.1), SGD(0.1)),
     "momentum": (optax.sgd(0.1, momentum=0.9), SGD(0.1, momentum=0.9)),
     "nesterov": (optax.sgd(0.1, momentum=0.9, nesterov=True), SGD(0.1, momentum=0.9, nesterov=True)),

@@ -13,7 +13,6 @@ import signal
 import threading
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import redis
 import valkey
@@ -58,13 +57,13 @@ class Scene:
         self.client = client
         self.url = url
         self.clock = clock
-        self.where: Any = None
+        self.where = None
         self.late = 0
         self.closing = contextlib.ExitStack()
 
     def connect(self, kind="client"):
         """Sets ``where`` to a client of this kind."""
-        where: Any = self.proxy.where
+        where = self.proxy.where
         if isinstance(self.proxy, ClusterProxy):
             where = self.proxy.client(valkey if kind == "valkey client" else redis)
             self.closing.callback(where.close)
@@ -217,7 +216,7 @@ class Interrupted(FaultKind):
     def __init__(self, kind=Interrupt, client="client"):
         self._kind = kind
         self._client = client
-        self._raised: BaseException | None = None
+        self._raised = None
         self._armed = False
 
     def places(self, lengths):
@@ -405,7 +404,7 @@ class Forked(FaultKind):
                 child.close()
                 scene.proxy.resume()
 
-        used: list[Any] = []
+        used = []
         thread = threading.Thread(target=fork)
         thread.start()
         value = operation.do(scene)
@@ -450,7 +449,7 @@ def all_locks_held():
     gc.unfreeze()
     found = list(_locks())
     gc.freeze()
-    held: list[Any] = []
+    held = []
 
     def hold():
         held.extend(lock for lock in found if lock.acquire(blocking=False))
@@ -488,7 +487,7 @@ def _locks():
 
 
 LIKE_FAULTS = (TimeoutError, ConnectionResetError, OSError)
-FAULTS: dict[str, FaultKind] = {
+FAULTS = {
     "broken": Broken(),
     "late": Late(),
     "bytewise": Bytewise(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -190,7 +189,7 @@ class OnAccumulator(Operation):
 
 
 ROWS = 3
-SCHEMAS: dict[str, Callable[[int], tuple[Any, ...]]] = {
+SCHEMAS = {
     "dense": lambda size: (redisacc.ConditionalAccumulator, "float32", [size]),
     "any shape": lambda size: (redisacc.ConditionalAccumulator, "float32", None),
     "rows": lambda size: (redisacc.SparseConditionalAccumulator, "float32", [None, size]),
@@ -202,7 +201,7 @@ SCHEMAS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "leaves": lambda size: (redisacc.TreeAccumulator, dict.fromkeys("ab", ("float32", (size,)))),
 }
 # Rows and their indices, the dense leaf, the zeros of the one that is missing, and which leaves there are.
-BYTES: dict[str, Callable[[int], int]] = {
+BYTES = {
     "dense": lambda size: 4 * size,
     "tree": lambda size: 4 * size * (ROWS + 1) + 8 * ROWS + 16 + 12,
 }
@@ -939,7 +938,7 @@ SPREAD = {**IN_PARTS, "partitions": 3}
 TABLE = {"rows": 20_000, "partitions": 3}
 TREE = {"kind": "tree", "options": {"mean": redisacc.Mean(missing="skip")}}
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS = {
     "apply": Apply(),
     "apply inline": Apply(in_place=0),
     "apply in parts": Apply(**IN_PARTS),

@@ -6,8 +6,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -20,7 +19,7 @@ DEEP = b"[" * 100_000
 VERSION = b"0123456789abcdef"
 
 # Instead of any word, and of any value.
-ALIENS: dict[str, bytes] = {"empty": b"", "x": b"x", "not UTF-8": b"\xff\xfe\x00", **TEXTS}
+ALIENS = {"empty": b"", "x": b"x", "not UTF-8": b"\xff\xfe\x00", **TEXTS}
 
 NO_NUMBERS = (b"-1", b"1.5", b"1e3", b" 1", b"01x", b"9" * 40, b"1" + b"0" * 15, "٣".encode(), b"nan")
 NO_SHAPES = (
@@ -34,7 +33,7 @@ NO_LEAVES = (
     b'"float32 [' + b"1," * 300 + b'1]"', b'"text []"', b'{"a":"float32 []","a":"float32 []"}',
     json.dumps(["float32 []"] * 100_001, separators=(",", ":")).encode(),
 )  # fmt: skip
-WORDS: dict[str, tuple[bytes, ...]] = {
+WORDS = {
     "number": NO_NUMBERS,
     "time": (*NO_NUMBERS, b"9" * 15),
     "step": (b"-", b"--1", b"1.0", b"1e3", b" 1", b"9223372036854775808", b"-9223372036854775809", LONG, "٣".encode()),
@@ -208,7 +207,7 @@ def other_headers(right):
         yield from ({**right, field: value} for value in MISFITS)
     yield {**right, "gradients": right["gradients"] + 1}
     sections = right["sections"]
-    changed: list[Any] = [sections[:-1], sections * 2]
+    changed = [sections[:-1], sections * 2]
     if len(sections) > 1:
         changed.append(sections[::-1])
     for at, (dtype, shape) in enumerate(sections):
@@ -285,7 +284,7 @@ def total(held, _):
     yield from numbers_changed(held)
 
 
-SPECIAL: dict[str, Callable[[bytes, Any], Iterator[bytes]]] = {
+SPECIAL = {
     "blobs": blobs, "slots": slots, "structure": structure, "optimizer": optimizer, "header": header,
     "data": data, "row": row, "total": total,
 }  # fmt: skip
@@ -297,7 +296,7 @@ NO_INDICES = (
     b"sparse:s:x", b"sparse:s:9223372036854775808", b"sparse:nothing:1", b"sparse:s:1:1", b"present:1", b"total:0",
     b"\xff\x1b[31m:1", b"x" * 5000 + b":1",
 )  # fmt: skip
-NAMES: dict[str, tuple[bytes, ...]] = {
+NAMES = {
     "index": NO_INDICES,
     "id": (b"", b"x", b"\xff", LONG, *TEXTS.values()),
     "name": (b"", *TEXTS.values()),

@@ -47,7 +47,7 @@ class Column:
 
 SURROGATE = "w\udce9"
 ONES, ROW = np.ones(3, np.float32), [[1.0, 1.0]]
-recursive: list = []
+recursive = []
 recursive.append(recursive)
 
 NO_INTEGERS = [

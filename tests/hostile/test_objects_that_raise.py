@@ -118,7 +118,7 @@ def check_refusal(path, act, *args, message="cannot be read"):
 @pytest.fixture
 def open_by(client):
     """Opens parameters and accumulators, which are gone after the test."""
-    opened: list[Any] = []
+    opened = []
 
     def open_one(kind, *args):
         opened.append(kind(*args, redis=client))

@@ -11,7 +11,6 @@ import itertools
 import logging
 import resource
 import time
-from typing import Any
 
 import click
 import numpy as np
@@ -79,7 +78,7 @@ def uses_of(world, others):
 
     @contextlib.contextmanager
     def of_none(name):
-        opened: list[Any] = []
+        opened = []
         yield next(use for use in (*opening(world, opened), *others) if use.name == name)
         for handle in opened:
             handle.close()

@@ -13,7 +13,6 @@ import functools
 import logging
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -57,8 +56,8 @@ class Watch:
     def __init__(self, world, slow, caplog, *, several):
         self.world, self._slow, self._caplog = world, slow, caplog
         self._several = 100
-        self._errors: list[Exception] = []
-        self._right: dict[str, Any] = {}
+        self._errors = []
+        self._right = {}
         self._turn = 0
         self.look(lambda _: None, "nothing", learn=True)
         self.raise_all()
@@ -124,7 +123,7 @@ class Watch:
         """Tries a use on the damaged database, whose contents are given, and collects what is wrong."""
         try:
             refused, found = attempt(use, self._caplog)
-            after: tuple[bool, Any] = (True, None)
+            after = (True, None)
             if use.after is not None and not refused:
                 after = attempt(Use(use.name, use.after), self._caplog)
             there = contents(self.world.client)

@@ -303,7 +303,6 @@ def served(url):
         for command in ("export", "dashboard"):
             process = WarmPython(["-m", "redisacc", command, "--port", "0", "--redis", url], text=True)
             started[command] = process
-            assert process.stdout is not None
             address = process.stdout.readline().split(" at ")[1].split(",")[0]
             found[command] = address.removesuffix("/").removesuffix("/metrics")
         yield found

@@ -7,11 +7,8 @@ import fnmatch
 import re
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import redis
 from damages import NAMES, Gradient, damages
 from stored import STORED
 
@@ -27,7 +24,7 @@ WIDE = ([3], np.ones((1, 600), np.float32))
 INT8 = Gradient(nbytes=780, blocks=3)
 
 # Name → the class, its arguments, its options, a gradient, and what its bytes are.
-KINDS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], tuple[Any, ...], Gradient]] = {
+KINDS = {
     "dense": (redisacc.ConditionalAccumulator, ("float32", [600]), {}, ONES, Gradient()),
     "sparse": (redisacc.SparseConditionalAccumulator, ("float32", [9, 2]), {}, ROWS, Gradient((0, 1, 2), 8)),
     "unbounded": (redisacc.SparseConditionalAccumulator, ("float32", [None, 2]), {}, ROWS, Gradient((0, 1, 2))),
@@ -110,7 +107,7 @@ class World:
         Raises:
             AssertionError: there is a key, or a field, that stored.py does not have.
         """
-        seen: set[str] = set()
+        seen = set()
         for key in self._read:
             name = key.decode()
             pattern = pattern_of(name)
@@ -357,7 +354,7 @@ class Trained(World):
         """Opens a chief."""
         tree = {"a": np.ones((100, 5), np.float32), "b": np.zeros(3), "t": np.ones((100, 2), np.float32)}
         optimizer = redisacc.optim.AdamW(0.1, weight_decay=0.5, no_decay=["b"])
-        options: dict[str, Any] = {"redis": self.where, "optimizer": optimizer, "patience": 1.0}
+        options = {"redis": self.where, "optimizer": optimizer, "patience": 1.0}
         return redisacc.Chief("w", tree, workers=1, accumulator={"sparse": ["t"]}, **options)
 
     def work(self, until):
@@ -383,7 +380,7 @@ class Trained(World):
 
 
 # Name → what makes it. Each kind and each storage is in one of them, and those of `make check` have the others.
-WORLDS: dict[str, Callable[[redis.Redis], World]] = {
+WORLDS = {
     "published": Published,
     "published bfloat16 in partitions": lambda client: Published(client, encoding="bfloat16", partitions=2),
     "trained": Trained,

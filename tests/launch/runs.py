@@ -44,7 +44,6 @@ class Run:
 
     def _read(self, name):
         pipe = self.process.stdout if name == "out" else self.process.stderr
-        assert pipe is not None
         while chunk := os.read(pipe.fileno(), 65536):
             self._written[name] += chunk
 
@@ -96,7 +95,6 @@ class Run:
         for reader in self._readers:
             reader.join(10)
         for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
             pipe.close()
         # The guard of a server that was killed just now may still be removing its directory.
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -108,7 +106,7 @@ class Starter:
     def __init__(self, folder, url):
         self.folder = folder
         self._url = url
-        self._started: list[Run] = []
+        self._started = []
 
     def __call__(self, *options, script="", read=True, **environment):
         """Runs `redisacc run OPTIONS -- python script.py`, or with an empty script `redisacc run OPTIONS`."""

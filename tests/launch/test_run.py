@@ -268,7 +268,7 @@ def test_program_that_vanishes(start):
 # Usage
 
 
-USAGE: list[tuple[list[str], int, str]] = [
+USAGE = [
     (["--workers", "1"], 2, "Missing argument"),
     (["--workers", "1", "--"], 2, "Missing argument"),
     (["python"], 2, "Missing option '--workers'"),

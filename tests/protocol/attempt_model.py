@@ -39,9 +39,9 @@ from state_search import Search
 # Who makes it, and a number that stands for its name.
 Attempt = tuple[int, int]
 Attempts = frozenset[Attempt]
-NONE: Attempts = frozenset()
+NONE = frozenset()
 # The version that is there from the beginning.
-FIRST: Attempt = (-1, 0)
+FIRST = (-1, 0)
 # What a session's entry says besides the name of the attempt that was counted.
 NOTHING, FORGOTTEN = -1, -2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from attempt_model import AttemptModel, Rules
@@ -11,11 +10,11 @@ from state_search import Harm
 from support.selection import thorough
 
 RULES = [rule.name for rule in fields(Rules)]
-ROUND: dict[str, Any] = {}
-NODES: dict[str, Any] = {"slots": 2, "tries": 1}
+ROUND = {}
+NODES = {"slots": 2, "tries": 1}
 FAILOVER = {**NODES, "fails_over": True}
 # The bounds in which the search finds harm without a rule.
-WITHOUT: dict[str, dict[str, Any]] = {
+WITHOUT = {
     **dict.fromkeys(["renewal_needs_lease", "lease_at_commit", "numbers_are_used_once", "fence_before_removal"], NODES),
     "asks_after_listing": NODES,
     "removes_only_with_proof": {"forgets": True},

@@ -28,7 +28,7 @@ def ran(client):
         else [client]
     )
     known = scripts()
-    found: set[str] = set()
+    found = set()
     for node in nodes:
         found |= {name for name, there in zip(known.values(), node.script_exists(*known), strict=True) if there}
     return found

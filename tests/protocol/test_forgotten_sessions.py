@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from support.proxy import Fault
@@ -40,7 +39,7 @@ def take(acc):
 
 
 # The operations that check the table. Each is done by a handle that has sent nothing yet, or opens one.
-OPERATIONS: dict[str, Callable[[redisacc.ConditionalAccumulator], object]] = {
+OPERATIONS = {
     "take": take,
     "apply": lambda acc: acc.apply_grad([1, 2], local_step=1 << 40),
     "step": lambda acc: acc.set_global_step(0),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from support.command import collect_garbage
-from support.proxy import Proxy
 from support.selection import ONE_NODE
 
 import redisacc
@@ -18,7 +15,7 @@ RECORD = "redisacc:{half}:parameters"
 WEIGHTS = {"w": np.arange(20_000, dtype=np.float32), "b": np.ones(3, np.float64)}
 
 # Where the chief dies.
-PLACES: dict[str, Callable[[Proxy, Callable[[], object]], object]] = {
+PLACES = {
     "before the order": lambda proxy, die: proxy.before("register_update", die),
     "after the order": lambda proxy, die: proxy.after("register_update", die),
     "before the parts": lambda proxy, die: proxy.before("SET", die),

@@ -23,7 +23,7 @@ from state_search import Search
 
 # A version: the one before, the optimiser, and the number of the attempt. The first one is empty.
 Name = tuple[Any, ...]
-FIRST: Name = ()
+FIRST = ()
 # In place of an optimiser: a version that was published whole.
 WHOLE = -2
 # What a part was computed from: the version before, and the optimiser.
@@ -449,7 +449,7 @@ def _length(name):
 
 def _replaced(state):
     """Returns the state in which another version of the same step has taken the place of the first one."""
-    name: Name = (FIRST, WHOLE, 0)
+    name = (FIRST, WHOLE, 0)
     leader = state.leader._replace(version=name, content=(FIRST, WHOLE), leased=state.leader.leased | {FIRST})
     return state._replace(leader=leader, parts=state.parts | {(name, leader.content, True)})
 

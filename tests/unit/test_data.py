@@ -35,7 +35,7 @@ def test_every_epoch_has_each_example_once_even_if_the_crew_changes_between_step
 ):
     seed = min(seed, 2**63 - 1)
     batches = Batches(size, batch_size, seed=seed, shuffle=shuffle)
-    sequence: list[int] = []
+    sequence = []
     for step, workers in enumerate(crews):
         found = of_step(batches, step, min(workers, batch_size))
         assert len(found) == batch_size
@@ -70,7 +70,7 @@ def test_a_process_that_is_started_again_has_the_same_examples():
 
 
 def test_an_order_is_made_once_in_an_epoch(monkeypatch):
-    made: list[int] = []
+    made = []
     real = np.random.RandomState
 
     def counted(generator):

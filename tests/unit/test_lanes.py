@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from typing import Any
 
 import pytest
 import redis
@@ -36,7 +35,7 @@ class Peers:
 @pytest.fixture
 def peers():
     """Makes connections."""
-    made: list[Peers] = []
+    made = []
 
     def make(number):
         made.append(Peers(number))
@@ -93,7 +92,7 @@ def test_each_lane_asks_for_its_own_strings(peers):
 
 def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers):
     made = peers(2)
-    asked: list[int] = []
+    asked = []
 
     class Growing(Strings):
         def wanted(self):
@@ -179,8 +178,8 @@ class Pool:
     def __init__(self, peers, *, max_connections=100, refuses_after=100):
         self.max_connections = max_connections
         self.refuses_after = refuses_after
-        self.made: list[Any] = []
-        self.released: list[Any] = []
+        self.made = []
+        self.released = []
         self._peers = peers
 
     def get_connection(self):

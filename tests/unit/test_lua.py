@@ -6,7 +6,6 @@ import os
 import re
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.rows import every_row
@@ -106,7 +105,7 @@ def constructed_replies(name):
 def called(name, **changed):
     """What is sent for a script whose arguments have their names, and whose lists have two items."""
     script = script_loader.load(name)
-    values: dict[str, Any] = {field.name: field.name for field in script.args if not field.many}
+    values = {field.name: field.name for field in script.args if not field.many}
     values |= {
         field.name: [f"{field.name} {n}" for n in range(2)] for field in (*script.keys, *script.args) if field.many
     }

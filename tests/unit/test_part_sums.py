@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -51,7 +49,7 @@ SPECS = {
 
 def gradient_of(spec, seed):
     random = np.random.default_rng(seed)
-    tree: dict[str, Any] = {}
+    tree = {}
     assert isinstance(spec, TreeSpec)
     for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
         if leaf.is_sparse:
@@ -69,12 +67,12 @@ class Server:
     waits = BLOCKING
 
     def __init__(self):
-        self.strings: dict[str, bytes] = {}
-        self.inline: dict[str, bytes] = {}
-        self.between: Iterator[Any] = iter(())
+        self.strings = {}
+        self.inline = {}
+        self.between = iter(())
         # Returns a number below the given one.
-        self.draw: Callable[[int], int] = lambda below: below - 1
-        self.fetched: list[str] = []
+        self.draw = lambda below: below - 1
+        self.fetched = []
 
     def fetch(self, arrivals):
         """As ``Transport.fetch``: everything is requested ahead, and answered in order within a lane.
@@ -111,7 +109,7 @@ class Server:
         return [self.pipeline(batch) for batch in batches]
 
     def pipeline(self, commands):
-        replies: list[Any] = []
+        replies = []
         for command in commands:
             if command[0] == "STRLEN":
                 replies.append(len(self.strings.get(command[1], b"")))
@@ -149,11 +147,11 @@ class Upload:
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
-        self.place: int | None = None
+        self.place = None
         self.admitted = self.refused = False
 
     def bytes_of(self, part):
-        argument: Any = self.parts[part][2]
+        argument = self.parts[part][2]
         return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
 
     def at(self, place):
@@ -279,7 +277,6 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(durations, clock, d
             admit(upload)
             if heard:
                 if not sums.knows(name) or data.draw(st.booleans()):
-                    assert upload.place is not None
                     sums.announce(upload.at(upload.place), admitted=True)
                     inline.expect([upload.at(upload.place)])
                 else:

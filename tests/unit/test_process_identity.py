@@ -29,7 +29,6 @@ def other():
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         yield process, process.stdout.readline().strip()
         process.kill()
 

@@ -26,7 +26,7 @@ class FailingServer:
 
     def __init__(self, *outcomes):
         self.running = False
-        self.exit_status: int | None = -9
+        self.exit_status = -9
         self._outcomes = [*outcomes]
 
     def start(self):

@@ -17,8 +17,8 @@ from redisacc.errors import CorruptDataError
 
 def sequential(gradients, dtype):
     """Adds row by row, in order: the obvious way."""
-    rows: dict[int, np.ndarray] = {}
-    counts: dict[int, int] = {}
+    rows = {}
+    counts = {}
     for gradient in gradients:
         for index, row in zip(gradient.indices.tolist(), gradient.values, strict=True):
             rows[index] = rows[index] + row.astype(dtype) if index in rows else row.astype(dtype)

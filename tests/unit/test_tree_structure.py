@@ -82,13 +82,13 @@ def nested(depth, leaf=1):
 
 
 def cyclic(*, key):
-    tree: dict = {"a": {}}
+    tree = {"a": {}}
     tree["a"][key] = tree
     return tree
 
 
 def cyclic_list():
-    tree: list = [1]
+    tree = [1]
     tree.append({"b": tree})
     return tree
 
