@@ -26,12 +26,12 @@ class Connection(redis.Connection):
 
 @pytest.fixture
 def ends():
-    """A connection, its socket, and the peer's."""
+    """A connection, and the socket of its peer."""
     ours, theirs = socket.socketpair()
-    connection = redis.Connection(socket_timeout=7.0)
-    connection._sock = ours
-    yield connection, ours, theirs
-    connection.disconnect()
+    pooled = redis.Connection(socket_timeout=7.0)
+    pooled._sock = ours
+    yield fast_socket.SocketConnection(pooled, ours), theirs
+    pooled.disconnect()
     theirs.close()
 
 
@@ -64,10 +64,10 @@ def soon():
 
 @pytest.mark.parametrize("piece", [1, 3, 10**9])
 def test_replies_of_every_kind_in_order(ends, piece):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
     sent = answer(theirs, data, piece=piece)
-    replies = fast_socket.SocketConnection(connection, ours).exchange([("PING",)] * 8, soon())
+    replies = connection.exchange([("PING",)] * 8, soon())
     assert replies[:5] == [b"OK", 7, None, b"a\r\n", [b"x", 1]]
     assert isinstance(replies[5], ReplyError)
     assert str(replies[5]) == "WRONGTYPE no"
@@ -77,31 +77,31 @@ def test_replies_of_every_kind_in_order(ends, piece):
 
 
 def test_what_the_server_pushes_is_no_reply(ends):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
-    assert fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon()) == [b"OK"]
+    assert connection.exchange([("PING",)], soon()) == [b"OK"]
 
 
 @pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
 def test_a_connection_that_ends_is_noticed(ends, data):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenError):
-        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon())
+        connection.exchange([("PING",)], soon())
 
 
 def test_silence_ends_in_time(ends):
-    connection, ours, _ = ends
+    connection, _ = ends
     started = time.monotonic()
     with pytest.raises(SilentError):
-        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], running_time() + 0.2)
+        connection.exchange([("PING",)], running_time() + 0.2)
     assert time.monotonic() - started < 3
 
 
 def test_a_server_that_takes_long_to_receive_is_not_silent(ends, monkeypatch):
     """The time in which it received a gradient does not count when it is to reply."""
-    connection, ours, theirs = ends
+    connection, theirs = ends
     send = fast_socket.SocketConnection._send
     monkeypatch.setattr(
         fast_socket.SocketConnection, "_send", lambda self, data, deadline: send(self, data, deadline + 30) + 30
@@ -109,14 +109,14 @@ def test_a_server_that_takes_long_to_receive_is_not_silent(ends, monkeypatch):
     answer(theirs, b"+O")()
     rest = threading.Timer(fast_socket.TICK * 1.5, theirs.sendall, [b"K\r\n"])
     rest.start()
-    exchange = fast_socket.SocketConnection(connection, ours).exchange
+    exchange = connection.exchange
     assert exchange([("SET", "k", memoryview(bytes(100_000)))], running_time() - 1) == [b"OK"]
     rest.join()
 
 
 def test_silence_ends_in_time_though_signals_come(ends):
     """After each, the kernel restarts its timeout."""
-    connection, ours, _ = ends
+    connection, _ = ends
     over, here = threading.Event(), threading.get_ident()
 
     def disturb():
@@ -131,7 +131,7 @@ def test_silence_ends_in_time_though_signals_come(ends):
     try:
         thread.start()
         with pytest.raises(SilentError):
-            fast_socket.SocketConnection(connection, ours).exchange([("PING",)], running_time() + 0.5)
+            connection.exchange([("PING",)], running_time() + 0.5)
         assert time.monotonic() - started < 10
     finally:
         over.set()
@@ -199,7 +199,7 @@ def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied
 
 @pytest.mark.parametrize("buffers", [1, 1401])
 def test_more_than_the_kernel_takes_at_once(ends, buffers):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     parts = [np.full(fast_socket.GATHER_BYTES, k % 251, np.uint8) for k in range(700)]
     # bytes are packed into one buffer, views stay what they are.
     commands = [("SET", f"k{k}", part.tobytes() if buffers == 1 else part.data) for k, part in enumerate(parts)]
@@ -217,7 +217,7 @@ def test_more_than_the_kernel_takes_at_once(ends, buffers):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert fast_socket.SocketConnection(connection, ours).exchange(commands, soon()) == [b"OK"] * len(commands)
+    assert connection.exchange(commands, soon()) == [b"OK"] * len(commands)
     thread.join()
     expected = [[b"SET", b"k%d" % k, part.tobytes()] for k, part in enumerate(parts)]
     if buffers == 1:
@@ -227,12 +227,12 @@ def test_more_than_the_kernel_takes_at_once(ends, buffers):
 
 @pytest.mark.parametrize("piece", [1, 5, 1000, 10**9])
 def test_strings_are_received_into_their_buffers(ends, piece):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
     data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
     sent = answer(theirs, data, piece=piece)
     strings = Strings([f"k{k}" for k in range(4)], *map(len, wanted))
-    fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+    connection.fetch(strings, soon())
     assert strings.buffers == wanted
     assert parse_commands(sent()) == [[b"GET", key.encode()] for key in strings.keys]
 
@@ -249,29 +249,29 @@ def test_strings_are_put_where_they_go_by_other_connections_too():
 
 
 def test_what_has_come_is_not_asked_for_again(ends):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     strings = Strings("abc", 3, 3, 3)
     answer(theirs, b"$3\r\nabc\r\n$3\r\nd")()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenError):
-        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+        connection.fetch(strings, soon())
     assert [string.key for string in strings.wanted()] == ["b", "c"]
 
 
 @pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])
 def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends, reply):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     answer(theirs, b"$3\r\nabc\r\n" + reply)
     strings = Strings("abc", 3, 4000, 5)
     with pytest.raises(LookupError):
         # Nothing more arrives, and a tick never ends: the bytes that are there have to suffice.
-        fast_socket.SocketConnection(connection, ours, tick=10**6).fetch(strings, soon())
+        fast_socket.SocketConnection(connection.pooled, connection.sock, tick=10**6).fetch(strings, soon())
     assert strings.lengths == [9 if b"9" in reply else -1]
     assert strings.buffers[0] == b"abc"
 
 
 def test_a_string_that_comes_in_pieces_with_pauses(ends):
-    connection, ours, theirs = ends
+    connection, theirs = ends
     sent = [b"$5", b"\r\nab", b"cde\r", b"\n$3\r\nxyz\r\n$-", b"1\r\n"]
 
     def serve():
@@ -284,21 +284,21 @@ def test_a_string_that_comes_in_pieces_with_pauses(ends):
     thread.start()
     strings = Strings("abc", 5, 3, 4)
     with pytest.raises(LookupError, match="-1"):
-        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+        connection.fetch(strings, soon())
     thread.join()
     assert strings.buffers[:2] == [b"abcde", b"xyz"]
 
 
 def test_a_connection_goes_back_as_its_owner_had_it(ends):
-    connection, ours, theirs = ends
-    ours.settimeout(7.0)
-    fast = fast_socket.connection_of(connection)
+    connection, theirs = ends
+    connection.sock.settimeout(7.0)
+    fast = fast_socket.connection_of(connection.pooled)
     answer(theirs, b"+OK\r\n")
     assert fast.exchange([("PING",)], soon()) == [b"OK"]
     fast.release()
-    assert ours.gettimeout() == 7.0
+    assert connection.sock.gettimeout() == 7.0
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        assert set(ours.getsockopt(socket.SOL_SOCKET, option, 16)) == {0}
+        assert set(connection.sock.getsockopt(socket.SOL_SOCKET, option, 16)) == {0}
 
 
 # A signal handler that raises, mostly while a command with a number is packed.
