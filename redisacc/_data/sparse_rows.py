@@ -46,7 +46,7 @@ def _check_rows(
         )
     if values.shape[1:] != declared[1:] and not agrees(values.shape[1:], declared[1:]):
         raise InvalidArgumentError(
-            f"the rows of {names[1]} must fit the declared shape {shape_text(declared)}, unlike rows of shape "
+            f"{names[1]} must fit the declared shape {shape_text(declared)}, unlike rows of shape "
             f"{shape_text(values.shape[1:])}"
         )
     if declared and declared[0] is not None and last >= declared[0]:

@@ -26,10 +26,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import redis
@@ -47,7 +45,7 @@ ROW = 4
 CODED, MANY_CODED = 256, 600 * 256
 # Enough for some buffered gradients; beyond that, they are compacted.
 BUFFER_LIMIT, LARGE_BUFFER_LIMIT = 16_000, 16_000_000
-ENCODINGS: list[Any] = ["float32", "bfloat16", "int8"]
+ENCODINGS = ["float32", "bfloat16", "int8"]
 # The indices of an actor: from its first one. Each process that it forks has some of its own.
 STRIDE = 10_000_000
 CHILD_STRIDE = 10_000
@@ -65,7 +63,7 @@ STALENESS_WEIGHT = (1.0, 0.5, 0.25)
 KINDS = ("sparse", "tree")
 
 
-def tree(*, are_large: bool) -> dict[str, Any]:
+def tree(*, are_large):
     """Returns a sparse leaf like the sparse accumulator, and dense ones.
 
     Only gradients with an even index have one of them, and one travels encoded.
@@ -78,7 +76,7 @@ def tree(*, are_large: bool) -> dict[str, Any]:
     }
 
 
-def connected(server: dict[str, Any]) -> Any:
+def connected(server):
     """Returns what `redis=` is to be: a URL, or a client of a cluster that reaches each node through a proxy.
 
     Args:
@@ -87,9 +85,9 @@ def connected(server: dict[str, Any]) -> Any:
     if "url" in server:
         return server["url"]
     proxies = Path(server["proxies"])
-    known: dict[str, int] = {}
+    known = {}
 
-    def by_proxy(address: tuple[str, int]) -> tuple[str, int]:
+    def by_proxy(address):
         host, port = address
         if str(port) not in known:
             # Nodes are added.
@@ -101,19 +99,19 @@ def connected(server: dict[str, Any]) -> Any:
 
 
 def opened(
-    where: Any,
-    worker: str,
-    kind: str,
+    where,
+    worker,
+    kind,
     *,
-    are_large: bool,
-    in_place: int | None = None,
-    inline: int | None = None,
-    encoding: Any = None,
-    min_replicas: int = 0,
-    partitions: int | None = None,
-) -> Any:
+    are_large,
+    in_place=None,
+    inline=None,
+    encoding=None,
+    min_replicas=0,
+    partitions=None,
+):
     """Opens the accumulator of a run, which is of one of KINDS. The first one to open it decides about partitions."""
-    options: dict[str, Any] = {
+    options = {
         "reduction_type": "SUM",
         "redis": where,
         "min_replicas": min_replicas,
@@ -129,7 +127,7 @@ def opened(
     return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
-def gradient(kind: str, index: int, *, are_large: bool) -> tuple[Any, ...]:
+def gradient(kind, index, *, are_large):
     """Returns the arguments that apply the gradient of an index, which differs from all others."""
     indices, values = [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
     if kind == "sparse":
@@ -139,17 +137,17 @@ def gradient(kind: str, index: int, *, are_large: bool) -> tuple[Any, ...]:
     return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even, "coded": coded},)
 
 
-def weight_of(index: int) -> float:
+def weight_of(index):
     """Returns the weight with which the gradient of an index is applied."""
     return 2.0 ** (index % 3 - 1)
 
 
-def coded_element(index: int) -> float:
+def coded_element(index):
     """Returns each element of the leaf that travels encoded: a number that every encoding keeps."""
     return 127.0 * 2 ** (index % 2)
 
 
-def indices_of(taken: Any, total_weight: float | None = None) -> list[int]:
+def indices_of(taken, total_weight=None):
     """Returns the indices of the gradients in a round, after checking its sums.
 
     Args:
@@ -186,7 +184,7 @@ def indices_of(taken: Any, total_weight: float | None = None) -> list[int]:
     return listed
 
 
-def finished(operate: Callable[[], Any]) -> Any:
+def finished(operate):
     """Returns the outcome of an operation, however often the server stops answering."""
     while True:
         try:
@@ -212,15 +210,15 @@ class Actor:
     def __init__(
         self,
         *,
-        name: str,
-        kind: str,
-        server: dict[str, Any],
-        min_replicas: int,
-        journal: Journal,
-        stop: Path,
-        seed: int,
-        are_large: bool,
-    ) -> None:
+        name,
+        kind,
+        server,
+        min_replicas,
+        journal,
+        stop,
+        seed,
+        are_large,
+    ):
         self.name = name
         self._kind = kind
         self._server = server
@@ -239,10 +237,10 @@ class Actor:
         durations.without_reducer = durations.longest_without_reducer = 0.1
 
     @property
-    def over(self) -> bool:
+    def over(self):
         return self._stop.exists()
 
-    def open(self, in_place: int = 10**9, encoding: Any = None) -> Any:
+    def open(self, in_place=10**9, encoding=None):
         while True:
             try:
                 return opened(
@@ -258,7 +256,7 @@ class Actor:
             except (redisacc.ServerUnavailableError, redis.RedisError):
                 continue
 
-    def play(self, role: str, first: int) -> None:
+    def play(self, role, first):
         """Does what the role says until the run is over."""
         match role:
             case "worker":
@@ -274,12 +272,12 @@ class Actor:
             case _:
                 raise ValueError(role)
 
-    def _open_for_applying(self) -> Any:
+    def _open_for_applying(self):
         # In place, buffered, and in both ways within one round.
         limit = 0 if self._are_large else self._random.choice([0, 10**9])
         return self.open(limit, encoding=self._random.choice(ENCODINGS))
 
-    def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
+    def _apply(self, acc, first, number=STRIDE):
         step = 0
         for index in range(first, first + number):
             if index % BLOCK == first % BLOCK:
@@ -306,7 +304,7 @@ class Actor:
                 self._journal.note(f"dropped {index}")
             step = result.global_step
 
-    def _use_threads(self, first: int) -> None:
+    def _use_threads(self, first):
         acc = self._open_for_applying()
         threads = [
             self._thread(partial(self._apply, acc, first)),
@@ -316,8 +314,8 @@ class Actor:
         for thread in threads:
             thread.join()
 
-    def _thread(self, job: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
+    def _thread(self, job):
+        def run():
             with ExitsOnError(self._journal):
                 job()
 
@@ -325,7 +323,7 @@ class Actor:
         thread.start()
         return thread
 
-    def _fork(self, first: int) -> None:
+    def _fork(self, first):
         acc = self._open_for_applying()
         thread = self._thread(partial(self._apply, acc, first, STRIDE // 2))
         for number in itertools.count():
@@ -341,7 +339,7 @@ class Actor:
             assert status == 0, status
         thread.join()
 
-    def _reduce(self) -> None:
+    def _reduce(self):
         reducer = redisacc.Reducer(NAME, redis=connected(self._server))
         thread = self._thread(reducer.run)
         while not self.over:
@@ -349,12 +347,12 @@ class Actor:
         reducer.close()
         thread.join()
 
-    def _take(self, acc: Any, role: str) -> None:
+    def _take(self, acc, role):
         while not self.over:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
-            required: int | None = self._random.choice([4] * 9 + [30] if self._are_large else [1, 30, 300])
-            options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
+            required = self._random.choice([4] * 9 + [30] if self._are_large else [1, 30, 300])
+            options = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
             if self._random.random() < 0.2:
                 options["min_weight"] = self._random.choice([0.5, 4.0, 100.0])
             if self._random.random() < 0.3:
@@ -387,7 +385,7 @@ class Actor:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
-    def _take_grad(self, acc: Any, required: int | None, options: dict[str, Any]) -> None:
+    def _take_grad(self, acc, required, options):
         self._journal.note("taking")
         try:
             take = acc.take_grad if self._kind == "tree" else acc.take_indexed_slices_grad
@@ -396,13 +394,13 @@ class Actor:
         finally:
             self._journal.note("kept")
 
-    def _note_loss(self, loss: redisacc.DataLossError) -> None:
+    def _note_loss(self, loss):
         self._journal.note("loss")
         if loss.part is not None:
             assert f":{loss.gradient}:" in loss.part, f"gradient {loss.gradient} has no part {loss.part}"
             self._journal.note("part")
 
-    def _recover(self, acc: Any, *, skip_lost: bool = False) -> None:
+    def _recover(self, acc, *, skip_lost=False):
         """Rounds that were granted to a killed taker of this name, and sometimes old ones of anybody."""
         try:
             info = acc.info()
@@ -429,7 +427,7 @@ class Actor:
         except redisacc.ConflictError:
             self._journal.note("robbed")
 
-    def _use(self, taken: Any, block: Any) -> None:
+    def _use(self, taken, block):
         indices = indices_of(taken.gradient, taken.total_weight)
         self._journal.note_round(taken.global_step, taken.num_accumulated, indices)
         if self._random.random() < 0.3:
@@ -441,19 +439,19 @@ class Actor:
 class ExitsOnError:
     """Writes an error of its block into the journal, and ends the process."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal):
         self._journal = journal
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         pass
 
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+    def __exit__(self, _type, error, _traceback):
         if error is not None:
             self._journal.note("wrong " + "".join(traceback.format_exception(error)).replace("\n", " | "))
             os._exit(1)
 
 
-def main() -> None:
+def main():
     directory = Path(sys.argv[1])
     # The parent never waits for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -24,23 +24,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import redisacc
 
 
 class Journal:
     """The journal of one process, which its threads and the processes that it forks share."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, line: str) -> None:
+    def note(self, line):
         os.write(self._file, line.encode() + b"\n")
 
-    def note_round(self, step: int | None, count: int, indices: Sequence[int]) -> None:
+    def note_round(self, step, count, indices):
         self.note(" ".join(["round", "?" if step is None else str(step), str(count), *map(str, indices)]))
 
 
@@ -86,7 +82,7 @@ class Tale:
     cut_off: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def read(self, journal: Path) -> None:
+    def read(self, journal):
         """Adds a journal."""
         taking = lost = 0
         for line in journal.read_text().splitlines():
@@ -122,7 +118,7 @@ class Tale:
                     self.problems.append(f"{journal.stem}: {line}")
         self.cut_off += taking
 
-    def add_round(self, step: int | None, count: int, indices: Iterable[int], lost: int = 0) -> None:
+    def add_round(self, step, count, indices, lost=0):
         """Adds a round that was delivered, without so many gradients that are lost."""
         delivered = DeliveredRound(count, frozenset(indices), lost)
         if len(delivered.indices) != count:
@@ -140,10 +136,10 @@ class Tale:
             delivered = less
         self.rounds[step] = delivered
 
-    def check(self, info: redisacc.types.AccumulatorInfo) -> None:
+    def check(self, info):
         """Compares the replies to workers with the rounds of takers, and both with the server's totals."""
         self._number_rounds()
-        where: dict[int, int] = {}
+        where = {}
         for step, delivered in self.rounds.items():
             for index in delivered.indices:
                 if index in where:
@@ -175,7 +171,7 @@ class Tale:
         if info.takes != info.global_step:
             self.problems.append(f"the server counts {info.takes} rounds at step {info.global_step}")
 
-    def _number_rounds(self) -> None:
+    def _number_rounds(self):
         """Finds the steps of the rounds of take_grad, by what the workers were told about the gradients in them."""
         nameless = []
         for delivered in self.unnumbered:
@@ -197,7 +193,7 @@ class Tale:
                 number += 1
             self.rounds[number] = delivered
 
-    def _check_begun(self, where: dict[int, int]) -> None:
+    def _check_begun(self, where):
         begun = sorted(self.begun, key=lambda indices: indices.start)
         ordered, here = sorted(where), 0
         for index in ordered:

@@ -30,14 +30,13 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from chaos.actor import KINDS, NAME, STRIDE, indices_of, opened
 from chaos.cluster import ClusterVictim
 from chaos.journal import Tale
-from chaos.server import Deed, Server, Victim
+from chaos.server import Server
 from support.command import collect_garbage
 from support.leaks import leftovers
 from support.proxy import Weather
@@ -96,13 +95,13 @@ class Chaos:
     def __init__(
         self,
         *,
-        seed: int,
-        kind: str | None = None,
-        crew: dict[str, tuple[int, int]] = CREW,
-        weather: Weather = WEATHER,
-        replicas: int | None = None,
-        partitions: int | None = None,
-    ) -> None:
+        seed,
+        kind=None,
+        crew=CREW,
+        weather=WEATHER,
+        replicas=None,
+        partitions=None,
+    ):
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
         self._seed = seed
@@ -117,16 +116,16 @@ class Chaos:
             for role, (size, by_proxy) in crew.items()
             for number in range(size)
         }
-        self._running: dict[str, int] = {}
-        self._journals: dict[str, Path] = {}
-        self._stopped: dict[str, float] = {}
+        self._running = {}
+        self._journals = {}
+        self._stopped = {}
         self._stack = contextlib.ExitStack()
         self._begun = time.monotonic()
         # What was done, and when.
-        self._deeds: list[str] = []
-        self.done: Counter[str] = Counter()
+        self._deeds = []
+        self.done = Counter()
 
-    def __enter__(self) -> Chaos:
+    def __enter__(self):
         self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
         try:
             self._victim = self._made_victim()
@@ -159,24 +158,24 @@ class Chaos:
             raise
         return self
 
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+    def __exit__(self, _type, error, _traceback):
         if error is not None:
             self._record_failure(error)
         self._stack.close()
 
     # The record of a failure
 
-    def _note(self, deed: str) -> None:
+    def _note(self, deed):
         self._deeds.append(f"{time.monotonic() - self._begun:8.2f} {deed}")
 
-    def _record_failure(self, error: BaseException) -> None:
+    def _record_failure(self, error):
         """Adds the record to an error that ends the run."""
         if isinstance(error, Exception):
             words = self._last_words()
             failure = "".join(traceback.format_exception(error)) + f"\n{words}"
             error.add_note("\n".join(self._record(failure)))
 
-    def _record(self, failure: str) -> list[str]:
+    def _record(self, failure):
         """Keeps what may explain a failure, and returns lines about it."""
         place = RECORDS / f"seed-{self._seed}-{os.getpid()}-{len(self._deeds)}"
         place.mkdir(parents=True, exist_ok=True)
@@ -190,12 +189,12 @@ class Chaos:
         what = f"kind {self._kind}, replicas {self._replicas}, partitions {self._partitions}"
         return [f"seed {self._seed}, {what}; recorded in {place}", "the latest deeds:", *self._deeds[-LATEST:]]
 
-    def _made_victim(self) -> Victim:
+    def _made_victim(self):
         if self._replicas is None:
             return Server(self._directory, self._seed)
         return ClusterVictim(self._directory, RECORD, replicas=self._replicas, seed=self._seed)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name):
         self.done["processes"] += 1
         number = self.done["processes"]
         role, by_proxy = self._roles[name]
@@ -211,28 +210,24 @@ class Chaos:
             "are_large": self._are_large,
             "journal": self._journals[name].name,
         }
-        assert self._fork_server.stdin is not None
-        assert self._fork_server.stdout is not None
         print(json.dumps(task), file=self._fork_server.stdin, flush=True)
         self._running[name] = int(self._fork_server.stdout.readline())
 
-    def _kill_all(self) -> None:
+    def _kill_all(self):
         for name in list(self._running):
             self._kill_group(name)
-        assert self._fork_server.stdin is not None
-        assert self._fork_server.stdout is not None
         self._fork_server.stdin.close()
         self._fork_server.stdout.close()
         self._fork_server.wait(20)
 
-    def _kill_group(self, name: str) -> None:
+    def _kill_group(self, name):
         group = self._running.pop(name)
         with contextlib.suppress(ProcessLookupError):
             while True:
                 os.killpg(group, signal.SIGKILL)
                 time.sleep(0.001)
 
-    def _is_running(self, name: str) -> bool:
+    def _is_running(self, name):
         try:
             os.killpg(self._running[name], 0)
         except ProcessLookupError:
@@ -241,9 +236,9 @@ class Chaos:
 
     # Breaking things
 
-    def rage(self, seconds: float = float("inf"), gradients: float = float("inf")) -> None:
+    def rage(self, seconds=float("inf"), gradients=float("inf")):
         """Breaks something every now and then, for some time or until so many gradients have been counted."""
-        deeds: list[Callable[[], None]] = [
+        deeds = [
             *[self._kill, self._pause] * 4,
             *[self._cut_all] * 2,
             *[partial(self._do, deed) for deed in self._victim.deeds()],
@@ -256,20 +251,20 @@ class Chaos:
             for name in self._running:
                 assert self._is_running(name), f"{name} ended by itself: {self._last_words()}"
 
-    def _counted(self) -> int:
+    def _counted(self):
         with self._victim.client() as client:
             return int(client.hget(RECORD, "applied") or 0)
 
-    def _do(self, deed: Deed) -> None:
+    def _do(self, deed):
         self._note(f"{_name_of(deed)} begins")
         what = deed(self._random)
         self._note(what)
         self.done[what] += 1
 
-    def _someone(self) -> str:
+    def _someone(self):
         return self._random.choice(sorted(self._running))
 
-    def _kill(self) -> None:
+    def _kill(self):
         name = self._someone()
         self._kill_group(name)
         self._stopped.pop(name, None)
@@ -277,7 +272,7 @@ class Chaos:
         self.done[f"kills of {self._roles[name][0]}"] += 1
         self._start(name)
 
-    def _pause(self) -> None:
+    def _pause(self):
         name = self._someone()
         if name not in self._stopped:
             os.killpg(self._running[name], signal.SIGSTOP)
@@ -286,24 +281,24 @@ class Chaos:
             self._note(f"pause of {name} for {seconds} s")
             self.done["pauses of processes"] += 1
 
-    def _wake_up(self, now: float) -> None:
+    def _wake_up(self, now):
         for name, until in list(self._stopped.items()):
             if until <= now:
                 del self._stopped[name]
                 os.killpg(self._running[name], signal.SIGCONT)
 
-    def _cut_all(self) -> None:
+    def _cut_all(self):
         self._random.choice(self._victim.proxies()).cut_all()
         self._note("all connections of a proxy cut")
         self.done["all connections of a proxy cut"] += 1
 
     # Checking the result
 
-    def _last_words(self) -> str:
+    def _last_words(self):
         lines = [line for path in self._directory.glob("*.journal") for line in path.read_text().splitlines()]
         return "\n".join(line for line in lines if line.startswith("wrong"))[-4000:]
 
-    def _wait_for_actors(self) -> None:
+    def _wait_for_actors(self):
         self._wake_up(float("inf"))
         (self._directory / "stop").touch()
         deadline = time.monotonic() + 120
@@ -315,10 +310,10 @@ class Chaos:
             assert last == ["end"], f"{name} failed: {self._last_words()}"
         self._running.clear()
 
-    def _collect_garbage(self) -> None:
+    def _collect_garbage(self):
         self.done["garbage in partitions"] = sum(len(one["keys"]) for one in collect_garbage(self._victim.url, NAME))
 
-    def _take_what_is_left(self, tale: Tale) -> None:
+    def _take_what_is_left(self, tale):
         accumulator, skip_lost = self._accumulator, False
         while True:
             info = accumulator.info()
@@ -342,7 +337,7 @@ class Chaos:
                 tale.lost_parts += 1
                 skip_lost = True
 
-    def end(self) -> Tale:
+    def end(self):
         """Lets every process finish, takes the remaining rounds, and compares."""
         self._note("the end")
         self._victim.weather(None)
@@ -394,14 +389,14 @@ class Chaos:
         return tale
 
 
-def _name_of(deed: Deed) -> str:
+def _name_of(deed):
     """Returns the name of the method that does a deed."""
     while isinstance(deed, partial):
         deed = deed.args[-1] if deed.args else deed.func
     return deed.__name__.strip("_").replace("_", " ")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, help="how long to break things (180, unless --gradients is given)")
     parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 200,000")
@@ -423,7 +418,7 @@ def main() -> None:
     if options.gradients is None:
         problems = report(options.seed, *piece(options.seed, **chosen, seconds=options.seconds or 180.0))
         sys.exit(1 if problems else 0)
-    total: Counter[str] = Counter()
+    total = Counter()
     seed, started = options.seed, time.monotonic()
     while total["gradients"] < options.gradients:
         goal = min(PIECE, options.gradients - total["gradients"])
@@ -444,15 +439,15 @@ def main() -> None:
 
 
 def piece(
-    seed: int,
+    seed,
     *,
-    kind: str | None,
-    cluster: bool,
-    replicas: int | None,
-    partitions: int | None,
-    seconds: float,
-    gradients: float = float("inf"),
-) -> tuple[Counter[str], list[str]]:
+    kind,
+    cluster,
+    replicas,
+    partitions,
+    seconds,
+    gradients=float("inf"),
+):
     """Runs one piece, and returns what was done and what is wrong."""
     if cluster and replicas is None:
         # Every kind, in each of the ways to cut gradients, with replicas and without.
@@ -465,7 +460,7 @@ def piece(
     return chaos.done, tale.problems
 
 
-def report(seed: int, done: Counter[str], problems: list[str]) -> list[str]:
+def report(seed, done, problems):
     """Prints what was done and what is wrong, and returns the latter."""
     print(f"seed {seed}")
     for what, number in sorted(done.items()):

@@ -4,60 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
 
 import redis
-from support.proxy import Proxy, Weather
+from support.proxy import Proxy
 
 from redisacc import embedded
 
 # How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
 PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
-
-# Does something to a server, and returns what that is called.
-Deed = Callable[[random.Random], str]
-
-
-class Victim(Protocol):
-    """What the chaos needs of a server, or of a cluster.
-
-    Attributes:
-        url: its address, past the proxies.
-        min_replicas: how many replicas have to confirm a change before anybody may rely on it.
-    """
-
-    url: str
-    min_replicas: int
-
-    def start(self) -> None:
-        """Starts it, and its proxies."""
-
-    def stop(self) -> None:
-        """Ends it, and its proxies."""
-
-    def client(self) -> Any:
-        """Returns a client of it, past the proxies."""
-
-    def proxied(self) -> dict[str, Any]:
-        """Returns what `actor.connected` needs to reach it through the proxies."""
-
-    def proxies(self) -> list[Proxy]:
-        """Returns its proxies."""
-
-    def weather(self, weather: Weather | None) -> None:
-        """Sets the random faults of all proxies, also of those that are still to come."""
-
-    def deeds(self) -> list[Deed]:
-        """Returns what can be done to it; a deed that is listed twice is done twice as often."""
-
-    def calm_down(self) -> None:
-        """Mends what the deeds have left broken, so that every request is answered from now on."""
 
 
 class Server:
@@ -65,15 +22,15 @@ class Server:
 
     min_replicas = 0
 
-    def __init__(self, directory: Path, seed: int | None = None) -> None:
+    def __init__(self, directory, seed=None):
         """Initialises the server. ``seed``: of the proxy; None: there is none."""
         self._directory = directory
         self.socket = str(directory / "s")
         self.url = f"unix://{self.socket}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
         self._proxy = None if seed is None else Proxy(self.socket, seed)
 
-    def start(self) -> None:
+    def start(self):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
         command = [str(embedded.find_server()), "--port", "0", "--unixsocket", self.socket, "--save", ""]
@@ -91,37 +48,36 @@ class Server:
                 assert time.monotonic() < deadline, "the server doesn't start"
                 time.sleep(0.02)
 
-    def stop(self) -> None:
+    def stop(self):
         if self._proxy is not None:
             self._proxy.close()
         self.kill()
 
-    def client(self) -> redis.Redis:
+    def client(self):
         return redis.Redis(unix_socket_path=self.socket)
 
-    def proxied(self) -> dict[str, Any]:
-        assert self._proxy is not None
+    def proxied(self):
         return {"url": self._proxy.url}
 
-    def proxies(self) -> list[Proxy]:
+    def proxies(self):
         return [] if self._proxy is None else [self._proxy]
 
-    def weather(self, weather: Weather | None) -> None:
+    def weather(self, weather):
         for proxy in self.proxies():
             proxy.weather(weather)
 
-    def kill(self) -> None:
+    def kill(self):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
-    def calm_down(self) -> None:
+    def calm_down(self):
         pass
 
     # Deeds
 
-    def deeds(self) -> list[Deed]:
+    def deeds(self):
         return [
             *[self._flush, self._disconnect, self._disconnect_listeners] * 2,
             # Nothing happens until the server is back.
@@ -130,35 +86,34 @@ class Server:
             self._pause_clients,
         ]
 
-    def _flush(self, _: random.Random) -> str:
+    def _flush(self, _):
         with self.client() as client:
             client.script_flush()
         return "SCRIPT FLUSH"
 
-    def _disconnect(self, _: random.Random) -> str:
+    def _disconnect(self, _):
         with self.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         return "CLIENT KILL TYPE normal"
 
-    def _disconnect_listeners(self, _: random.Random) -> str:
+    def _disconnect_listeners(self, _):
         with self.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         return "CLIENT KILL TYPE pubsub"
 
-    def _pause_clients(self, chance: random.Random) -> str:
+    def _pause_clients(self, chance):
         what, seconds = chance.choice(["ALL", "WRITE"]), chance.choice(PAUSES)
         with self.client() as client:
             client.execute_command("CLIENT", "PAUSE", round(1000 * seconds), what)
         return f"CLIENT PAUSE {what}"
 
-    def _kill(self, chance: random.Random) -> str:
+    def _kill(self, chance):
         self.kill()
         time.sleep(chance.uniform(0.0, 0.5))
         self.start()
         return "kills of the server"
 
-    def _pause(self, chance: random.Random) -> str:
-        assert self._process is not None
+    def _pause(self, chance):
         self._process.send_signal(signal.SIGSTOP)
         time.sleep(chance.choice(PAUSES))
         self._process.send_signal(signal.SIGCONT)

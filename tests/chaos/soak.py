@@ -9,13 +9,10 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import redis
 
 import redisacc
 from redisacc import embedded
@@ -39,13 +36,13 @@ class Memory:
 class Soak:
     """Accumulators of every size, through whole rounds; new handles and clients all the time."""
 
-    def __init__(self, server: redis.Redis) -> None:
+    def __init__(self, server):
         self._server = server
         self._takers = {what: self._open(what) for what in SHAPES}
         self.gradients = 0
         self._workers = {what: [self._open(what) for _ in range(WORKERS)] for what in SHAPES}
 
-    def _open(self, what: str) -> Any:
+    def _open(self, what):
         # A limit so small that clients have to compact.
         size = SHAPES[what]
         return redisacc.ConditionalAccumulator(
@@ -57,7 +54,7 @@ class Soak:
             limits=redisacc.Limits(buffer=3 * 4 * size),
         )
 
-    def round(self, number: int) -> None:
+    def round(self, number):
         """One round of each accumulator, with one worker that is new, one gradient that is stale, and one look."""
         for what, size in SHAPES.items():
             if what == "large" and number % 20:
@@ -78,7 +75,7 @@ class Soak:
             private.apply_grad([number % 1000], np.ones((1, 4)))
             private.take_grad(1)
 
-    def age_clients(self) -> None:
+    def age_clients(self):
         """Ages all sessions by two hours, except the latest of each accumulator."""
         for what in SHAPES:
             key = f"redisacc:{{soak {what}}}:sessions"
@@ -91,7 +88,7 @@ class Soak:
             for session in handle._sessions._idle:
                 session.begin_anew(session.born_ms)
 
-    def memory(self) -> Memory:
+    def memory(self):
         gc.collect()
         keys = {}
         for key in sorted(self._server.scan_iter(count=1000)):
@@ -103,19 +100,19 @@ class Soak:
             time.sleep(0.05)
         return Memory(int(self._server.info("memory")["used_memory"]), _resident_bytes(), keys)
 
-    def end(self) -> None:
+    def end(self):
         for taker in self._takers.values():
             taker.delete()
 
 
-def _resident_bytes() -> int:
+def _resident_bytes():
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("no VmRSS")
 
 
-def growth(before: Memory, after: Memory, *, rounds: int) -> list[str]:
+def growth(before, after, *, rounds):
     """Returns what has grown by more than the noise, however many rounds there were in between."""
     found = []
     for what, was, now in (("server", before.server, after.server), ("client", before.client, after.client)):
@@ -131,7 +128,7 @@ def growth(before: Memory, after: Memory, *, rounds: int) -> list[str]:
     return found
 
 
-def soak(client: redis.Redis, *, warm_up: int, rounds: Iterator[int]) -> tuple[Soak, list[str]]:
+def soak(client, *, warm_up, rounds):
     """Soaks for as many rounds as there are. Returns what grew after the first few."""
     run = Soak(client)
     for number in range(warm_up):
@@ -148,7 +145,7 @@ def soak(client: redis.Redis, *, warm_up: int, rounds: Iterator[int]) -> tuple[S
     return run, found
 
 
-def _for(seconds: float) -> Iterator[int]:
+def _for(seconds):
     until = time.monotonic() + seconds
     number = 0
     while time.monotonic() < until:
@@ -156,7 +153,7 @@ def _for(seconds: float) -> Iterator[int]:
         number += 1
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300.0)
     options = parser.parse_args()

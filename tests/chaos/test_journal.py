@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
 from chaos.journal import Journal, Tale
+from support.rows import every_row
 
 # Two workers and two takers. Round 0 has the gradients 10 and 11, round 1 has 12 and 20.
 WORKER = "begin 10 13\napplied 10 0\napplied 11 0\napplied 12 1\ndropped 13\nend\n"
@@ -56,8 +56,8 @@ def test_only_a_killed_take_grad_excuses_a_missing_round(tmp_path):
     assert "[1], although only 0 calls of take_grad were killed" in found[0]
 
 
-@pytest.mark.parametrize(
-    ("taker", "problem"),
+@every_row(
+    "taker, problem",
     [
         ("round 0 2 10 11\nround 1 1 12\n", "gradient 20, which was counted at step 1, is lost"),
         ("round 0 2 10 11\nround 1 2 12 10\n", "gradient 10 is in the rounds 0 and 1"),

@@ -32,7 +32,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -71,13 +70,13 @@ class Block:
     excuse: str | None
 
     @property
-    def file(self) -> str | None:
+    def file(self):
         """The file that it is to be written to."""
         match = _FILE.match(self.text)
         return match[1] if match else None
 
 
-def blocks_of(page: Path) -> list[Block]:
+def blocks_of(page):
     """The blocks of a page."""
     text = page.read_text()
     return [
@@ -87,7 +86,7 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def run_by(page: Path) -> str | None:
+def run_by(page):
     """The test that runs a page, if it isn't this one."""
     return RUN_BY.get(str(page.relative_to(DOCS)))
 
@@ -101,12 +100,12 @@ class Reader:
         url: of the server.
     """
 
-    def __init__(self, page: Path, directory: Path, url: str) -> None:
+    def __init__(self, page, directory, url):
         self._page = page
         self._directory = directory
-        self._names: dict[str, Any] = {"__name__": "__page__"}
-        self._unused: set[str] = set()
-        self._shells: list[subprocess.Popen[bytes]] = []
+        self._names = {"__name__": "__page__"}
+        self._unused = set()
+        self._shells = []
         commands = directory / ".bin"
         commands.mkdir()
         self._environment = {**os.environ, "REDISACC_URL": url, "PATH": f"{commands}:{os.environ['PATH']}"}
@@ -119,7 +118,7 @@ class Reader:
             (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (commands / name).chmod(0o755)
 
-    def read(self, blocks: list[Block]) -> None:
+    def read(self, blocks):
         """Runs the blocks one after the other."""
         try:
             for block in blocks:
@@ -141,7 +140,7 @@ class Reader:
         finally:
             self._stop()
 
-    def _python(self, block: Block, where: str) -> None:
+    def _python(self, block, where):
         out = io.StringIO()
         code = compile("\n" * block.line + block.text, str(self._page), "exec")
         with contextlib.redirect_stdout(out):
@@ -151,7 +150,7 @@ class Reader:
         for expected in _PRINT.findall(block.text):
             assert any(_same(expected, line) for line in rest), f"{where}: no {expected!r} in {printed}"
 
-    def _console(self, block: Block, where: str) -> None:
+    def _console(self, block, where):
         lines = block.text.splitlines()
         commands = [line[2:] for line in lines if line.startswith(("$ ", "> "))]
         expected = [line for line in lines if not line.startswith(("$ ", "> "))]
@@ -170,7 +169,7 @@ class Reader:
             )
         self._shells.append(shell)
         try:
-            status: int | str = shell.wait(timeout=90)
+            status = shell.wait(timeout=90)
         except subprocess.TimeoutExpired:
             status = "nothing for 90 s"
         printed = log.read_text()
@@ -179,7 +178,7 @@ class Reader:
             pattern = "".join(r"(?:.*\n)*?" if line == "…" else f"{_pattern(line)}\n" for line in expected)
             assert re.fullmatch(pattern, printed), f"{where}: the page shows other output than\n{printed}"
 
-    def _stop(self) -> None:
+    def _stop(self):
         self._names.clear()
         for shell in self._shells:
             # The shell's group, with all that it left running in the background.
@@ -188,9 +187,9 @@ class Reader:
             shell.wait()
 
 
-def _pattern(expected: str) -> str:
+def _pattern(expected):
     return ".*".join(re.escape(piece) for piece in expected.split("…"))
 
 
-def _same(expected: str, printed: str) -> bool:
+def _same(expected, printed):
     return re.fullmatch(_pattern(expected), printed) is not None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
-from pages import DOCS, Block, Reader, blocks_of
+from pages import DOCS, Reader, blocks_of
 
 from redisacc.embedded import Server
 
@@ -16,7 +15,7 @@ PAGE = DOCS / "guides" / "arrays.md"
 LIBRARIES = ("jax", "scipy", "tensorflow", "torch")
 
 
-def library_of(block: Block) -> str:
+def library_of(block):
     imported = re.findall(r"^import (\w+)", block.text, re.MULTILINE)
     (library,) = set(imported) & set(LIBRARIES)
     assert library in LIBRARIES
@@ -27,17 +26,17 @@ BLOCKS = blocks_of(PAGE) if PAGE.is_file() else []
 HERE = [block for block in BLOCKS if importlib.util.find_spec(library_of(block)) is not None]
 
 
-def name_of(block: Block) -> str:
+def name_of(block):
     return f"{library_of(block)}-line-{block.line}"
 
 
 @pytest.mark.skipif(not BLOCKS, reason="the documentation isn't part of an installation")
-def test_each_library_has_a_block() -> None:
+def test_each_library_has_a_block():
     assert {library_of(block) for block in BLOCKS} == set(LIBRARIES)
 
 
 @pytest.mark.parametrize("block", HERE, ids=name_of)
-def test_a_block_does_what_it_says(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_does_what_it_says(block, tmp_path, monkeypatch):
     with Server() as server:
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)

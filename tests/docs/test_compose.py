@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -29,20 +27,19 @@ pytestmark = [
 ]
 
 
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
-    return found
+def services():
+    return yaml.safe_load(FILE.read_text())["services"]
 
 
-def script_of(service: Any) -> str:
+def script_of(service):
     """Returns the shell script of a service, as compose hands it over."""
     shell, option, text = service["command"]
     assert (shell, option) == ("sh", "-c")
     return str(text).replace("$$", "$")
 
 
-def cluster_ports() -> list[int]:
-    found: list[int] = []
+def cluster_ports():
+    found = []
     while len(found) < NODES:
         port = free_port()
         if port + BUS_OFFSET <= 65_535 and port not in found:
@@ -51,7 +48,7 @@ def cluster_ports() -> list[int]:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[int]]:
+def nodes(tmp_path):
     """The nodes' ports. What would be the image's entry point adds a port and a directory to the command."""
     entry = tmp_path / "docker-entrypoint.sh"
     entry.write_text(f'#!/bin/sh\nshift\nexec {executable("redis7")} "$@" --port $PORT --bind 127.0.0.1 --dir $DIR\n')
@@ -70,7 +67,7 @@ def nodes(tmp_path: Path) -> Iterator[list[int]]:
         process.wait(20)
 
 
-def answers(port: int) -> bool:
+def answers(port):
     try:
         with redis.Redis(port=port, password=PASSWORD) as client:
             return bool(client.ping())

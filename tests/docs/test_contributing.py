@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not TEXT, reason="CONTRIBUTIN
 
 
 @cache
-def words_of_the_code() -> frozenset[str]:
+def words_of_the_code():
     """Every identifier in the code, the scripts and the build files."""
     files = [path for folder in ("redisacc", "lua", "tests") for path in (ROOT / folder).rglob("*")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
@@ -30,22 +31,22 @@ def words_of_the_code() -> frozenset[str]:
     return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
-def test_there_are_steps() -> None:
+def test_there_are_steps():
     assert len(STEPS) == len(re.findall(r"^\d+\. ", TEXT, re.MULTILINE)) >= 20
 
 
-@pytest.mark.parametrize(("file", "name"), STEPS)
-def test_a_step_names_what_there_is(file: str, name: str) -> None:
+@every_row("file, name", STEPS)
+def test_a_step_names_what_there_is(file, name):
     assert re.search(rf"(?:def|class|function|local) {name}\b", (ROOT / file).read_text())
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_paths_exist(path: str) -> None:
+@every_row("path", PATHS)
+def test_paths_exist(path):
     assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
 
 
 @pytest.mark.slow
-def test_targets_exist() -> None:
+def test_targets_exist():
     # In one go, because make asks two interpreters for their versions whenever it starts.
     goals = {
         command: [word for word in command.partition("=")[0].split()[1:] if word.islower()] for command in COMMANDS
@@ -63,6 +64,6 @@ def test_targets_exist() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", NAMES)
-def test_identifiers_exist(text: str) -> None:
+def test_identifiers_exist(text):
     missing = [word for word in re.findall(r"[A-Za-z_]\w+", text) if word not in words_of_the_code()]
     assert missing == []

@@ -9,12 +9,11 @@ import gc
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pages import DOCS
-from support.servers import ServerUnderTest
+from support.rows import every_row
 
 import redisacc
 
@@ -26,7 +25,7 @@ MODULES = {
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _examples() -> Iterator[doctest.DocTest]:
+def _examples():
     finder = doctest.DocTestFinder()
     for name, path in MODULES.items():
         # Most modules have none, and not every module may be imported without side effects.
@@ -41,9 +40,9 @@ EXAMPLES = list(_examples())
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_example(example: doctest.DocTest, real_server: ServerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example(example, real_server, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url or "")
-    report: list[str] = []
+    report = []
     result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
     # Handles that the example left open are closed while their server is there.
     gc.collect()
@@ -53,19 +52,17 @@ def test_example(example: doctest.DocTest, real_server: ServerUnderTest, monkeyp
 CLASSES = [name for name in redisacc.__all__ if inspect.isclass(getattr(redisacc, name))]
 
 
-@pytest.mark.parametrize(
-    "name", ["raw_ops", "OutcomeUnknownError", *(name for name in CLASSES if not name.endswith("Error"))]
-)
-def test_has_an_example(name: str) -> None:
+@every_row("name", ["raw_ops", "OutcomeUnknownError", *(name for name in CLASSES if not name.endswith("Error"))])
+def test_has_an_example(name):
     assert any(example.name.split(".")[-1] == name for example in EXAMPLES)
 
 
 # The lists in docstrings
 
 
-def _entries(docstring: str, section: str) -> list[str]:
+def _entries(docstring, section):
     """The names that a section of a docstring describes, in its order; [] if there is no such section."""
-    names: list[str] = []
+    names = []
     inside = False
     for line in inspect.cleandoc(docstring).splitlines():
         if not line.startswith(" ") and line:
@@ -75,25 +72,25 @@ def _entries(docstring: str, section: str) -> list[str]:
     return names
 
 
-def _parameters(function: Function) -> list[str]:
+def _parameters(function):
     given = function.args
     every = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
     return [argument.arg for argument in every if argument is not None and argument.arg not in ("self", "cls")]
 
 
-def _constructor_parameters(constructor: Function) -> list[str]:
+def _constructor_parameters(constructor):
     """Parameters of a constructor. ``**options: Unpack[X]`` stands for the fields of the typed dict X."""
     unpacked = re.search(r"\*\*options: Unpack\[(\w+)\]", ast.unparse(constructor.args))
     options = _keys(_classes()[unpacked[1]][1]) if unpacked else ["options"]
     return [name for given in _parameters(constructor) for name in (options if given == "options" else [given])]
 
 
-def _keys(cls: ast.ClassDef) -> list[str]:
+def _keys(cls):
     """Returns the keys of a typed dict, with those of its bases."""
     return [key for base in _base_names(cls) if base in _classes() for key in _keys(_classes()[base][1])] + _fields(cls)
 
 
-def _fields(cls: ast.ClassDef) -> list[str]:
+def _fields(cls):
     """Public attributes: fields of a dataclass or NamedTuple, and what methods assign to self."""
     found = [
         node.target.id
@@ -105,7 +102,7 @@ def _fields(cls: ast.ClassDef) -> list[str]:
     return [name for name in dict.fromkeys(found) if not name.startswith("_")]
 
 
-def _properties(cls: ast.ClassDef) -> set[str]:
+def _properties(cls):
     return {
         node.name
         for node in cls.body
@@ -113,12 +110,12 @@ def _properties(cls: ast.ClassDef) -> set[str]:
     }
 
 
-def _base_names(cls: ast.ClassDef) -> list[str]:
+def _base_names(cls):
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in cls.bases]
     return [base.id for base in bases if isinstance(base, ast.Name)]
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
+def _statements(node):
     """Like ast.walk, without looking into expressions, which takes seconds."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.expr):
@@ -127,22 +124,22 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 @functools.cache
-def _nodes() -> list[tuple[str, ast.AST]]:
+def _nodes():
     return [(module, node) for module, path in MODULES.items() for node in _statements(ast.parse(path.read_text()))]
 
 
 @functools.cache
-def _classes() -> dict[str, tuple[str, ast.ClassDef]]:
+def _classes():
     return {node.name: (module, node) for module, node in _nodes() if isinstance(node, ast.ClassDef)}
 
 
-def _ancestors(cls: ast.ClassDef) -> list[str]:
+def _ancestors(cls):
     """The names of the package's classes that a class inherits from, at any distance."""
     known = [base for base in _base_names(cls) if base in _classes()]
     return known + [further for base in known for further in _ancestors(_classes()[base][1])]
 
 
-def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
+def _faults(module, node):
     """Differences between what a docstring lists and what there is."""
     docstring = ast.get_docstring(node) or ""
     where = f"{module}.{node.name}"
@@ -173,7 +170,7 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
 
 
 @pytest.mark.slow
-def test_arguments_and_attributes_are_those_that_there_are() -> None:
+def test_arguments_and_attributes_are_those_that_there_are():
     functions = [(module, node) for module, node in _nodes() if isinstance(node, Function)]
     assert len(_classes()) > 50
     assert [fault for module, node in [*_classes().values(), *functions] for fault in _faults(module, node)] == []
@@ -213,8 +210,8 @@ def fill(box, /, *items, depth=1, **more):
 '''
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "fault"),
+@every_row(
+    "before, after, fault",
     [
         ("        height: likewise,\n            in cm.\n", "", "attribute height is not described"),
         ("        width: in", "        breadth: in", "no attribute breadth"),
@@ -223,9 +220,9 @@ def fill(box, /, *items, depth=1, **more):
         ("        more:", "        many:", "no argument many"),
     ],
 )
-def test_faults_are_noticed(before: str, after: str, fault: str) -> None:
-    def faults(text: str) -> list[str]:
-        return [found for node in ast.parse(text).body for found in _faults("m", node)]  # type: ignore[arg-type]
+def test_faults_are_noticed(before, after, fault):
+    def faults(text):
+        return [found for node in ast.parse(text).body for found in _faults("m", node)]
 
     assert before in GOOD
     assert faults(GOOD) == []
@@ -233,7 +230,7 @@ def test_faults_are_noticed(before: str, after: str, fault: str) -> None:
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
-def test_files_that_are_mentioned_exist() -> None:
+def test_files_that_are_mentioned_exist():
     root = DOCS.parent
     sources = [*MODULES.values(), *sorted((root / "lua").rglob("*.lua"))]
     mentioned = [
@@ -245,10 +242,10 @@ def test_files_that_are_mentioned_exist() -> None:
     assert [(source, file) for source, file in mentioned if not (root / file).exists()] == []
 
 
-def test_dense_and_sparse_gradients_raise_the_same_errors() -> None:
+def test_dense_and_sparse_gradients_raise_the_same_errors():
     """Their docstrings repeat each other, so that help() is complete, and must not drift apart."""
     dense, sparse = (
-        inspect.getdoc(cls.apply_grad).partition("Raises:")[2].partition("NotFoundError")  # type: ignore[union-attr]
+        inspect.getdoc(cls.apply_grad).partition("Raises:")[2].partition("NotFoundError")
         for cls in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator)
     )
     assert dense[1:] == sparse[1:] != ("", "")

@@ -6,9 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -28,19 +25,19 @@ FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file} if P
 pytestmark = pytest.mark.skipif(not FILES, reason="the documentation isn't part of an installation")
 
 
-def manifests(name: str) -> dict[str, Any]:
+def manifests(name):
     """The manifests of a file, by kind and name."""
     return {f"{one['kind']} {one['metadata']['name']}": one for one in yaml.safe_load_all(FILES[name])}
 
 
-def containers() -> Iterator[Any]:
+def containers():
     for one in [*manifests("valkey.yaml").values(), *manifests("training.yaml").values()]:
         yield from one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
 
 
-def environment(job: Any, index: int | None, url: str) -> dict[str, str]:
+def environment(job, index, url):
     """The environment of a container of a job, as Kubernetes makes it, with another server."""
-    found: dict[str, str] = {}
+    found = {}
     for one in job["spec"]["template"]["spec"]["containers"][0]["env"]:
         if "value" in one:
             value = one["value"]
@@ -56,7 +53,7 @@ def environment(job: Any, index: int | None, url: str) -> dict[str, str]:
     return {**found, "REDISACC_URL": url}
 
 
-def test_names_fit_together() -> None:
+def test_names_fit_together():
     server = manifests("valkey.yaml")
     secret, service, stateful = server["Secret valkey"], server["Service valkey"], server["StatefulSet valkey"]
     labels = stateful["spec"]["template"]["metadata"]["labels"]
@@ -74,7 +71,7 @@ def test_names_fit_together() -> None:
         assert {mount["name"] for mount in container.get("volumeMounts", [])} <= claims
 
 
-def test_the_server_starts_as_the_manifest_says(tmp_path: Path) -> None:
+def test_the_server_starts_as_the_manifest_says(tmp_path):
     (container, *_) = containers()
     (tmp_path / "valkey-server").symlink_to(find_server())
     script = container["args"][0].replace("/data", str(tmp_path)).replace("/tmp/valkey.conf", str(tmp_path / "v.conf"))
@@ -96,7 +93,7 @@ def test_the_server_starts_as_the_manifest_says(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path: Path) -> None:
+def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path):
     found = manifests("valkey-cluster.yaml")
     service, stateful = found["Service valkey-cluster"], found["StatefulSet valkey-cluster"]
     template = stateful["spec"]["template"]
@@ -125,7 +122,7 @@ def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path: Path) -> None:
+def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path):
     (tmp_path / "train.py").write_text(FILES["train.py"])
     jobs = manifests("training.yaml")
     chief, workers = jobs["Job train-chief"], jobs["Job train-workers"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 README = ROOT / "README.md"
@@ -20,30 +20,30 @@ pytestmark = [
 ]
 
 
-def words(page: Path) -> list[str]:
+def words(page):
     """The words of a page, without its code and without signs between words."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     return [word for word in text.split() if re.search(r"\w", word)]
 
 
-def runs(page: Path, length: int = 9) -> set[tuple[str, ...]]:
+def runs(page, length=9):
     """Every run of this many words on a page, its code included."""
     found = page.read_text().split()
     return {tuple(found[start : start + length]) for start in range(len(found) - length + 1)}
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_a_guide_has_at_most_900_words(page: Path) -> None:
+@every_row("page", GUIDES)
+def test_a_guide_has_at_most_900_words(page):
     assert len(words(page)) <= 900
 
 
-def test_the_readme_has_at_most_800_words() -> None:
+def test_the_readme_has_at_most_800_words():
     assert len(words(README)) <= 800
 
 
-def test_the_manual_has_at_most_50000_words() -> None:
+def test_the_manual_has_at_most_50000_words():
     assert sum(len(words(page)) for page in MANUAL) <= 50_000
 
 
-def test_the_quick_start_is_no_second_copy_of_the_readme() -> None:
+def test_the_quick_start_is_no_second_copy_of_the_readme():
     assert runs(README) & runs(QUICK_START) == set()

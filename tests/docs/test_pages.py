@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pages import DOCS, Block, Reader, blocks_of, run_by
+from pages import DOCS, Reader, blocks_of, run_by
+from support.rows import every_row
 from support.selection import thorough
 
 from redisacc.embedded import Server
@@ -21,8 +22,8 @@ OURS = [page for page in PAGES if run_by(page) is None and blocks_of(page)]
 EXCUSED = [(page, block) for page in OURS for block in blocks_of(page) if block.excuse is not None]
 
 
-def _name(value: object) -> str | None:
-    return str(value.relative_to(DOCS)) if isinstance(value, Path) else f"line-{value.line}"  # type: ignore[attr-defined]
+def _name(value):
+    return str(value.relative_to(DOCS)) if isinstance(value, Path) else f"line-{value.line}"
 
 
 # They train for many seconds.
@@ -44,9 +45,7 @@ LONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", thorough(OURS, usual=[page for page in OURS if page not in LONG]), ids=_name)
-def test_what_a_page_says_can_be_done(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
+def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch, pytestconfig):
     blocks = blocks_of(page)
     for command in ("redis-cli", "redis-server"):
         if any(f"$ {command}" in block.text for block in blocks) and shutil.which(command) is None:
@@ -62,14 +61,14 @@ def test_what_a_page_says_can_be_done(
         gc.collect()
 
 
-@pytest.mark.parametrize(("page", "block"), EXCUSED, ids=_name)
-def test_a_block_that_is_not_run_says_why(page: Path, block: Block) -> None:
+@every_row("page, block", EXCUSED)
+def test_a_block_that_is_not_run_says_why(page, block):
     assert block.excuse
     assert len(block.excuse.split()) > 2, f"{page.name}, line {block.line}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if run_by(page) is not None], ids=_name)
-def test_the_test_that_is_said_to_run_a_page_names_it(page: Path) -> None:
+@every_row("page", [page for page in PAGES if run_by(page) is not None])
+def test_the_test_that_is_said_to_run_a_page_names_it(page):
     test = DOCS.parent / str(run_by(page))
     assert page.name in test.read_text()
 
@@ -77,7 +76,7 @@ def test_the_test_that_is_said_to_run_a_page_names_it(page: Path) -> None:
 # The reader itself: it notices mistakes.
 
 
-def _read(tmp_path: Path, text: str) -> None:
+def _read(tmp_path, text):
     page = tmp_path / "page.md"
     page.write_text(text)
     (tmp_path / "here").mkdir(exist_ok=True)
@@ -106,7 +105,7 @@ raise SystemExit
 """
 
 
-def test_reader_is_content_with_a_good_page(tmp_path: Path) -> None:
+def test_reader_is_content_with_a_good_page(tmp_path):
     _read(tmp_path, GOOD)
     assert [(block.language, block.file, block.excuse) for block in blocks_of(tmp_path / "page.md")] == [
         ("python", None, None),
@@ -116,8 +115,8 @@ def test_reader_is_content_with_a_good_page(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
+@every_row(
+    "before, after",
     [
         ("# 2", "# 3"),
         ("1 + 1", "1 + nothing"),
@@ -128,27 +127,27 @@ def test_reader_is_content_with_a_good_page(tmp_path: Path) -> None:
         ("```python", "```lua"),
     ],
 )
-def test_reader_notices(tmp_path: Path, before: str, after: str) -> None:
+def test_reader_notices(tmp_path, before, after):
     assert before in GOOD
     with pytest.raises((AssertionError, NameError)):
         _read(tmp_path, GOOD.replace(before, after, 1))
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
-def test_there_are_pages() -> None:
+def test_there_are_pages():
     assert len(OURS) >= 2
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-def test_the_manual_has_five_sections() -> None:
+def test_the_manual_has_five_sections():
     assert {page.relative_to(DOCS).parts[0] for page in PAGES} == {"index.md", *SECTIONS}
     text = (DOCS / "index.md").read_text()
     assert set(_links(text)) >= {f"{section}/index.md" for section in SECTIONS}
     assert _entries(text) == [f"{section}/index.md" for section in SECTIONS]
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each_once(section: str) -> None:
+@every_row("section", SECTIONS)
+def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each_once(section):
     index = DOCS / section / "index.md"
     if not index.is_file():
         pytest.skip("the documentation isn't part of an installation")
@@ -160,8 +159,8 @@ def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-@pytest.mark.parametrize(
-    ("words", "place"),
+@every_row(
+    "words, place",
     [
         ("clip by global norm", "optimizers.md"),
         ("SLURM", "several-hosts.md#slurm"),
@@ -179,14 +178,14 @@ def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each
         ("one server, several nodes, compression or local steps", "bandwidth.md#which-one"),
     ],
 )
-def test_the_guides_name_what_people_look_for(words: str, place: str) -> None:
+def test_the_guides_name_what_people_look_for(words, place):
     assert f"[{words}]({place})" in (DOCS / "guides" / "index.md").read_text()
     file, _, anchor = place.partition("#")
     headings = re.findall(r"^#+ (.+)$", (DOCS / "guides" / file).read_text(), re.MULTILINE)
     assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
 
 
-def test_links_out_of_the_manual_lead_to_something() -> None:
+def test_links_out_of_the_manual_lead_to_something():
     """They are absolute, because a built manual has no repository around it."""
     for page in PAGES:
         for kind, path in re.findall(rf"\]\({REPOSITORY}/(blob|tree)/main/([^)#\s]+)", page.read_text()):
@@ -194,11 +193,11 @@ def test_links_out_of_the_manual_lead_to_something() -> None:
             assert found.is_dir() if kind == "tree" else found.is_file(), f"{page.name}: {path}"
 
 
-def _links(text: str) -> list[str]:
+def _links(text):
     return re.findall(r"\]\(([^)#]+\.md)[^)]*\)", text)
 
 
-def _entries(text: str) -> list[str]:
+def _entries(text):
     """The pages of all toctrees, in order."""
     trees = re.findall(r"```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```", text, re.DOTALL)
     return [re.sub(r".*<(.*)>", r"\1", line) + ".md" for tree in trees for line in tree.split("\n") if line]

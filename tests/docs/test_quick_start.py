@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,19 @@ _WORKER = re.compile(r"worker (\d) is process (\d+)")
 _OF_THE_MODEL = 14
 
 
-def _blocks(language: str) -> list[str]:
+def _blocks(language):
     if not PAGE.is_file():
         pytest.skip("the documentation isn't part of an installation")
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def blocks() -> list[str]:
+def blocks():
     return _blocks("python")
 
 
 @pytest.fixture
-def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tuple[subprocess.Popen[bytes], Path]]]:
+def run_as_typed(tmp_path, blocks):
     """Starts the quick start's run, as a process of its own; returns it and the file to which it writes."""
     [line] = {line for block in _blocks("console") for line in block.splitlines() if line.startswith(_RUN)}
     # What the reader's PATH would find.
@@ -50,9 +49,9 @@ def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tup
     assert "time.sleep(0.1)" in program
     (tmp_path / "train.py").write_text(program.replace("time.sleep(0.1)", "time.sleep(0.02)"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
-    runs: list[subprocess.Popen[bytes]] = []
+    runs = []
 
-    def start(*replaced: str) -> tuple[subprocess.Popen[bytes], Path]:
+    def start(*replaced):
         command = arguments.replace(*replaced) if replaced else arguments
         out = tmp_path / f"run-{len(runs)}"
         with out.open("wb") as file:
@@ -68,7 +67,7 @@ def run_as_typed(tmp_path: Path, blocks: list[str]) -> Iterator[Callable[[], tup
         run.wait()
 
 
-def _wait_for(text: str, run: subprocess.Popen[bytes], out: Path) -> None:
+def _wait_for(text, run, out):
     deadline = time.monotonic() + 60
     while text not in out.read_text():
         assert run.poll() is None, out.read_text()
@@ -76,7 +75,7 @@ def _wait_for(text: str, run: subprocess.Popen[bytes], out: Path) -> None:
         time.sleep(0.02)
 
 
-def _without_numbers(text: str) -> list[str]:
+def _without_numbers(text):
     """Returns lines without what differs from run to run: processes, ports, versions, and the order of workers.
 
     The loss depends on the edition of the text, so only its first digit stays.
@@ -90,7 +89,7 @@ def _without_numbers(text: str) -> list[str]:
     return sorted(line for line in lines if "is process" in line) + [line for line in lines if "is process" not in line]
 
 
-def _processes_in(folder: Path) -> list[int]:
+def _processes_in(folder):
     """Returns the processes whose working directory this is."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -100,13 +99,13 @@ def _processes_in(folder: Path) -> list[int]:
     return found
 
 
-def _url(output: str) -> str:
+def _url(output):
     """Returns the URL of the server that a run has started."""
     [url] = re.findall(r"ready at (\S+)", output)
     return url
 
 
-def _redisacc(url: str, command: str) -> str:
+def _redisacc(url, command):
     """Runs a command of the page, as typed, and returns its output."""
     words = [sys.executable, "-m", *shlex.split(command)]
     return subprocess.run(
@@ -116,9 +115,7 @@ def _redisacc(url: str, command: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_run_survives_what_the_page_does_to_it(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
-) -> None:
+def test_the_run_survives_what_the_page_does_to_it(run_as_typed, tmp_path):
     consoles = _blocks("console")
     at = next(n for n, block in enumerate(consoles) if block.startswith(_RUN))
     first_run, kill_worker, after_death, kill_all, second_run = consoles[at : at + 5]
@@ -171,7 +168,7 @@ def test_the_run_survives_what_the_page_does_to_it(
     assert looks.startswith(f"$ export REDISACC_URL={_url(first_run)}\n")
 
 
-def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks: list[str]) -> None:
+def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks):
     program = next(block for block in blocks if block.startswith("# train.py"))
     lines = [line for line in program.splitlines() if line and not line.startswith("#")]
     assert "Fourteen of its lines are the model and its data" in PAGE.read_text()
@@ -180,9 +177,7 @@ def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks: list[str]) -
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-def test_what_the_page_says_about_a_run_that_is_done_and_about_looking_inside(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
-) -> None:
+def test_what_the_page_says_about_a_run_that_is_done_and_about_looking_inside(run_as_typed, tmp_path):
     consoles = _blocks("console")
     run, out = run_as_typed()
     assert run.wait(120) == 0, out.read_text()
@@ -204,8 +199,8 @@ def test_what_the_page_says_about_a_run_that_is_done_and_about_looking_inside(
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_a_killed_server_that_is_not_durable_loses_what_came_after_its_last_snapshot(
-    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]],
-) -> None:
+    run_as_typed,
+):
     run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
     _wait_for("step 50:", run, out)
     [(_, server_pid)] = _STARTED.findall(out.read_text())
@@ -223,7 +218,7 @@ def test_a_killed_server_that_is_not_durable_loses_what_came_after_its_last_snap
     assert "step 0:" not in out.read_text()
 
 
-def test_every_extra_is_described() -> None:
+def test_every_extra_is_described():
     _blocks("python")
     extras = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     install = PAGE.read_text().partition("## Installation")[2].partition("\n## ")[0]

@@ -33,7 +33,7 @@ REDIS_CLI = shutil.which("redis-cli", path=f"{os.environ['PATH']}:{Path(sys.exec
 pytestmark = pytest.mark.skipif(not TEXT, reason="the README isn't part of an installation")
 
 
-def _as_in_a_terminal(folder: Path, url: str) -> Reader:
+def _as_in_a_terminal(folder, url):
     """A terminal, in which redis-cli prints as it does in one, unless its output goes to a pipe."""
     folder.mkdir()
     terminal = Reader(README, folder, url)
@@ -44,7 +44,7 @@ def _as_in_a_terminal(folder: Path, url: str) -> Reader:
     return terminal
 
 
-def test_the_blocks_do_what_they_show_in_their_order(tmp_path: Path) -> None:
+def test_the_blocks_do_what_they_show_in_their_order(tmp_path):
     installation, take, apply, taker, worker, program, run, commands = blocks_of(README)
     assert installation.excuse is not None
     assert (take.file, apply.file, program.file) == ("take.py", "apply.py", "train.py")
@@ -65,21 +65,21 @@ def test_the_blocks_do_what_they_show_in_their_order(tmp_path: Path) -> None:
         reading.result()
 
 
-def test_the_first_sentence_the_summary_and_the_docstring_are_the_same() -> None:
+def test_the_first_sentence_the_summary_and_the_docstring_are_the_same():
     summary = PROJECT["project"]["description"]
     assert TEXT.startswith(f"# redisacc\n\nredisacc is {summary}.\n")
     assert redisacc.__doc__ == f"{summary}."
     assert f'title: "redisacc: {summary}"\n' in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_status_line_names_the_version_and_the_pythons() -> None:
+def test_the_status_line_names_the_version_and_the_pythons():
     [status] = re.findall(r"^\*\*Status:\*\* (.*?)\n\n", TEXT, re.MULTILINE | re.DOTALL)
     classifiers = PROJECT["project"]["classifiers"]
     assert f"version {redisacc.__version__}, {'beta' if any('Beta' in line for line in classifiers) else ''}" in status
     assert re.findall(r"3\.\d+", status) == re.findall(r":: (3\.\d+)", "\n".join(classifiers))
 
 
-def test_two_commands_set_up_what_they_use() -> None:
+def test_two_commands_set_up_what_they_use():
     """What make would do in a clone that has no environment yet."""
     commands = blocks_of(README)[-1].text
     assert re.findall(r"^\$ (.*?) +# ", commands, re.MULTILINE) == ["make demo", "make test"]
@@ -97,7 +97,7 @@ def test_two_commands_set_up_what_they_use() -> None:
         assert order == sorted(order), steps
 
 
-def test_links_are_relative_here_and_absolute_on_pypi() -> None:
+def test_links_are_relative_here_and_absolute_on_pypi():
     hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     assert hook["fragments"] == [{"path": "README.md"}]
     there = TEXT
@@ -114,7 +114,7 @@ def test_links_are_relative_here_and_absolute_on_pypi() -> None:
     assert re.sub(r"\]\(\S+\)", "", there) == re.sub(r"\]\(\S+\)", "", TEXT)
 
 
-def test_the_addresses_of_the_project_lead_to_something() -> None:
+def test_the_addresses_of_the_project_lead_to_something():
     urls = PROJECT["project"]["urls"]
     for url in urls.values():
         found = re.fullmatch(rf"{urls['Repository']}(?:/issues|/blob/main/(\S+))?", url)
@@ -122,7 +122,7 @@ def test_the_addresses_of_the_project_lead_to_something() -> None:
         assert found[1] is None or (ROOT / found[1]).is_file(), url
 
 
-def test_the_readme_has_the_words_that_people_search_for() -> None:
+def test_the_readme_has_the_words_that_people_search_for():
     words = ("torch.distributed", "DDP", "torchft", "Ray", "Horovod", "Flower", "Lua", "pub/sub", "hash", "redis-cli")
     words += ("straggler", "spot instance", "PyTorch", "JAX", "TensorFlow")
     text = " ".join(TEXT.split())

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 ROOT = DOCS.parent
 PAGE = ROOT / "tests" / "README.md"
@@ -20,17 +21,17 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_files_of_the_table_exist(file: str) -> None:
+@every_row("file", FILES)
+def test_files_of_the_table_exist(file):
     assert (ROOT / "tests" / file).is_file()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_of_the_table_exist(module: str) -> None:
+@every_row("module", MODULES)
+def test_modules_of_the_table_exist(module):
     assert (PROTOCOL / module).is_dir() if module.endswith("/") else (PROTOCOL / f"{module}.py").is_file()
 
 
-def test_each_module_has_tests_that_can_be_found() -> None:
+def test_each_module_has_tests_that_can_be_found():
     names = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     found = [path.relative_to(PROTOCOL) for path in PROTOCOL.rglob("*.py") if path.stem != "__init__"]
     without = [

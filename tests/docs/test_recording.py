@@ -23,16 +23,16 @@ for number in range(30):
 """
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     return ["".join(found.itertext()) for found in ElementTree.fromstring(svg).iter() if found.tag.endswith("}text")]
 
 
-def record(out: Path, *program: str) -> subprocess.CompletedProcess[str]:
+def record(out, *program):
     command = [sys.executable, str(DOCS / "record.py"), str(out), "--", *program]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_recording_plays_the_lines_of_a_terminal(tmp_path: Path) -> None:
+def test_a_recording_plays_the_lines_of_a_terminal(tmp_path):
     out = tmp_path / "out.svg"
     said = record(out, sys.executable, "-c", PROGRAM)
     assert said.returncode == 0, said.stderr
@@ -46,13 +46,13 @@ def test_a_recording_plays_the_lines_of_a_terminal(tmp_path: Path) -> None:
     assert len(moves) == 1 + 32 - 24
 
 
-def test_a_program_that_fails_is_not_recorded(tmp_path: Path) -> None:
+def test_a_program_that_fails_is_not_recorded(tmp_path):
     out = tmp_path / "out.svg"
     assert record(out, sys.executable, "-c", "print(1); raise SystemExit(3)").returncode
     assert not out.exists()
 
 
-def test_the_recording_of_the_demo_is_of_a_run_that_succeeded() -> None:
+def test_the_recording_of_the_demo_is_of_a_run_that_succeeded():
     svg = (DOCS / "images" / "demo.svg").read_text()
     found = texts(svg)
     assert found[0] == "$ redisacc demo"

@@ -7,6 +7,7 @@ import runpy
 
 import pytest
 from pages import DOCS
+from support.rows import every_row
 
 from redisacc import __all__ as ours
 from redisacc import embedded, errors, optim
@@ -21,7 +22,7 @@ pytestmark = [
 ]
 
 
-def _keys() -> set[str]:
+def _keys():
     """Every key and channel of an accumulator and of parameters, without and with partitions."""
     found = {NAMES}
     for partitions in ((), (7,)):
@@ -39,44 +40,44 @@ def _keys() -> set[str]:
     return found - {ParameterKeys("NAME").guard}
 
 
-@pytest.mark.parametrize("key", sorted(_keys()))
-def test_the_table_of_keys_has_each_key(key: str) -> None:
+@every_row("key", sorted(_keys()))
+def test_the_table_of_keys_has_each_key(key):
     shown = re.sub(r":0$", ":K", key).replace("/00007}", "/p}").replace("reducer:7", "reducer:p")
     table = (DOCS / "reference" / "keys.md").read_text().partition("## The record")[0]
     assert f"`{shown}`" in table
 
 
-def test_the_page_of_keys_has_each_field_of_the_record() -> None:
+def test_the_page_of_keys_has_each_field_of_the_record():
     record = (DOCS / "reference" / "keys.md").read_text().partition("## The record\n")[2].partition("\n## ")[0]
     described = {name for row in re.findall(r"^\| (`.+?`) \|", record, re.MULTILINE) for name in row.split("`")[1::2]}
     assert {field.name for field in FIELDS} - described == set()
 
 
-@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
-def test_the_protocol_page_has_each_script(script: str) -> None:
+@every_row("script", sorted(path.stem for path in (ROOT / "lua").glob("*.lua")))
+def test_the_protocol_page_has_each_script(script):
     table = (DOCS / "internals" / "protocol.md").read_text().partition("## Sessions")[0]
     assert f"`{script}`" in table
 
 
-def _folders() -> list[str]:
+def _folders():
     package = ROOT / "redisacc"
     parents = (package, package / "_protocol")
     found = [folder for parent in parents for folder in parent.iterdir() if (folder / "__init__.py").is_file()]
     return sorted(f"{folder.relative_to(ROOT)}/" for folder in found)
 
 
-@pytest.mark.parametrize("folder", _folders())
-def test_contributing_has_each_folder(folder: str) -> None:
+@every_row("folder", _folders())
+def test_contributing_has_each_folder(folder):
     assert f"| `{folder}` |" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
-@pytest.mark.parametrize("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
-def test_the_api_reference_has_each_public_name(name: str) -> None:
+@every_row("name", sorted({*ours, *optim.__all__, *embedded.__all__} - set(vars(errors))))
+def test_the_api_reference_has_each_public_name(name):
     page = (DOCS / "reference" / "api.md").read_text()
     assert re.search(rf"(?:autoclass|autofunction|automodule):: .*\b{name}\b|:members: .*\b{name}\b", page)
 
 
-def test_the_concepts_define_at_most_25_terms_in_order_and_each_once() -> None:
+def test_the_concepts_define_at_most_25_terms_in_order_and_each_once():
     page = (DOCS / "explanations" / "concepts.md").read_text().partition("\n## Terms\n")[2]
     entries = re.findall(r"^### (.+)\n\n(\S.+)$", page, re.MULTILINE)
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
@@ -84,8 +85,8 @@ def test_the_concepts_define_at_most_25_terms_in_order_and_each_once() -> None:
     assert 1 <= len(entries) <= 25
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@every_row(
+    "text, found",
     [
         ("Workers acknowledge a round.", {"Worker", "Acknowledgment", "Round"}),
         ("It costs a round trip, step by step, in place of two.", set()),
@@ -93,6 +94,6 @@ def test_the_concepts_define_at_most_25_terms_in_order_and_each_once() -> None:
         ("the weights of the model", set()),
     ],
 )
-def test_terms_are_found_in_sentences(text: str, found: set[str]) -> None:
+def test_terms_are_found_in_sentences(text, found):
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
     assert {term for term, pattern in terms.items() if pattern.search(text)} == found

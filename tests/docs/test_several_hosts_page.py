@@ -8,9 +8,6 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -49,7 +46,7 @@ SCONTROL = """#!/bin/sh
 class Machines:
     """Commands that stand for hosts, and what a recipe prints with them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         # Tests that run at the same time have other addresses.
         self.block = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
         self.home = folder
@@ -61,14 +58,14 @@ class Machines:
         self.put("redisacc", REDISACC)
         self.put("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
 
-    def put(self, name: str, text: str) -> None:
+    def put(self, name, text):
         """Puts a command on the PATH."""
         home = shlex.quote(str(self.home))
         filled = text.format(block=self.block, home=home, python=sys.executable) if "{" in text else text
         (self._bin / name).write_text(filled)
         (self._bin / name).chmod(0o755)
 
-    def start(self, *command: str, given: str = "", **environment: str) -> subprocess.Popen[str]:
+    def start(self, *command, given="", **environment):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("REDISACC_", "SLURM_"))}
         process = subprocess.Popen(
             command,
@@ -79,7 +76,6 @@ class Machines:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert process.stdin is not None
         process.stdin.write(given)
         process.stdin.close()
         process.stdin = None
@@ -87,11 +83,11 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Machines:
+def machines(tmp_path):
     return Machines(tmp_path)
 
 
-def trained(said: str) -> None:
+def trained(said):
     """Checks that four workers on two hosts have trained, and that no host has said more than once that it came."""
     assert set(re.findall(r"worker (\d) +\| \[1\. 2\.\]", said)) == set("0123"), said
     assert said.count("(1 of 2)") <= 2
@@ -99,7 +95,7 @@ def trained(said: str) -> None:
 
 
 @pytest.mark.thorough
-def test_over_ssh(machines: Machines) -> None:
+def test_over_ssh(machines):
     machines.put("ssh", SSH)
     (machines.home / "everywhere.sh").write_text(
         FILES["everywhere.sh"].replace("host1:6400", f"{machines.block}.1:6400")
@@ -111,7 +107,7 @@ def test_over_ssh(machines: Machines) -> None:
 
 
 @pytest.mark.thorough
-def test_slurm(machines: Machines) -> None:
+def test_slurm(machines):
     machines.put("srun", SRUN)
     machines.put("scontrol", SCONTROL)
     (script,) = [block.text for block in BLOCKS if "srun" in block.text and block.language == "bash"]
@@ -123,11 +119,11 @@ def test_slurm(machines: Machines) -> None:
     trained(said)
 
 
-def manifests() -> dict[str, Any]:
+def manifests():
     return {one["kind"]: one for one in yaml.safe_load_all(FILES["training.yaml"])}
 
 
-def commands() -> Iterator[list[str]]:
+def commands():
     """Yields the command of each pod of the Job."""
     job = manifests()["Job"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -135,7 +131,7 @@ def commands() -> Iterator[list[str]]:
         yield [*container["command"], *container["args"]]
 
 
-def test_names_of_the_manifest_fit_together() -> None:
+def test_names_of_the_manifest_fit_together():
     found = manifests()
     secret, service, job = found["Secret"], found["Service"], found["Job"]
     template = job["spec"]["template"]
@@ -156,7 +152,7 @@ def test_names_of_the_manifest_fit_together() -> None:
 
 
 @pytest.mark.thorough
-def test_the_pods_of_the_manifest_train(machines: Machines) -> None:
+def test_the_pods_of_the_manifest_train(machines):
     processes = [
         machines.start(
             *[part.replace("train-0.train", f"{machines.block}.1") for part in command],
@@ -172,6 +168,6 @@ def test_the_pods_of_the_manifest_train(machines: Machines) -> None:
 
 
 @pytest.mark.thorough
-def test_one_machine_runs_as_the_page_says(tmp_path: Path) -> None:
+def test_one_machine_runs_as_the_page_says(tmp_path):
     first = next(number for number, block in enumerate(BLOCKS) if block.file == "train.py")
     Reader(PAGE, tmp_path, "").read(BLOCKS[first : first + 2])

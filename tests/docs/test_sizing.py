@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from pages import DOCS, blocks_of
 
 import redisacc
 
 
 @pytest.fixture(scope="module")
-def round_bytes() -> Callable[..., int]:
+def round_bytes():
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
-    names: dict[str, Any] = {}
+    names = {}
     exec(blocks_of(DOCS / "guides" / "sizing.md")[0].text, names)
-    return names["round_bytes"]  # type: ignore[no-any-return]
+    return names["round_bytes"]
 
 
-def used(client: redis.Redis) -> int:
+def used(client):
     keys = [key for key in client.scan_iter(count=1000) if key != b"redisacc:names"]
     return sum(client.memory_usage(key, samples=0) or 0 for key in keys)
 
@@ -48,17 +45,17 @@ CASES = [
 
 @pytest.mark.parametrize(("workers", "rows", "width", "dtype", "own"), CASES)
 def test_a_round_takes_what_the_page_says(
-    real_client: redis.Redis,
-    round_bytes: Callable[..., int],
-    workers: int,
-    rows: int,
-    width: int,
-    dtype: str,
-    own: bool,
-) -> None:
+    real_client,
+    round_bytes,
+    workers,
+    rows,
+    width,
+    dtype,
+    own,
+):
     itemsize = 0
     for worker in range(workers):
-        options: Any = {"redis": real_client, "worker": f"host-of-a-worker:{worker}"}
+        options = {"redis": real_client, "worker": f"host-of-a-worker:{worker}"}
         if rows:
             with redisacc.SparseConditionalAccumulator(dtype, [10**6, width], "sizing", **options) as sparse:
                 itemsize = sparse.dtype.itemsize
@@ -92,7 +89,7 @@ TABLE = {
 }
 
 
-def test_the_table_is_what_the_calculator_says(round_bytes: Callable[..., int]) -> None:
+def test_the_table_is_what_the_calculator_says(round_bytes):
     text = (DOCS / "guides" / "sizing.md").read_text()
     found = re.findall(r"^\| (.*?) \| (?:in place|buffered) \| (.*?) \|$", text, re.MULTILINE)
     assert [gradient for gradient, _ in found] == list(TABLE)

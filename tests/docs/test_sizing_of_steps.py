@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from pages import DOCS, blocks_of
 from support.training_options import grouped
 
@@ -22,17 +19,17 @@ NBYTES = sum(leaf.nbytes for leaf in MODEL.values())
 
 
 @pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
+def page():
     if not DOCS.is_dir():
         pytest.skip("the documentation isn't part of an installation")
-    names: dict[str, Any] = {}
+    names = {}
     for block in blocks_of(DOCS / "guides" / "sizing.md"):
         if block.text.startswith(("import math", "def step_bytes")):
             exec(block.text, names)
     return names
 
 
-def work(client: redis.Redis, number: int) -> None:
+def work(client, number):
     gradient = {path: np.ones_like(leaf) for path, leaf in MODEL.items()}
     with redisacc.Worker("step", number=number, redis=client) as worker:
         for _ in worker.steps():
@@ -40,7 +37,7 @@ def work(client: redis.Redis, number: int) -> None:
 
 
 @contextlib.contextmanager
-def reducer(client: redis.Redis, wanted: bool) -> Iterator[None]:
+def reducer(client, wanted):
     if not wanted:
         yield
         return
@@ -54,7 +51,7 @@ def reducer(client: redis.Redis, wanted: bool) -> Iterator[None]:
         thread.join()
 
 
-def loop_of(chief: redisacc.Chief[Any] | Any, loop: str) -> Iterator[int]:
+def loop_of(chief, loop):
     if loop == "updates":
         yield from chief.updates(until=STEPS)
         return
@@ -67,7 +64,7 @@ def loop_of(chief: redisacc.Chief[Any] | Any, loop: str) -> Iterator[int]:
 
 
 @pytest.fixture
-def _reducers_in_time(durations: Callable[..., None]) -> None:
+def _reducers_in_time(durations):
     """Lets the chief wait for reducers, however slow this machine is: without them, other bytes move."""
     durations(sum_patience=2.0, without_reducer=0.01, longest_without_reducer=0.01)
     durations(least_patience=2.0, longest_patience=20.0)
@@ -81,13 +78,11 @@ def _reducers_in_time(durations: Callable[..., None]) -> None:
     ("loop", "slots", "encoding"),
     [("updates", 0, "float32"), ("updates", 1, "float32"), ("updates", 1, "bfloat16"), ("rounds", 1, "float32")],
 )
-def test_a_step_moves_and_stores_what_the_page_says(
-    real_client: redis.Redis, page: dict[str, Any], loop: str, slots: int, encoding: Any, reducers: bool
-) -> None:
-    step_bytes: Callable[..., dict[str, float]] = page["step_bytes"]
-    options: dict[str, Any] = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
+def test_a_step_moves_and_stores_what_the_page_says(real_client, page, loop, slots, encoding, reducers):
+    step_bytes = page["step_bytes"]
+    options = {"optimizer": redisacc.optim.SGD(0.1, momentum=0.9 * slots)} if loop == "updates" else {}
     threads = [threading.Thread(target=work, args=(real_client, number)) for number in range(WORKERS)]
-    moved: list[tuple[int, int]] = []
+    moved = []
     stored = 0
     with (
         reducer(real_client, reducers),
@@ -99,7 +94,7 @@ def test_a_step_moves_and_stores_what_the_page_says(
             thread.start()
         for step in loop_of(chief, loop):
             if step in (FIRST, STEPS - 1):
-                info: Any = real_client.info("stats")
+                info = real_client.info("stats")
                 moved.append((info["total_net_input_bytes"], info["total_net_output_bytes"]))
             sizes = [real_client.memory_usage(key, samples=0) or 0 for key in real_client.scan_iter(count=1000)]
             stored = max(stored, sum(sizes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from pathlib import Path
 
 import pytest
 from pages import DOCS, Reader, blocks_of
@@ -27,7 +26,7 @@ HERE = PAGES if importlib.util.find_spec("torch") is not None else []
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
-def test_what_a_page_says_can_be_done(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_says_can_be_done(page, tmp_path, monkeypatch):
     with Server() as server:
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)

@@ -7,11 +7,11 @@ from owners import executable_of
 
 
 @pytest.fixture
-def executable(server_name: str) -> str:
+def executable(server_name):
     return executable_of(server_name)
 
 
 @pytest.fixture
-def any_executable() -> str:
+def any_executable():
     """For what doesn't depend on the server."""
     return executable_of("valkey")

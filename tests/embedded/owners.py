@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -18,12 +16,10 @@ from support import servers
 from support.until import until
 from support.warm_python import WarmPython
 
-from redisacc.embedded import Server
-
 REAL = tuple(name for name in servers.NAMES if name not in (servers.FAKE, servers.CLUSTER))
 
 
-def executable_of(name: str) -> str:
+def executable_of(name):
     """The program of that server. Skips where it is missing; in CI, fails."""
     try:
         return servers._EXECUTABLES[name]()
@@ -33,7 +29,7 @@ def executable_of(name: str) -> str:
         pytest.skip(f"no server {name}: {error}")
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """Whether the process exists and isn't a zombie."""
     try:
         os.kill(pid, 0)
@@ -46,25 +42,25 @@ def alive(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
-def written(url: str) -> bool:
+def written(url):
     """Waits until the append-only file, if there is one, has got all changes. On a busy disk, it gets them late."""
     with contextlib.closing(redis.Redis.from_url(url)) as client:
         return until(lambda: not client.info("persistence").get("aof_buffer_length"))
 
 
-def timer_has_run(url: str) -> None:
+def timer_has_run(url):
     """Waits until a server's timer has run, which would end one that got a signal, before it removes what expired."""
     with contextlib.closing(redis.Redis.from_url(url)) as client:
         client.set("expires", "", px=1)
         until(lambda: client.dbsize() == 0)
 
 
-def gone(pid: int, seconds: float = 10) -> bool:
+def gone(pid, seconds=10):
     """Waits for the end of a process."""
     return until(lambda: not alive(pid), seconds)
 
 
-def group(leader: int) -> list[int]:
+def group(leader):
     """The processes of a process group that exist and aren't zombies. Only on Linux."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -79,34 +75,31 @@ def group(leader: int) -> list[int]:
 class Owner:
     """A Python process that runs a script and talks to us line by line."""
 
-    def __init__(self, process: subprocess.Popen[str] | WarmPython) -> None:
+    def __init__(self, process):
         self.process = process
         self.pid = process.pid
 
-    def line(self) -> str:
-        assert self.process.stdout is not None
+    def line(self):
         return self.process.stdout.readline().rstrip("\n")
 
-    def error_line(self) -> str:
-        assert self.process.stderr is not None
+    def error_line(self):
         return self.process.stderr.readline().rstrip("\n")
 
-    def say(self, text: str = "") -> None:
-        assert self.process.stdin is not None
+    def say(self, text=""):
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self, number=signal.SIGKILL):
         os.kill(self.pid, number)
 
-    def result(self, seconds: float = 20) -> tuple[int, str, str]:
+    def result(self, seconds=20):
         """Exit status, and what was still to be read of output and errors."""
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
 
 
 @contextlib.contextmanager
-def run(*command: str, cwd: Path, warm: bool = False, **env: str) -> Iterator[Owner]:
+def run(*command, cwd, warm=False, **env):
     """Run Python with these arguments in a session of its own, and make sure that it is gone afterwards.
 
     Args:
@@ -115,7 +108,7 @@ def run(*command: str, cwd: Path, warm: bool = False, **env: str) -> Iterator[Ow
         warm: whether it finds the package imported. The tests of processes that fork or die with a server start cold.
         env: more variables of its environment.
     """
-    options: dict[str, Any] = {
+    options = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
@@ -134,14 +127,14 @@ def run(*command: str, cwd: Path, warm: bool = False, **env: str) -> Iterator[Ow
                 process.kill()
 
 
-def program(path: Path, text: str) -> Path:
+def program(path, text):
     """Write an executable script."""
     path.write_text(textwrap.dedent(text).lstrip())
     path.chmod(0o755)
     return path
 
 
-def ask(server: Server, *command: str) -> object:
+def ask(server, *command):
     with contextlib.closing(server.client(decode_responses=True)) as client:
         return client.execute_command(*command)
 

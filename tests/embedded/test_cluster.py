@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from owners import alive
 from support.servers import executable
 
 import redisacc
-from redisacc.cli import main
 from redisacc.embedded import Cluster, Server
 
 OWNER = """
@@ -33,7 +31,6 @@ signal.pause()
 @pytest.mark.slow
 def test_a_killed_owner_leaves_nothing_behind(until):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, executable("valkey")], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     first, second, *folders = owner.stdout.readline().split()
     owner.kill()
     owner.wait()
@@ -125,7 +122,6 @@ def test_the_command(tmp_path):
     ):
         # If something fails, nothing is left running.
         stack.callback(running.terminate)
-        assert running.stdout is not None
         text = ""
         while "server.log" not in text:
             line = running.stdout.readline()
@@ -147,8 +143,3 @@ def test_the_command(tmp_path):
         rest = running.stdout.read()
         assert running.wait(60) == 0
     assert "Stopped. The data are in data." in rest
-
-
-@pytest.mark.parametrize("options", [["--replicas", "1"], ["--cluster", "3", "--socket", "s"], ["--cluster", "0"]])
-def test_options_of_the_command_that_do_not_fit(options):
-    assert CliRunner().invoke(main, ["server", *options]).exit_code == 2

@@ -10,11 +10,10 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from owners import REAL, ask, gone, run, written
+from support.rows import every_row
 from support.selection import thorough
 from support.until import until
 
@@ -25,29 +24,29 @@ from redisacc.errors import InvalidArgumentError, ServerError
 pytestmark = pytest.mark.servers(*REAL)
 
 
-def put(server: Server, *keys: str) -> None:
+def put(server, *keys):
     for key in keys:
         ask(server, "SET", key, "v")
 
 
-def keys(server: Server) -> set[str]:
+def keys(server):
     with contextlib.closing(server.client(decode_responses=True)) as client:
         return set(client.keys())
 
 
-def crash(server: Server) -> None:
+def crash(server):
     """Kills the server itself, as a lack of memory would, once its append-only file holds all changes."""
     assert written(server.url)
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not server.running)
 
 
-def settings(server: Server, *names: str) -> dict[str, str]:
+def settings(server, *names):
     with contextlib.closing(server.client(decode_responses=True)) as client:
         return {name: client.config_get(name)[name] for name in names}
 
 
-def test_settings_of_each_kind(executable: str, tmp_path: Path) -> None:
+def test_settings_of_each_kind(executable, tmp_path):
     with Server(tmp_path, executable=executable) as server:
         names = ("appendonly", "save", "stop-writes-on-bgsave-error")
         assert settings(server, *names) == {"appendonly": "no", "save": "60 1", "stop-writes-on-bgsave-error": "no"}
@@ -59,40 +58,29 @@ def test_settings_of_each_kind(executable: str, tmp_path: Path) -> None:
         assert not (server.dir / "dump.rdb").exists()
 
 
-def test_durable_needs_a_directory() -> None:
+def test_durable_needs_a_directory():
     with pytest.raises(InvalidArgumentError, match="durable=True needs dir="):
         Server(durable=True)
 
 
-@pytest.mark.parametrize("name", ["dir", "socket"])
-def test_an_empty_path_is_refused(name: str) -> None:
+@every_row("name", ["dir", "socket"])
+def test_an_empty_path_is_refused(name):
     with pytest.raises(InvalidArgumentError, match=f"^{name} is an empty path; for the current directory, give '.'"):
         Server(**{name: ""})
 
 
-def test_start_says_what_a_crash_loses(any_executable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_says_what_a_crash_loses_and_a_stop_that_saves_says_nothing(any_executable, tmp_path, caplog):
     caplog.set_level(logging.INFO, "redisacc")
     for durable, text in ((False, "loses what changed since the last snapshot"), (True, "at most about two seconds")):
         with Server(tmp_path, durable=durable, executable=any_executable) as server:
             assert any(server.url in line and text in line for line in caplog.messages)
+            put(server, "a")
     with Server(executable=any_executable):
         assert "keeps nothing on disk" in caplog.messages[-1]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
-def test_crash_loses_what_changed_since_the_snapshot(executable: str, tmp_path: Path) -> None:
-    with Server(tmp_path, executable=executable) as server:
-        put(server, "before")
-        ask(server, "SAVE")
-        put(server, "after")
-        crash(server)
-        server.start()
-        assert keys(server) == {"before"}
-        put(server, "stopped")
-    with Server(tmp_path, executable=executable) as server:
-        assert keys(server) == {"before", "stopped"}
-
-
-def test_damaged_snapshot_is_an_error(executable: str, tmp_path: Path) -> None:
+def test_damaged_snapshot_is_an_error(executable, tmp_path):
     with Server(tmp_path, executable=executable) as server:
         put(server, "a")
     snapshot = tmp_path / "dump.rdb"
@@ -105,16 +93,8 @@ def test_damaged_snapshot_is_an_error(executable: str, tmp_path: Path) -> None:
         assert any(path.read_bytes() == damaged for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_durable_server_loses_nothing_when_it_is_killed(executable: str, tmp_path: Path) -> None:
-    with Server(tmp_path, durable=True, executable=executable) as server:
-        put(server, "a")
-        crash(server)
-        server.start()
-        assert keys(server) == {"a"}
-
-
-def test_the_kinds_take_turns(executable: str, tmp_path: Path) -> None:
-    known: set[str] = set()
+def test_the_kinds_take_turns(executable, tmp_path):
+    known = set()
     for number, durable in enumerate([True, False, False, True, True, False]):
         with Server(tmp_path, durable=durable, executable=executable) as server:
             assert keys(server) == known
@@ -132,16 +112,14 @@ def test_the_kinds_take_turns(executable: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("then", thorough([False, True], usual=[False]))
 @pytest.mark.parametrize("removed", thorough(["names", "all"], usual=["all"]))
-def test_server_killed_while_it_leaves_its_append_only_file(
-    executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str, then: bool
-) -> None:
+def test_server_killed_while_it_leaves_its_append_only_file(executable, tmp_path, monkeypatch, removed, then):
     with Server(tmp_path, durable=True, executable=executable) as server:
         put(server, *(f"key:{number}" for number in range(50)))
         crash(server)
     changing = Server(tmp_path, executable=executable)
     remove = shutil.rmtree
 
-    def interrupted(directory: Path, **_: object) -> None:
+    def interrupted(directory, **_):
         # The manifest is gone, and the files that it listed are still there.
         assert (tmp_path / "dump.rdb").exists()
         assert not DataDirectory(tmp_path, temporary=False).has_append_only_file()
@@ -163,7 +141,7 @@ def test_server_killed_while_it_leaves_its_append_only_file(
 
 
 @pytest.mark.parametrize("then", thorough([False, True], usual=[False]))
-def test_server_that_fails_after_its_snapshot_was_renamed(executable: str, tmp_path: Path, then: bool) -> None:
+def test_server_that_fails_after_its_snapshot_was_renamed(executable, tmp_path, then):
     with Server(tmp_path, executable=executable) as server:
         put(server, "a")
     failing = tmp_path / "failing"
@@ -176,7 +154,7 @@ def test_server_that_fails_after_its_snapshot_was_renamed(executable: str, tmp_p
         assert keys(server) == {"a"}
 
 
-def test_append_only_file_stays_if_no_snapshot_can_be_saved(executable: str, tmp_path: Path) -> None:
+def test_append_only_file_stays_if_no_snapshot_can_be_saved(executable, tmp_path):
     with Server(tmp_path, durable=True, executable=executable) as server:
         put(server, "a")
     block_snapshots(tmp_path)
@@ -189,15 +167,13 @@ def test_append_only_file_stays_if_no_snapshot_can_be_saved(executable: str, tmp
 # Snapshots that fail or take long
 
 
-def block_snapshots(directory: Path) -> None:
+def block_snapshots(directory):
     """Makes every snapshot fail, also for root: a file cannot replace a folder that isn't empty."""
     (directory / "dump.rdb").unlink(missing_ok=True)
     (directory / "dump.rdb" / "full").mkdir(parents=True)
 
 
-def test_server_goes_on_when_a_snapshot_fails(
-    executable: str, tmp_path: Path, durations: Callable[..., object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_goes_on_when_a_snapshot_fails(executable, tmp_path, durations, caplog):
     durations(ending=1.0)
     with Server(tmp_path, executable=executable) as server:
         block_snapshots(tmp_path)
@@ -207,13 +183,6 @@ def test_server_goes_on_when_a_snapshot_fails(
         put(server, "a")
         assert keys(server) == {"a"}
     assert "did not end as it should, and changes since it last wrote" in caplog.text
-
-
-def test_stop_that_saves_says_nothing(executable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for durable in (False, True):
-        with Server(tmp_path, durable=durable, executable=executable) as server:
-            put(server, "a")
-    assert caplog.text == ""
 
 
 # It writes its snapshot for 3 seconds after SIGTERM. Without growth of the snapshot, it would have 1 second.
@@ -232,7 +201,7 @@ SLOW = """
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Path:
+def slow(tmp_path):
     path = tmp_path / "slow"
     path.write_text(textwrap.dedent(SLOW).lstrip())
     path.chmod(0o755)
@@ -240,9 +209,7 @@ def slow(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_server_is_not_killed_while_its_snapshot_grows(
-    slow: Path, tmp_path: Path, durations: Callable[..., object]
-) -> None:
+def test_server_is_not_killed_while_its_snapshot_grows(slow, tmp_path, durations):
     durations(ending=0.7)
     with pytest.raises(ServerError, match="has not answered"):
         Server(tmp_path / "data", executable=slow).start(timeout=0.5)
@@ -250,7 +217,7 @@ def test_server_is_not_killed_while_its_snapshot_grows(
 
 
 @pytest.mark.thorough
-def test_server_of_a_killed_owner_is_not_killed_while_its_snapshot_grows(slow: Path, tmp_path: Path) -> None:
+def test_server_of_a_killed_owner_is_not_killed_while_its_snapshot_grows(slow, tmp_path):
     script = """
 import sys
 from redisacc._clock import durations
@@ -278,7 +245,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("kind", ["snapshots", "durable"])
 @pytest.mark.parametrize("how", thorough([signal.SIGKILL, signal.SIGTERM], usual=[signal.SIGKILL]))
-def test_data_of_a_killed_owner_are_saved(executable: str, tmp_path: Path, kind: str, how: signal.Signals) -> None:
+def test_data_of_a_killed_owner_are_saved(executable, tmp_path, kind, how):
     with run("-c", OWNER, executable, kind, cwd=tmp_path) as owner:
         pid = int(owner.line())
         owner.kill(how)
@@ -288,11 +255,11 @@ def test_data_of_a_killed_owner_are_saved(executable: str, tmp_path: Path, kind:
 
 
 @pytest.mark.slow
-def test_directory_is_waited_for_while_its_last_server_saves(any_executable: str, tmp_path: Path) -> None:
+def test_directory_is_waited_for_while_its_last_server_saves(any_executable, tmp_path):
     directory = DataDirectory.create(tmp_path)
     growing = tmp_path / "temp-1.rdb"
 
-    def save(locked: contextlib.AbstractContextManager[int]) -> None:
+    def save(locked):
         for _ in range(25):
             with growing.open("a") as file:
                 file.write("more")
@@ -309,7 +276,7 @@ def test_directory_is_waited_for_while_its_last_server_saves(any_executable: str
         assert server.running
 
 
-def test_unfinished_files_are_removed(executable: str, tmp_path: Path) -> None:
+def test_unfinished_files_are_removed(executable, tmp_path):
     for name in ("temp-1234.rdb", "temp-rewriteaof-bg-77.aof"):
         (tmp_path / name).write_text("half")
     with Server(tmp_path, executable=executable):
@@ -317,7 +284,7 @@ def test_unfinished_files_are_removed(executable: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("temp-*"))
 
 
-def test_killed_while_a_snapshot_is_saved(executable: str, tmp_path: Path) -> None:
+def test_a_crash_loses_what_changed_since_the_last_whole_snapshot(executable, tmp_path):
     with Server(tmp_path, executable=executable) as server:
         put(server, "before")
         ask(server, "SAVE")
@@ -332,3 +299,6 @@ def test_killed_while_a_snapshot_is_saved(executable: str, tmp_path: Path) -> No
         server.start()
         assert keys(server) == {"before"}
         assert not list(tmp_path.glob("temp-*.rdb"))
+        put(server, "stopped")
+    with Server(tmp_path, executable=executable) as server:
+        assert keys(server) == {"before", "stopped"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
@@ -12,14 +10,14 @@ from owners import REAL
 
 from redisacc.embedded import Cluster
 from redisacc.embedded.addresses import TCPAddress
-from redisacc.embedded.cluster_node import CONFIGURATION, ClusterNode
+from redisacc.embedded.cluster_node import CONFIGURATION
 from redisacc.embedded.forming import is_complete
 from redisacc.embedded.program import find_program
 from redisacc.embedded.rejoining import configuration_of
 from redisacc.errors import ServerError
 
 
-def shards_in_file(node: ClusterNode) -> dict[str, str]:
+def shards_in_file(node):
     """What a node's file says of each node behind its address, once the server has written it again."""
     node.ask("CLUSTER", "SAVECONFIG")
     lines = [line.split() for line in (node.dir / CONFIGURATION).read_text().splitlines()]
@@ -32,9 +30,7 @@ def shards_in_file(node: ClusterNode) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("replicas", "lost"), [(0, 0), (1, 0), (1, 2)], ids=["master", "master_with_replica", "replica"]
 )
-def test_a_node_without_its_directory_returns(
-    executable: str, until: Callable[..., Any], replicas: int, lost: int
-) -> None:
+def test_a_node_without_its_directory_returns(executable, until, replicas, lost):
     release = find_program(executable).release
     with Cluster(2, replicas, executable=executable) as cluster:
         node = cluster.nodes[lost]
@@ -56,7 +52,7 @@ def test_a_node_without_its_directory_returns(
             }
             assert len(set(told.values())) == 2
 
-            def agree() -> bool:
+            def agree():
                 files = [shards_in_file(other) for other in cluster.nodes]
                 return all(re.sub(",tls-port=0", "", file[name]) == told[name] for file in files for name in told)
 
@@ -69,11 +65,11 @@ def test_a_node_without_its_directory_returns(
 class Told:
     """A node that says what it is told to say."""
 
-    def __init__(self, number: int, **replies: str) -> None:
+    def __init__(self, number, **replies):
         self.where = TCPAddress(number, "::1" if number == 3 else "127.0.0.1")
         self._replies = replies
 
-    def ask(self, *command: str | int) -> str:
+    def ask(self, *command):
         if reply := self._replies.get(str(command[1])):
             return reply
         raise redis.ConnectionError("it is gone")

@@ -11,11 +11,11 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from owners import REAL, ask, program
+from support.rows import every_row
 from support.until import until
 
 from redisacc.embedded import Server
@@ -28,24 +28,20 @@ pytestmark = pytest.mark.servers(*REAL)
 # Ports
 
 
-def test_given_port(any_executable: str) -> None:
-    port = free_port()
-    with Server(port=port, executable=any_executable) as server:
-        assert server.port == port
-
-
-def test_port_in_use_by_another_server(executable: str, any_executable: str) -> None:
+def test_port_in_use_by_another_server(executable, any_executable):
     # The other one answers PING too: it must not be taken for ours.
-    with Server(executable=any_executable) as first:
-        second = Server(port=first.port, executable=executable)
-        with pytest.raises(ServerError, match=f"port {first.port} is already in use") as caught:
+    port = free_port()
+    with Server(port=port, executable=any_executable) as first:
+        assert first.port == port
+        second = Server(port=port, executable=executable)
+        with pytest.raises(ServerError, match=f"port {port} is already in use") as caught:
             second.start()
         assert "\n" not in str(caught.value)
         assert not second.running
         assert first.running
 
 
-def test_port_in_use_on_ipv6_only(executable: str) -> None:
+def test_port_in_use_on_ipv6_only(executable):
     with socket.socket(socket.AF_INET6) as taken:
         try:
             taken.bind(("::1", 0))
@@ -57,12 +53,12 @@ def test_port_in_use_on_ipv6_only(executable: str) -> None:
             Server(port=port, executable=executable).start()
 
 
-def test_free_port_is_free_on_ipv6_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_port_is_free_on_ipv6_too(monkeypatch):
     real = socket.socket
     refused = []
 
-    class Taken(real):  # type: ignore[misc, valid-type]
-        def bind(self, address: tuple[str, int]) -> None:
+    class Taken(real):
+        def bind(self, address):
             if self.family == socket.AF_INET6 and len(refused) < 3:
                 refused.append(address[1])
                 raise OSError(errno.EADDRINUSE, "taken")
@@ -94,7 +90,7 @@ ROBBED = """
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(99, marks=pytest.mark.thorough)])
-def test_port_that_is_taken_between_look_and_bind(executable: str, tmp_path: Path, times: int) -> None:
+def test_port_that_is_taken_between_look_and_bind(executable, tmp_path, times):
     left = tmp_path / "left"
     left.write_text("once\n" * times)
     text = ROBBED.format(executable=executable, left=left, taken=tmp_path / "taken", python=sys.executable)
@@ -108,17 +104,17 @@ def test_port_that_is_taken_between_look_and_bind(executable: str, tmp_path: Pat
         assert ask(server, "PING")
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536, 1.5, "6379", True])
-def test_bad_port(port: object) -> None:
+@every_row("port", [0, -1, 65536, 1.5, "6379", True])
+def test_bad_port(port):
     with pytest.raises(InvalidArgumentError, match="port"):
-        Server(port=port)  # type: ignore[arg-type]
+        Server(port=port)
 
 
 # Sockets
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """A folder with a short path: a socket's may have 107 bytes, and pytest's own come close."""
     path = Path(os.path.realpath("/tmp"), f"ra-{os.getpid()}-{time.monotonic_ns()}")
     path.mkdir(mode=0o700)
@@ -126,7 +122,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_socket(executable: str, folder: Path) -> None:
+def test_socket(executable, folder):
     path = folder / "a %41?#b.sock"
     with Server(socket=path, executable=executable) as server:
         assert server.port is None
@@ -137,12 +133,13 @@ def test_socket(executable: str, folder: Path) -> None:
             info = client.info()
         assert info["tcp_port"] == 0
         assert info["process_id"] == server.pid
+        with pytest.raises(ServerError, match="already in use: choose another path"):
+            Server(socket=path, executable=executable).start()
+        assert ask(server, "PING")
     assert not path.exists()
 
 
-def test_relative_socket_and_directory_stay_where_they_were_meant(
-    any_executable: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_socket_and_directory_stay_where_they_were_meant(any_executable, folder, monkeypatch):
     monkeypatch.chdir(folder)
     server = Server("data", socket="s", executable=any_executable)
     monkeypatch.chdir("/")
@@ -152,7 +149,7 @@ def test_relative_socket_and_directory_stay_where_they_were_meant(
         assert ask(server, "PING")
 
 
-def test_socket_left_behind_by_a_crash(executable: str, folder: Path) -> None:
+def test_socket_left_behind_by_a_crash(executable, folder):
     server = Server(socket=folder / "s", executable=executable)
     with server:
         os.kill(server.pid, signal.SIGKILL)
@@ -162,26 +159,16 @@ def test_socket_left_behind_by_a_crash(executable: str, folder: Path) -> None:
         assert ask(server, "PING")
 
 
-def test_socket_in_use(executable: str, folder: Path) -> None:
-    with Server(socket=folder / "s", executable=executable) as first:
-        with pytest.raises(ServerError, match="already in use: choose another path"):
-            Server(socket=folder / "s", executable=executable).start()
-        assert ask(first, "PING")
-
-
-def test_file_in_place_of_the_socket_is_kept(any_executable: str, folder: Path) -> None:
+def test_what_cannot_be_a_socket(any_executable, folder):
+    with pytest.raises(ServerError, match="No such file"):
+        Server(socket=folder / "missing" / "s", executable=any_executable).start()
     (folder / "precious").write_text("data")
     with pytest.raises(ServerError, match="is not a socket"):
         Server(socket=folder / "precious", executable=any_executable).start()
     assert (folder / "precious").read_text() == "data"
 
 
-def test_socket_in_a_missing_folder(any_executable: str, folder: Path) -> None:
-    with pytest.raises(ServerError, match="No such file"):
-        Server(socket=folder / "missing" / "s", executable=any_executable).start()
-
-
-def test_bad_socket() -> None:
+def test_bad_socket():
     with pytest.raises(InvalidArgumentError, match="longer"):
         Server(socket="/tmp/" + "x" * 200)
     with pytest.raises(InvalidArgumentError, match="give a port or a socket, not both"):

@@ -7,8 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from owners import OWNER, REAL, alive, ask, gone, group, program, run
@@ -20,7 +18,7 @@ from redisacc.errors import ServerError
 pytestmark = pytest.mark.servers(*REAL)
 
 
-def leaves_nothing(server: Server, monkeypatch: pytest.MonkeyPatch, scratch: Path, **options: float) -> str:
+def leaves_nothing(server, monkeypatch, scratch, **options):
     """Start, expect an error, and check that nothing is left behind. Returns the error's text."""
     scratch.mkdir(exist_ok=True)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -31,13 +29,14 @@ def leaves_nothing(server: Server, monkeypatch: pytest.MonkeyPatch, scratch: Pat
     return str(caught.value)
 
 
-def test_programs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_are_none(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("plain text")
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"\x7fELF\x00garbage" * 100)
     garbage.chmod(0o755)
     silent = program(tmp_path / "silent", "#!/bin/sh\n")
     other = program(tmp_path / "other", "#!/bin/sh\necho I am something else; exit 3\n")
+    old = program(tmp_path / "old", "#!/bin/sh\necho Redis server v=6.0.16 sha=0 bits=64\n")
     scratch = tmp_path / "scratch"
     for path, reason in [
         (tmp_path / "missing", "no such program"),
@@ -45,18 +44,15 @@ def test_programs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (garbage, "cannot be executed"),
         (silent, "is not a Redis or Valkey server"),
         (other, "I am something else"),
+        (
+            old,
+            "Redis 6.0.16, but redisacc needs 6.2 or newer: name the path of a newer one with executable= or",
+        ),
     ]:
         assert reason in leaves_nothing(Server(executable=path), monkeypatch, scratch)
 
 
-def test_server_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = program(tmp_path / "old", "#!/bin/sh\necho Redis server v=6.0.16 sha=0 bits=64\n")
-    message = leaves_nothing(Server(executable=old), monkeypatch, tmp_path / "scratch")
-    assert "Redis 6.0.16" in message
-    assert message.endswith("needs 6.2 or newer: name the path of a newer one with executable= or REDISACC_SERVER")
-
-
-def test_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_ends_at_once_is_quoted(tmp_path, monkeypatch):
     text = """
         #!/bin/sh
         [ "$1" = --version ] && { echo "Redis server v=7.0.0"; exit; }
@@ -72,7 +68,7 @@ def test_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) -> None:
+def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path):
     # It may end before its owner looks for the first time.
     text = """
         #!/bin/sh
@@ -85,7 +81,7 @@ def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) ->
             Server(executable=short_lived).start(timeout=3)
 
 
-def test_data_that_cannot_be_loaded(executable: str, tmp_path: Path) -> None:
+def test_data_that_cannot_be_loaded(executable, tmp_path):
     server = Server(tmp_path, durable=True, executable=executable)
     with server:
         for number in range(100):
@@ -125,7 +121,7 @@ FAKE = """
 
 
 @pytest.mark.thorough
-def test_loading_may_take_longer_than_the_timeout_while_it_goes_on(tmp_path: Path) -> None:
+def test_loading_may_take_longer_than_the_timeout_while_it_goes_on(tmp_path):
     pid = str(tmp_path / "pid")
     text = FAKE.format(python=sys.executable, pid=pid, loading=3, progress=True)
     begin = time.monotonic()
@@ -135,7 +131,7 @@ def test_loading_may_take_longer_than_the_timeout_while_it_goes_on(tmp_path: Pat
     server.stop()
 
 
-def test_loading_that_does_not_go_on_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_that_does_not_go_on_is_given_up(tmp_path, monkeypatch):
     pid = tmp_path / "pid"
     text = FAKE.format(python=sys.executable, pid=str(pid), loading=1000, progress=False)
     server = Server(executable=program(tmp_path / "fake", text))
@@ -144,7 +140,7 @@ def test_loading_that_does_not_go_on_is_given_up(tmp_path: Path, monkeypatch: py
     assert gone(int(pid.read_text()))
 
 
-def test_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_answers_is_given_up(tmp_path, monkeypatch):
     text = f"""
         #!/bin/sh
         [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
@@ -157,9 +153,7 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pyte
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_server_that_does_not_end_is_killed(
-    any_executable: str, durations: Callable[..., object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_that_does_not_end_is_killed(any_executable, durations, caplog):
     durations(ending=0.5)
     server = Server(executable=any_executable)
     server.start()
@@ -171,7 +165,7 @@ def test_server_that_does_not_end_is_killed(
     assert "does not end" in caplog.text
 
 
-def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path: Path) -> None:
+def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path):
     text = f"""
         #!/bin/sh
         [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
@@ -189,17 +183,16 @@ def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
-def test_no_process_is_left_when_a_server_has_ended(any_executable: str) -> None:
+def test_no_process_is_left_when_a_server_has_ended(any_executable):
     server = Server(executable=any_executable)
     server.start()
-    assert server._child is not None
     leader = server._child.process.guard_pid
     assert sorted(group(leader)) == sorted([leader, server.pid])
     server.stop()
     assert group(leader) == []
 
 
-def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable: str, tmp_path: Path) -> None:
+def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable, tmp_path):
     hasty = "from redisacc._clock import durations; durations.ending = 2\n"
     with run("-c", hasty + OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid = int(owner.line())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 import pytest
 import redis
@@ -71,7 +70,7 @@ print("good")
 
 
 @pytest.mark.slow
-def test_end_of_a_forked_child_leaves_the_server_alone(any_executable: str, tmp_path: Path) -> None:
+def test_end_of_a_forked_child_leaves_the_server_alone(any_executable, tmp_path):
     with run("-W", "ignore::ResourceWarning", "-c", FORK, any_executable, cwd=tmp_path) as owner:
         status, out, err = owner.result(60)
         assert (status, err) == (0, "")
@@ -120,7 +119,7 @@ for pid in children:
 
 
 @pytest.mark.thorough
-def test_fork_in_the_middle_of_a_start_does_not_keep_the_server(any_executable: str, tmp_path: Path) -> None:
+def test_fork_in_the_middle_of_a_start_does_not_keep_the_server(any_executable, tmp_path):
     # A child with a copy of our end of the pair would keep the server running as long as it lives itself.
     begin = time.monotonic()
     with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_STARTING, any_executable, cwd=tmp_path) as owner:
@@ -158,13 +157,13 @@ print("good")
 
 
 @pytest.mark.slow
-def test_fork_while_the_log_is_read_does_not_hang_the_child(any_executable: str, tmp_path: Path) -> None:
+def test_fork_while_the_log_is_read_does_not_hang_the_child(any_executable, tmp_path):
     with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_READING, any_executable, cwd=tmp_path) as owner:
         assert owner.result(30) == (0, "good\n", "")
 
 
 @pytest.mark.slow
-def test_multiprocessing_children_may_use_the_url(any_executable: str) -> None:
+def test_multiprocessing_children_may_use_the_url(any_executable):
     import multiprocessing
 
     with Server(executable=any_executable) as server:
@@ -176,18 +175,17 @@ def test_multiprocessing_children_may_use_the_url(any_executable: str) -> None:
         assert ask(server, "GET", "from") == "spawned"
 
 
-def _set(url: str) -> None:
+def _set(url):
     with contextlib.closing(redis.Redis.from_url(url)) as client:
         client.set("from", "spawned")
 
 
-def test_stop_after_an_interrupt_that_left_popens_lock_locked() -> None:
+def test_stop_after_an_interrupt_that_left_popens_lock_locked():
     """CPython's Popen.poll() takes a lock a moment before it makes sure to release it; Ctrl-C may fall in between."""
     server = Server()
     server.start()
     pid = server.pid
-    assert server._child is not None
-    server._child.process._server._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server._child.process._server._waitpid_lock.acquire()
     server.stop()
     assert pid is not None
     assert gone(pid, 5)
@@ -227,9 +225,7 @@ print("good")
 
 
 @pytest.mark.slow
-def test_interrupted_at_any_moment_of_its_start_a_server_ends_at_once(
-    any_executable: str, tmp_path: Path, everything: bool
-) -> None:
+def test_interrupted_at_any_moment_of_its_start_a_server_ends_at_once(any_executable, tmp_path, everything):
     # Most starts take 20 to 30 ms.
     moments = [step / 5 for step in range(1, 250)] if everything else [step * 1.3 for step in range(1, 25)]
     (tmp_path / "scratch").mkdir()

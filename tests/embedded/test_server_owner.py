@@ -19,7 +19,7 @@ pytestmark = pytest.mark.servers(*REAL)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path: Path, how: signal.Signals) -> None:
+def test_owner_that_is_killed_takes_the_server_with_it(executable, tmp_path, how):
     with run("-c", OWNER, executable, "", cwd=tmp_path) as owner:
         pid, directory = int(owner.line()), Path(owner.line())
         assert alive(pid)
@@ -31,7 +31,7 @@ def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path
 
 @pytest.mark.slow(keep="-0")
 @pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("_exit", 4), ("", 0)])
-def test_owner_that_ends_takes_the_server_with_it(any_executable: str, tmp_path: Path, how: str, status: int) -> None:
+def test_owner_that_ends_takes_the_server_with_it(any_executable, tmp_path, how, status):
     with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid, directory = int(owner.line()), Path(owner.line())
         owner.say(how)
@@ -40,14 +40,14 @@ def test_owner_that_ends_takes_the_server_with_it(any_executable: str, tmp_path:
         until(lambda: not directory.exists())
 
 
-def test_owner_that_becomes_another_program_takes_the_server_with_it(any_executable: str, tmp_path: Path) -> None:
+def test_owner_that_becomes_another_program_takes_the_server_with_it(any_executable, tmp_path):
     with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid = int(owner.line())
         owner.say("exec")
         assert gone(pid, 5)
 
 
-def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable: str, tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable, tmp_path):
     with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid, directory = int(owner.line()), Path(owner.line())
         owner.say("fork")
@@ -61,23 +61,10 @@ def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable:
             os.kill(child, signal.SIGKILL)
 
 
-def test_data_of_a_killed_owner_are_kept(executable: str, tmp_path: Path) -> None:
-    script = "server.client().set('a', 1); print(server.client().get('a').decode())"
-    with run("-c", OWNER.replace("what = ", f"{script}\nwhat = "), executable, "data", cwd=tmp_path) as owner:
-        pid = int(owner.line())
-        assert owner.line() == str(tmp_path / "data")
-        assert owner.line() == "1"
-        owner.kill()
-        assert gone(pid, 5)
-    with Server(tmp_path / "data", executable=executable) as server:
-        assert ask(server, "GET", "a") == "1"
-
-
-def test_a_server_without_its_guard_ends(any_executable: str) -> None:
+def test_a_server_without_its_guard_ends(any_executable):
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
-    assert server._child is not None
     os.kill(server._child.process.guard_pid, signal.SIGKILL)
     until(lambda: not server.running)
     server.stop()
@@ -85,7 +72,7 @@ def test_a_server_without_its_guard_ends(any_executable: str) -> None:
     assert not directory.exists()
 
 
-def test_signals_do_not_end_the_guard(any_executable: str, tmp_path: Path) -> None:
+def test_signals_do_not_end_the_guard(any_executable, tmp_path):
     script = OWNER.replace("print(server.dir)", "print(server._child.process.guard_pid)")
     with run("-c", script, any_executable, "", cwd=tmp_path) as owner:
         pid, guard = int(owner.line()), int(owner.line())
@@ -96,7 +83,7 @@ def test_signals_do_not_end_the_guard(any_executable: str, tmp_path: Path) -> No
         assert gone(guard)
 
 
-def test_server_outlives_the_thread_that_started_it(any_executable: str) -> None:
+def test_server_outlives_the_thread_that_started_it(any_executable):
     server = Server(executable=any_executable)
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -109,7 +96,7 @@ def test_server_outlives_the_thread_that_started_it(any_executable: str) -> None
     server.stop()
 
 
-def test_forgotten_server_ends(any_executable: str) -> None:
+def test_forgotten_server_ends(any_executable):
     server = Server(executable=any_executable)
     server.start()
     pid = server.pid
@@ -119,7 +106,7 @@ def test_forgotten_server_ends(any_executable: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_left_to_the_owner(any_executable: str, tmp_path: Path) -> None:
+def test_ctrl_c_is_left_to_the_owner(any_executable, tmp_path):
     script = """
 import sys
 from redisacc.embedded import Server
@@ -146,7 +133,7 @@ with Server(executable=sys.argv[1]) as server:
 
 
 @pytest.mark.slow
-def test_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_start_leaves_nothing(tmp_path):
     mute = program(
         tmp_path / "mute",
         f"""

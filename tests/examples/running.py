@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from support.until import until
 
@@ -24,17 +22,17 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 class Programs:
     """The programs of an example, on one server. All of them end with the ``with`` block."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self._url = url
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Programs:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc):
         self._stack.close()
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments, **environment):
         """Starts Python with these arguments. Its output goes to a pipe, which is large enough for all of it."""
         process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -47,13 +45,13 @@ class Programs:
         self._stack.callback(_end, process)
         return process
 
-    def run(self, workers: int, program: str, *options: str, arguments: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def run(self, workers, program, *options, arguments=()):
         """Starts `redisacc run` with these options, of a program with these arguments."""
         command = ["run", "--workers", str(workers), *options, "--", sys.executable, program, *arguments]
         return self.start("-m", "redisacc", *command)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process):
     # `redisacc run` ends its processes when it is told to end, and a guard does when it is killed.
     process.terminate()
     try:
@@ -61,27 +59,26 @@ def _end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stdout is not None
     process.stdout.close()
 
 
-def output_of(process: subprocess.Popen[str], timeout: float = 100) -> str:
+def output_of(process, timeout=100):
     """Returns what a program printed, once it has succeeded."""
     text = process.communicate(timeout=timeout)[0]
     assert process.returncode == 0, text
     return text
 
 
-def until_step(step: int, name: str, url: str, process: subprocess.Popen[str]) -> None:
+def until_step(step, name, url, process):
     """Waits until the parameters of a step are published while a program runs."""
     with redisacc.Parameters(name, redis=url) as parameters:
         until_true(lambda: (published := parameters.step()) is not None and published >= step, process)
 
 
-def until_true(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 150) -> Any:
+def until_true(condition, process, timeout=150):
     """Waits until a condition is true while a program runs; returns its value."""
 
-    def found() -> Any:
+    def found():
         value = condition()
         assert value or process.poll() is None, process.communicate()[0]
         return value
@@ -89,7 +86,7 @@ def until_true(condition: Callable[[], Any], process: subprocess.Popen[str], tim
     return until(found, timeout)
 
 
-def kill_one_of(run: subprocess.Popen[str], role: str) -> None:
+def kill_one_of(run, role):
     """Kills a process that `redisacc run` started: the chief, or a worker."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         # The process may end at any time.

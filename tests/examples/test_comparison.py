@@ -17,7 +17,7 @@ from benchmarks.comparison.report import NAMES  # noqa: E402
 
 
 @pytest.mark.timeout(300)
-def test_a_short_run(tmp_path: Path) -> None:
+def test_a_short_run(tmp_path):
     assert comparison.main(["--hosts", "0", "--epochs", "4", "--repeats", "1", "--out", str(tmp_path)]) == 0
     programs = json.loads((tmp_path / NAMES[0]).read_text())["programs"]
     assert all(programs[name]["accuracy"] > 0.7 for name in ("alone", "with_redisacc", "ddp"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from running import Programs, kill_one_of, output_of, until_step
@@ -13,7 +12,7 @@ from redisacc.embedded import Server
 
 
 @pytest.mark.timeout(600)
-def test_digits(tmp_path: Path) -> None:
+def test_digits(tmp_path):
     picture = tmp_path / "digits.png"
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(2, "digits.py", "--chief", arguments=["--plot", str(picture)])
@@ -26,5 +25,5 @@ def test_digits(tmp_path: Path) -> None:
         if sys.platform == "linux":
             assert printed.count("was killed by SIGKILL; it starts again") == 2
         # The program itself compares the weights with those of a training in one process.
-        assert float(re.search(r"test accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]
+        assert float(re.search(r"test accuracy ([\d.]+)", printed)[1]) > 0.9
     assert picture.read_bytes().startswith(b"\x89PNG")

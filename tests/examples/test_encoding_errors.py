@@ -9,7 +9,7 @@ from redisacc.embedded import Server
 
 
 @pytest.mark.timeout(300)
-def test_encoding_errors() -> None:
+def test_encoding_errors():
     with Server() as server, Programs(server.url) as programs:
         lines = output_of(programs.start("encodings.py", "--steps", "4"), 250).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -12,7 +12,7 @@ from redisacc.embedded import Server
 
 
 @pytest.mark.timeout(600)
-def test_federated() -> None:
+def test_federated():
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(8, "federated.py", "--chief")
         if sys.platform == "linux":
@@ -23,5 +23,5 @@ def test_federated() -> None:
         printed = output_of(run, 250)
         if sys.platform == "linux":
             assert printed.count("was killed by SIGKILL; it starts again") == 2
-        assert float(re.search(r"round 60: test accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]
+        assert float(re.search(r"round 60: test accuracy ([\d.]+)", printed)[1]) > 0.9
         assert "; of worker" in printed

@@ -12,7 +12,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,27 +29,27 @@ from redisacc.embedded import Server
 Loss = Callable[[Any], torch.Tensor]
 
 
-def accelerate_loop(program: ModuleType) -> tuple[torch.nn.Module, Any, Loss, int]:
+def accelerate_loop(program):
     model, data = program.build(), program.examples()
     return model, data, lambda batch: cross_entropy(model(batch[0]), batch[1]), program.EPOCHS * len(data) // 16
 
 
-def lightning_classifier(program: ModuleType) -> tuple[torch.nn.Module, Any, Loss, int]:
+def lightning_classifier(program):
     model = program.Classifier()
     return model, model.data, model.training_step, program.EPOCHS * len(model.data) // 16
 
 
-def huggingface_trainer(program: ModuleType) -> tuple[torch.nn.Module, Any, Loss, int]:
+def huggingface_trainer(program):
     model = program.build()
 
-    def loss(batch: Any) -> torch.Tensor:
+    def loss(batch):
         # The Trainer divides by the number of all labels that have a word before them.
         return model(**batch, num_items_in_batch=batch["labels"][..., 1:].numel()).loss
 
     return model, program.examples(), loss, program.STEPS
 
 
-def rates(program: ModuleType) -> Callable[[int], float]:
+def rates(program):
     if hasattr(program, "rate"):
         return lambda step: 0.02 * program.rate(step)
     # Up in a line, and down in another one.
@@ -58,14 +57,14 @@ def rates(program: ModuleType) -> Callable[[int], float]:
     return lambda step: 0.01 * (step / up if step < up else (end - step) / (end - up))
 
 
-def expected(program: ModuleType, make: Callable[[ModuleType], Any], workers: int) -> str:
+def expected(program, make, workers):
     """Returns the digest of the weights that one process makes of the mean gradient with redisacc.optim."""
     model, data, loss, steps = make(program)
     parameters = dict(model.named_parameters())
     optimizer = dataclasses.replace(redisacc.optim.AdamW(0.0, weight_decay=0.01, clip_norm=1.0), lr=rates(program))
     batches = Batches(len(data), program.BATCH * workers, seed=0)
 
-    def gradient(number: int, step: int, values: Any) -> Any:
+    def gradient(number, step, values):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(torch.from_numpy(np.array(values[name])))
@@ -82,7 +81,7 @@ def expected(program: ModuleType, make: Callable[[ModuleType], Any], workers: in
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", [accelerate_loop, lightning_classifier, huggingface_trainer])
-def test_a_framework_trains_with_the_mean_gradient(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_framework_trains_with_the_mean_gradient(make, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     torch.set_num_threads(1)
     with warnings.catch_warnings():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
-import pytest
 from pages import DOCS, Reader, blocks_of
 
 from redisacc.embedded import Server
@@ -13,7 +11,7 @@ from redisacc.embedded import Server
 PAGE = DOCS / "guides" / "jax.md"
 
 
-def test_what_the_page_says_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_page_says_can_be_done(tmp_path, monkeypatch):
     with Server() as server:
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)

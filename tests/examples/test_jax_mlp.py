@@ -12,7 +12,7 @@ from redisacc.embedded import Server
 
 
 @pytest.mark.timeout(600)
-def test_jax_mlp() -> None:
+def test_jax_mlp():
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(2, "jax_mlp.py", "--chief")
         if sys.platform == "linux":
@@ -23,4 +23,4 @@ def test_jax_mlp() -> None:
         printed = output_of(run, 250)
         if sys.platform == "linux":
             assert printed.count("was killed by SIGKILL; it starts again") == 2
-        assert float(re.search(r"step 300: test accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]
+        assert float(re.search(r"step 300: test accuracy ([\d.]+)", printed)[1]) > 0.9

@@ -8,7 +8,6 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from running import EXAMPLES, Programs, kill_one_of, output_of, until_step
@@ -19,24 +18,24 @@ from redisacc.embedded import Server
 TESTS = Path(__file__).parents[1]
 
 
-def printed_by(text: str) -> tuple[float, float]:
+def printed_by(text):
     """Returns the loss that a program printed, and its kilobytes for each step."""
     found = re.search(r"test loss ([\d.]+), accuracy [\d.]+; ([\d.]+) kB", text)
     assert found is not None, text
     return float(found[1]), float(found[2])
 
 
-def compute_loss_of_every_step(example: Any) -> float:
+def compute_loss_of_every_step(example):
     """Returns the loss of the training that sends every gradient, made in this process, bit by bit the same."""
     from support.local_updates import LocalTraining
 
     x, test_x, y, test_y = example.images()
     batches = redisacc.data.Batches(len(x), example.BATCH)
 
-    def tree(flat: Any) -> Any:
+    def tree(flat):
         return {layer: {"w": flat[f"{layer}/w"], "b": flat[f"{layer}/b"]} for layer in ("hidden", "out")}
 
-    def gradient(number: int, step: int, flat: Any) -> Any:
+    def gradient(number, step, flat):
         mine = batches.indices(step, number, 2)
         found = example.gradient_of(number, step, tree(flat), x[mine], y[mine])[1]
         return {path: found[path.split("/")[0]][path.split("/")[1]] for path in flat}
@@ -47,7 +46,7 @@ def compute_loss_of_every_step(example: Any) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_local_steps() -> None:
+def test_local_steps():
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(2, "local_steps.py")
         if sys.platform == "linux":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.1, warmup_steps=3, decay_st
 NO_BIAS = {"b": False, "w": True}
 
 # Those of the table: optax's, and ours.
-PAIRS: dict[str, tuple[Any, Any]] = {
+PAIRS = {
     "sgd": (optax.sgd(0.1), SGD(0.1)),
     "momentum": (optax.sgd(0.1, momentum=0.9), SGD(0.1, momentum=0.9)),
     "nesterov": (optax.sgd(0.1, momentum=0.9, nesterov=True), SGD(0.1, momentum=0.9, nesterov=True)),
@@ -44,7 +43,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 START = {"b": np.linspace(-1, 1, 5, dtype=np.float32), "w": np.linspace(-2, 2, 35, dtype=np.float32).reshape(5, 7)}
 
 
-def gradient(step: int, weights: Any) -> Any:
+def gradient(step, weights):
     """A gradient of which some are small, and the norm is sometimes above 1 and sometimes below."""
     random = np.random.default_rng(step)
     scale = np.float32(10.0 ** (step % 3 - 2))
@@ -55,7 +54,7 @@ def gradient(step: int, weights: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_twenty_steps_are_the_same(name: str) -> None:
+def test_twenty_steps_are_the_same(name):
     theirs, ours = PAIRS[name]
     weights = jax.tree.map(jnp.asarray, START)
     state = theirs.init(weights)
@@ -71,7 +70,7 @@ def test_twenty_steps_are_the_same(name: str) -> None:
     assert abs(model.weights["w"] - START["w"]).max() > 0.01
 
 
-def test_the_average_is_an_incremental_update() -> None:
+def test_the_average_is_an_incremental_update():
     training = LocalTraining(SGD(0.1, ema=0.9), START, gradient=lambda _, step, weights: gradient(step, weights))
     average = START
     for step in range(1, 6):
@@ -81,7 +80,7 @@ def test_the_average_is_an_incremental_update() -> None:
         np.testing.assert_allclose(values, average[leaf], rtol=1e-6)
 
 
-def test_the_table_has_what_is_compared() -> None:
+def test_the_table_has_what_is_compared():
     from pages import DOCS
 
     page = DOCS / "guides" / "jax.md"

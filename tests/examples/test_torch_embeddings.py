@@ -12,7 +12,7 @@ from redisacc.embedded import Server
 
 
 @pytest.mark.timeout(600)
-def test_torch_embeddings() -> None:
+def test_torch_embeddings():
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(2, "torch_embeddings.py")
         if sys.platform == "linux":
@@ -24,4 +24,4 @@ def test_torch_embeddings() -> None:
         if sys.platform == "linux":
             assert printed.count("was killed by SIGKILL; it starts again") == 2
         # The program itself compares the parameters with those of a training in one process.
-        assert float(re.search(r"accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]
+        assert float(re.search(r"accuracy ([\d.]+)", printed)[1]) > 0.9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,12 @@ FOLDER = EXAMPLES / "two_machines"
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def model(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("model")
 
 
-def trained_alone(model: Any) -> dict[str, Any]:
+def trained_alone(model):
     """The parameters after training in this process, on both workers' shares."""
     parameters, velocity = model.begin()
     for step in range(model.STEPS):
@@ -33,10 +32,10 @@ def trained_alone(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_training_survives_kills_and_equals_training_alone_to_the_last_bit(model: Any) -> None:
+def test_training_survives_kills_and_equals_training_alone_to_the_last_bit(model):
     with Server() as server, Programs(server.url) as programs:
 
-        def start_worker(number: str) -> Any:
+        def start_worker(number):
             place = {"REDISACC_WORKER_NUMBER": number, "REDISACC_RUN_ID": f"worker-{number}"}
             return programs.start("two_machines/worker.py", **place)
 
@@ -68,5 +67,5 @@ def test_training_survives_kills_and_equals_training_alone_to_the_last_bit(model
 
 
 @pytest.mark.parametrize(("program", "lines"), [("chief.py", 15), ("worker.py", 10)])
-def test_programs_are_as_short_as_they_are_said_to_be(program: str, lines: int) -> None:
+def test_programs_are_as_short_as_they_are_said_to_be(program, lines):
     assert len((FOLDER / program).read_text().splitlines()) <= lines

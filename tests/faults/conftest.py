@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from faults import CLUSTER_CLIENTS, USUAL_CLIENTS, FaultKind, Scene
-from operations import Operation, Outcome
+from faults import CLUSTER_CLIENTS, USUAL_CLIENTS, Scene
 from support.selection import clients as chosen_clients
 from support.servers import CLUSTER
 from support.until import until
@@ -20,7 +17,7 @@ from redisacc.cli import main
 
 
 @pytest.fixture
-def turns(request, real_server) -> Iterator[str]:
+def turns(request, real_server):
     """Kinds of clients, one after the other and again from the beginning, from a place that depends on the test."""
     names = CLUSTER_CLIENTS if real_server.name == CLUSTER else chosen_clients(request.config) or USUAL_CLIENTS
     start = zlib.crc32(request.node.name.encode()) % len(names)
@@ -28,12 +25,12 @@ def turns(request, real_server) -> Iterator[str]:
 
 
 @pytest.fixture
-def play(request, proxy, real_server, real_client) -> Callable[..., Outcome]:
+def play(request, proxy, real_server, real_client):
     """Lets an operation meet a fault at a place, and checks it. Returns how it has ended."""
     loaded = CliRunner().invoke(main, ["load-scripts", "--json", "--redis", real_server.url])
     assert loaded.exit_code == 0, loaded.output
 
-    def play_once(kind: FaultKind, acting: Operation, place: Any, client: str) -> Outcome:
+    def play_once(kind, acting, place, client):
         real_client.flushall()
         clock = request.getfixturevalue("clock") if kind.needs_clock else None
         if clock is not None:
@@ -65,10 +62,10 @@ def play(request, proxy, real_server, real_client) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Outcome]]:
+def everywhere(request, play, proxy, turns, everything):
     """Lets an operation meet a fault at some of its places, or at all of them. Returns how it has ended each time."""
 
-    def play_everywhere(kind: FaultKind, make: Callable[[], Operation]) -> list[Outcome]:
+    def play_everywhere(kind, make):
         play(kind.without, make(), None, next(turns))
         places, sent = kind.places(proxy.lengths), proxy.sent
         assert places
@@ -85,7 +82,7 @@ def everywhere(request, play, proxy, turns, everything) -> Callable[..., list[Ou
     return play_everywhere
 
 
-def _some(places: list[Any], number: int) -> list[Any]:
+def _some(places, number):
     """Returns so many places, or all: the last one, and others at equal distances from it."""
     number = min(number, len(places))
     return [places[-1 - each * len(places) // number] for each in range(number)]

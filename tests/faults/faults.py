@@ -11,21 +11,18 @@ import contextlib
 import gc
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import redis
 import valkey
-from operations import Operation, Outcome
+from operations import Outcome
 from support.child_processes import PATIENCE, Child
 from support.clients import ALL as CLIENTS
 from support.clients import ClientKind
 from support.driven import DrivenClient
 from support.leaks import leftovers
-from support.moved_clock import MovedClock
-from support.proxy import ClusterProxy, Fault, Proxy, all_faults
+from support.proxy import ClusterProxy, Fault, all_faults
 from support.suspension import SECONDS, collect_garbage, suspend
 from support.until import until
 
@@ -55,18 +52,18 @@ class Scene:
         late: how many requests were handed to the server late.
     """
 
-    def __init__(self, proxy: Proxy, client: redis.Redis, url: str, clock: MovedClock | None) -> None:
+    def __init__(self, proxy, client, url, clock):
         self.proxy = proxy
         self.client = client
         self.url = url
         self.clock = clock
-        self.where: Any = None
+        self.where = None
         self.late = 0
         self.closing = contextlib.ExitStack()
 
-    def connect(self, kind: str = "client") -> None:
+    def connect(self, kind="client"):
         """Sets ``where`` to a client of this kind."""
-        where: Any = self.proxy.where
+        where = self.proxy.where
         if isinstance(self.proxy, ClusterProxy):
             where = self.proxy.client(valkey if kind == "valkey client" else redis)
             self.closing.callback(where.close)
@@ -81,7 +78,7 @@ class Scene:
             where = self.closing.enter_context(CLIENTS[kind].connected(self.proxy.port))
         self.where = where
 
-    def open(self, kind: Any, *args: Any, **options: Any) -> Any:
+    def open(self, kind, *args, **options):
         """Opens a handle that meets faults."""
         options["redis"] = self.where
         driven = isinstance(self.where, DrivenClient)
@@ -89,33 +86,33 @@ class Scene:
         self.closing.callback(handle.close)
         return handle
 
-    def open_directly(self, kind: Any, *args: Any, **options: Any) -> Any:
+    def open_directly(self, kind, *args, **options):
         """Opens a handle that meets none."""
         handle = kind(*args, redis=self.client, **options)
         self.closing.callback(handle.close)
         return handle
 
-    def has_happened(self, operation: Operation) -> bool:
+    def has_happened(self, operation):
         """Returns whether the fault has happened, as far as an operation has to have as many messages as before."""
         # Connections to some nodes of a cluster are opened on the way, and not each client says as much.
         return operation.is_timed or isinstance(self.proxy, ClusterProxy) or self.proxy.happened()
 
-    def release(self) -> None:
+    def release(self):
         """Lets everything pass that was held, and hands the server the requests that are late."""
         self.proxy.arm(None)
         self.proxy.resume()
         self.late += self.proxy.deliver_late()
 
-    def time(self) -> contextlib.AbstractContextManager[Any]:
+    def time(self):
         """Lets leases run out while somebody waits in the block, if processes follow a clock."""
         return contextlib.nullcontext() if self.clock is None else self.clock.running()
 
-    def pass_time(self) -> None:
+    def pass_time(self):
         """Lets the leases of processes that are gone run out, if there may be any."""
         if self.clock is not None:
             self.clock.jump(SECONDS)
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self):
         """Returns the keys that nothing uses, apart from those in partitions that only `redisacc gc` finds."""
         found = leftovers(self.client)
         if found and self.late and all(":partition:" in line for line in found):
@@ -137,15 +134,15 @@ class FaultKind:
     number = 3
 
     @property
-    def without(self) -> FaultKind:
+    def without(self):
         """How an operation that is done without a fault finds the places."""
         return self
 
-    def places(self, lengths: Any) -> list[Any]:
+    def places(self, lengths):
         """Returns where it can happen in exchanges whose messages have these lengths."""
         raise NotImplementedError
 
-    def meet(self, scene: Scene, operation: Operation, place: Any, client: str) -> Outcome:
+    def meet(self, scene, operation, place, client):
         """Lets an operation meet it at a place. None: only does the operation."""
         raise NotImplementedError
 
@@ -216,10 +213,10 @@ class Interrupted(FaultKind):
 
     number = 6
 
-    def __init__(self, kind: type[BaseException] = Interrupt, client: str = "client") -> None:
+    def __init__(self, kind=Interrupt, client="client"):
         self._kind = kind
         self._client = client
-        self._raised: BaseException | None = None
+        self._raised = None
         self._armed = False
 
     def places(self, lengths):
@@ -261,14 +258,14 @@ class Interrupted(FaultKind):
         assert outcome.how == "over" or self._raised is None, "the call has swallowed what the signal handler raised"
         return outcome
 
-    def _interrupter(self, scene: Scene) -> Callable[[], object]:
+    def _interrupter(self, scene):
         if isinstance(scene.where, DrivenClient):
             return scene.where.canceller()
         ident = threading.main_thread().ident
         assert ident == threading.get_ident()
         return lambda: signal.pthread_kill(ident, signal.SIGUSR1)
 
-    def _on_signal(self, *_: object) -> None:
+    def _on_signal(self, *_):
         if self._armed:
             self._armed = False
             self._raised = self._kind()
@@ -283,7 +280,7 @@ class Stop:
     breaks: bool
 
     @property
-    def number(self) -> int:
+    def number(self):
         """That of the message."""
         return self.fault.number
 
@@ -308,7 +305,7 @@ class Killed(FaultKind):
         ]
 
     def meet(self, scene, operation, place, client):
-        def work() -> Iterator[Any]:
+        def work():
             scene.connect("client" if isinstance(scene.proxy, ClusterProxy) else "url")
             operation.enter(scene)
             yield "ready"
@@ -323,7 +320,7 @@ class Killed(FaultKind):
         assert scene.has_happened(operation)
         return self.stop(scene, operation, child, breaks=place.breaks)
 
-    def stop(self, scene: Scene, operation: Operation, child: Child, *, breaks: bool) -> Outcome:
+    def stop(self, scene, operation, child, *, breaks):
         """Does to a process what the fault is, while all that it sends is held."""
         child.kill()
         self.let_pass(scene, breaks=breaks)
@@ -333,7 +330,7 @@ class Killed(FaultKind):
             return Outcome("done", child.value())
         return Outcome("gone")
 
-    def let_pass(self, scene: Scene, *, breaks: bool) -> None:
+    def let_pass(self, scene, *, breaks):
         if breaks:
             scene.proxy.cut_all()
         scene.proxy.resume()
@@ -354,7 +351,7 @@ class Stopped(Killed):
         child.kill()
         return outcome
 
-    def meanwhile(self, scene: Scene, operation: Operation) -> None:
+    def meanwhile(self, scene, operation):
         """What happens while it does not run."""
 
 
@@ -366,7 +363,7 @@ class Suspended(Stopped):
         number: of places.
     """
 
-    def __init__(self, others: Callable[[Any], object] = lambda operation: None, number: int = 3) -> None:
+    def __init__(self, others=lambda operation: None, number=3):
         self._others = others
         self.number = number
 
@@ -394,11 +391,11 @@ class Forked(FaultKind):
         operation.enter(scene)
         scene.proxy.arm(place)
 
-        def work() -> Iterator[Any]:
+        def work():
             operation.look(scene)
             yield None
 
-        def fork() -> None:
+        def fork():
             assert scene.has_happened(operation)
             child = Child(work)
             try:
@@ -407,7 +404,7 @@ class Forked(FaultKind):
                 child.close()
                 scene.proxy.resume()
 
-        used: list[Any] = []
+        used = []
         thread = threading.Thread(target=fork)
         thread.start()
         value = operation.do(scene)
@@ -431,7 +428,7 @@ class ForkedWhileLocked(Broken):
         scene.connect(client)
         operation.enter(scene)
 
-        def work() -> Iterator[Any]:
+        def work():
             yield operation.do(scene)
 
         with all_locks_held() as number:
@@ -445,16 +442,16 @@ class ForkedWhileLocked(Broken):
 
 
 @contextlib.contextmanager
-def all_locks_held() -> Iterator[int]:
+def all_locks_held():
     """Lets another thread hold every lock of redisacc and of client libraries that is free. Yields their number."""
     holding, let_go = threading.Event(), threading.Event()
     # What was there before the tests is frozen, and would not be found.
     gc.unfreeze()
     found = list(_locks())
     gc.freeze()
-    held: list[Any] = []
+    held = []
 
-    def hold() -> None:
+    def hold():
         held.extend(lock for lock in found if lock.acquire(blocking=False))
         holding.set()
         let_go.wait()
@@ -471,7 +468,7 @@ def all_locks_held() -> Iterator[int]:
         holder.join()
 
 
-def _locks() -> Iterator[Any]:
+def _locks():
     kinds = type(threading.Lock()), type(threading.RLock())
     for thing in gc.get_objects():
         kind = type(thing)
@@ -486,11 +483,11 @@ def _locks() -> Iterator[Any]:
             if isinstance(value, kinds):
                 yield value
             elif isinstance(value, threading.Event):
-                yield value._cond._lock  # type: ignore[attr-defined]
+                yield value._cond._lock
 
 
 LIKE_FAULTS = (TimeoutError, ConnectionResetError, OSError)
-FAULTS: dict[str, FaultKind] = {
+FAULTS = {
     "broken": Broken(),
     "late": Late(),
     "bytewise": Bytewise(),

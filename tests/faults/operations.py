@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from support.leaks import remaining
 import redisacc
 
 if TYPE_CHECKING:
-    from faults import Scene
+    pass
 
 NAME = "w"
 RECORD = "redisacc:{w}"
@@ -54,39 +53,39 @@ class Operation:
     never: tuple[str, ...] = ()
     is_timed = False
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         assert all(hasattr(self, name) for name in attributes), attributes
         vars(self).update(attributes)
 
-    def prepare(self, scene: Scene) -> None:
+    def prepare(self, scene):
         """Prepares what it needs, without the way through which it meets the fault."""
 
-    def enter(self, scene: Scene) -> None:
+    def enter(self, scene):
         """Opens its own handle, in the process that does it, and connects it: the next message is the operation's."""
 
-    def do(self, scene: Scene) -> Any:
+    def do(self, scene):
         """Does it, and returns what can be pickled and compared."""
 
-    def look(self, scene: Scene) -> None:
+    def look(self, scene):
         """Uses the same handle, in another process, and changes nothing."""
 
-    def check(self, scene: Scene, outcome: Outcome) -> None:
+    def check(self, scene, outcome):
         """Does what its caller, or a successor, does after this outcome, and checks what is known then."""
 
-    def again(self, scene: Scene) -> None:
+    def again(self, scene):
         """Checks that late requests have changed nothing since."""
 
-    def end(self, scene: Scene) -> None:
+    def end(self, scene):
         """Checks that its handle still works, or another one if its process is gone; and deletes everything."""
 
 
-def value_of(tree: Any) -> float:
+def value_of(tree):
     """Returns the value that all elements of a gradient have."""
     (value,) = {float(value) for array in _arrays(tree) for value in (array.min(), array.max())}
     return value
 
 
-def _arrays(tree: Any) -> Iterator[Any]:
+def _arrays(tree):
     if isinstance(tree, dict | list):
         for each in tree.values() if isinstance(tree, dict) else tree:
             yield from _arrays(each)
@@ -121,14 +120,14 @@ class OnAccumulator(Operation):
     left = 0.0
     handles = 2
 
-    def open(self, opener: Callable[..., Any]) -> Any:
+    def open(self, opener):
         make, *schema = SCHEMAS[self.kind](self.size)
         room = self.room and self.room * BYTES[self.kind](self.size)
         limits = redisacc.Limits(self.in_place, room, self.inline)
         given = {"reduction_type": "SUM", "limits": limits, "partitions": self.partitions, **self.options}
         return opener(make, *schema, NAME, **given)
 
-    def gradient(self, value: float) -> tuple[Any, ...]:
+    def gradient(self, value):
         dense, rows = np.full(self.size, value, np.float32), np.full((ROWS, self.size), value, np.float32)
         slices = redisacc.IndexedSlices(rows, range(ROWS))
         return {
@@ -137,20 +136,20 @@ class OnAccumulator(Operation):
             "leaves": ({"a": dense, "b": dense},),
         }.get(self.kind, (dense,))
 
-    def take(self, handle: Any, number: int | None, timeout: float = PATIENCE, **options: Any) -> float:
+    def take(self, handle, number, timeout=PATIENCE, **options):
         take = handle.take_indexed_slices_grad if self.kind == "rows" else handle.take_grad
         return value_of(take(number, timeout=timeout, **options))
 
-    def apply(self, *values: float, handle: Any = None) -> None:
+    def apply(self, *values, handle=None):
         for value in values:
             assert (handle or self.direct).apply_grad(*self.gradient(value), local_step=FOREVER)
 
     @property
-    def handle(self) -> Any:
+    def handle(self):
         """Its own handle, or another one if its process is gone."""
         return getattr(self, "through", self.direct)
 
-    def rounds(self) -> list[float]:
+    def rounds(self):
         """Takes and recovers all rounds that are left. Returns the value of each."""
         found = []
         with contextlib.suppress(redisacc.TakeTimeoutError):
@@ -190,7 +189,7 @@ class OnAccumulator(Operation):
 
 
 ROWS = 3
-SCHEMAS: dict[str, Callable[[int], tuple[Any, ...]]] = {
+SCHEMAS = {
     "dense": lambda size: (redisacc.ConditionalAccumulator, "float32", [size]),
     "any shape": lambda size: (redisacc.ConditionalAccumulator, "float32", None),
     "rows": lambda size: (redisacc.SparseConditionalAccumulator, "float32", [None, size]),
@@ -202,7 +201,7 @@ SCHEMAS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "leaves": lambda size: (redisacc.TreeAccumulator, dict.fromkeys("ab", ("float32", (size,)))),
 }
 # Rows and their indices, the dense leaf, the zeros of the one that is missing, and which leaves there are.
-BYTES: dict[str, Callable[[int], int]] = {
+BYTES = {
     "dense": lambda size: 4 * size,
     "tree": lambda size: 4 * size * (ROWS + 1) + 8 * ROWS + 16 + 12,
 }
@@ -939,7 +938,7 @@ SPREAD = {**IN_PARTS, "partitions": 3}
 TABLE = {"rows": 20_000, "partitions": 3}
 TREE = {"kind": "tree", "options": {"mean": redisacc.Mean(missing="skip")}}
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS = {
     "apply": Apply(),
     "apply inline": Apply(in_place=0),
     "apply in parts": Apply(**IN_PARTS),
@@ -1009,6 +1008,6 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def operation(name: str) -> Operation:
+def operation(name):
     """Returns an operation to be done once."""
     return copy.copy(OPERATIONS[name])

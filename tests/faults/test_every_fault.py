@@ -7,8 +7,6 @@ nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from faults import FAULTS
@@ -78,7 +76,7 @@ SLOW = [
 ]
 
 
-def cases() -> Iterator[Any]:
+def cases():
     """Yields all faults and operations that fit together, as parameters."""
     for fault, name in itertools.product(FAULTS, OPERATIONS):
         if fault.startswith(OPERATIONS[name].never):

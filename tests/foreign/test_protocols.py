@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from support.model import assert_same
+from support.rows import every_row
 
 import redisacc
 from redisacc._data import foreign, validation
@@ -158,14 +159,14 @@ def test_whatever_an_object_raises_becomes_our_error(open_dense, open_sparse):
         sparse.apply_indexed_slices_grad(RaisesInside())
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {"a": 1}, {1.0, 2.0}, np.array([None]), [2**70], lambda: 1])
+@every_row("value", [object(), [object()], {"a": 1}, {1.0, 2.0}, np.array([None]), [2**70], lambda: 1])
 def test_objects_are_no_numbers(open_dense, value):
     acc = open_dense("float32", None)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"^grad must be"):
         acc.apply_grad(value)
 
 
-@pytest.mark.parametrize("value", ["1", ["a", "b"], b"1", [b"a"], np.array(["2020-01-01"], "M8[D]")])
+@every_row("value", ["1", ["a", "b"], b"1", [b"a"], np.array(["2020-01-01"], "M8[D]")])
 def test_texts_and_dates_are_no_numbers(open_dense, value):
     acc = open_dense("float32", None)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"^grad must be float32"):

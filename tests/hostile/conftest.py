@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from support.memory import limited_memory
 from support.searching import searching
 
 
 @pytest.fixture(autouse=True)
-def little_memory() -> Iterator[None]:
+def little_memory():
     """An allocation of gigabytes, because a forged length says so, is an error here and not a slow machine."""
     with limited_memory(2 * 2**30):
         yield
 
 
 @pytest.fixture
-def search(pytestconfig: pytest.Config) -> Callable[..., None]:
+def search(pytestconfig):
     """Calls a function with drawn examples."""
     return searching(pytestconfig)

@@ -6,8 +6,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -20,7 +19,7 @@ DEEP = b"[" * 100_000
 VERSION = b"0123456789abcdef"
 
 # Instead of any word, and of any value.
-ALIENS: dict[str, bytes] = {"empty": b"", "x": b"x", "not UTF-8": b"\xff\xfe\x00", **TEXTS}
+ALIENS = {"empty": b"", "x": b"x", "not UTF-8": b"\xff\xfe\x00", **TEXTS}
 
 NO_NUMBERS = (b"-1", b"1.5", b"1e3", b" 1", b"01x", b"9" * 40, b"1" + b"0" * 15, "٣".encode(), b"nan")
 NO_SHAPES = (
@@ -34,7 +33,7 @@ NO_LEAVES = (
     b'"float32 [' + b"1," * 300 + b'1]"', b'"text []"', b'{"a":"float32 []","a":"float32 []"}',
     json.dumps(["float32 []"] * 100_001, separators=(",", ":")).encode(),
 )  # fmt: skip
-WORDS: dict[str, tuple[bytes, ...]] = {
+WORDS = {
     "number": NO_NUMBERS,
     "time": (*NO_NUMBERS, b"9" * 15),
     "step": (b"-", b"--1", b"1.0", b"1e3", b" 1", b"9223372036854775808", b"-9223372036854775809", LONG, "٣".encode()),
@@ -74,7 +73,7 @@ class Damage(NamedTuple):
     fits: bool = False
 
 
-def damages(form: str, held: bytes, *, gradient: Gradient | None = None) -> Iterator[Damage]:
+def damages(form, held, *, gradient=None):
     """Yields all damages of a value.
 
     Args:
@@ -109,7 +108,7 @@ def damages(form: str, held: bytes, *, gradient: Gradient | None = None) -> Iter
                 yield Damage(f"{alien[:30]!r} as {plain} {at}", value, fits or (not alien and "?" in sort))
 
 
-def numbers_changed(text: bytes, number: bytes = rb"(?<![0-9a-f])\d+(?![0-9a-f])") -> Iterator[bytes]:
+def numbers_changed(text, number=rb"(?<![0-9a-f])\d+(?![0-9a-f])"):
     """Yields the text with each of its first numbers changed, and repeated without end."""
     for match in itertools.islice(re.finditer(number, text), 12):
         for other in (b"", b"-1", b"9" * 30, b"%d" % (int(match[0]) + 1)):
@@ -117,7 +116,7 @@ def numbers_changed(text: bytes, number: bytes = rb"(?<![0-9a-f])\d+(?![0-9a-f])
     yield b" ".join([text] * 20_000)
 
 
-def blobs(held: bytes, _: object) -> Iterator[bytes]:
+def blobs(held, _):
     """Lists of blobs of parameters."""
     yield from (b"x:0:0:0-2", b":" * 10_000)
     yield from (VERSION + rest for rest in (b"-full:", b"-full:0:0:0-99999", b"-base:0:0:"))
@@ -128,7 +127,7 @@ def blobs(held: bytes, _: object) -> Iterator[bytes]:
         yield from numbers_changed(held, rb"\d+(?=[ ,=]|$)|\d{3,}(?=:)")
 
 
-def slots(held: bytes, gradient: Any) -> Iterator[bytes]:
+def slots(held, gradient):
     """Lists of blobs of which none may be missing."""
     yield from blobs(held, gradient)
     entries = held.split(b" ")
@@ -136,7 +135,7 @@ def slots(held: bytes, gradient: Any) -> Iterator[bytes]:
         yield from (b" ".join(others) for others in (entries[:-1], entries[1:]))
 
 
-def structure(held: bytes, _: object) -> Iterator[bytes]:
+def structure(held, _):
     """Structures of trees."""
     yield from NO_LEAVES
     yield held.replace(b",", b", ")
@@ -144,7 +143,7 @@ def structure(held: bytes, _: object) -> Iterator[bytes]:
     yield from numbers_changed(held)
 
 
-def optimizer(held: bytes, _: object) -> Iterator[bytes]:
+def optimizer(held, _):
     """Descriptions of optimisers."""
     yield from (b"{}", b"[]", b"null", DEEP, b'{"name":"future"}', b" " * (2**20 + 1))
     if held:
@@ -189,7 +188,7 @@ BOMBS = (
 )  # fmt: skip
 
 
-def header(held: bytes, _: object) -> Iterator[bytes]:
+def header(held, _):
     """Entries of buffered gradients: a place and a header."""
     place, _, packed = held.partition(b" ")
     yield from (bomb for bomb in BOMBS)
@@ -201,14 +200,14 @@ def header(held: bytes, _: object) -> Iterator[bytes]:
             yield place + b" " + msgpack.packb(forged)
 
 
-def other_headers(right: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def other_headers(right):
     """Yields headers that do not match the data."""
     for field in right:
         yield {name: value for name, value in right.items() if name != field}
         yield from ({**right, field: value} for value in MISFITS)
     yield {**right, "gradients": right["gradients"] + 1}
     sections = right["sections"]
-    changed: list[Any] = [sections[:-1], sections * 2]
+    changed = [sections[:-1], sections * 2]
     if len(sections) > 1:
         changed.append(sections[::-1])
     for at, (dtype, shape) in enumerate(sections):
@@ -231,7 +230,7 @@ def other_headers(right: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**right, "sections": huge, "parts": [2**55 * 16, *right["parts"][1:]]}
 
 
-def data(held: bytes, gradient: Any) -> Iterator[bytes]:
+def data(held, gradient):
     """The bytes of a gradient, or of a part of it."""
     yield from (held[:-1], held + b"x", held[:-4], held + bytes(4), held + held)
     of = gradient or Gradient()
@@ -263,7 +262,7 @@ FILLERS = (bytes(8), struct.pack("<d", 2.0), struct.pack("<2f", 1.5, 2.0), b"\x0
 PLACES = (0, 1, 6, 7, 8, 16, None)
 
 
-def row(held: bytes, gradient: Any) -> Iterator[bytes]:
+def row(held, gradient):
     """Rows of sums: a count, a form, perhaps a weight, and the elements."""
     for count in (0, 5, 2**56 - 1):
         yield count.to_bytes(7, "little") + held[7:]
@@ -279,13 +278,13 @@ def row(held: bytes, gradient: Any) -> Iterator[bytes]:
         yield from (held[:-8] + struct.pack("<d", value) for value in (0.5, np.nan, np.inf, 1e300))
 
 
-def total(held: bytes, _: object) -> Iterator[bytes]:
+def total(held, _):
     """The field `total` of sums: counts of gradients and rows, and perhaps a weight."""
     yield from (held[:-1], held + b"0", held + b" 0", held + b" nan", held + b" 1 1", b"0 0", b"9" * 40 + b" 1")
     yield from numbers_changed(held)
 
 
-SPECIAL: dict[str, Callable[[bytes, Any], Iterator[bytes]]] = {
+SPECIAL = {
     "blobs": blobs, "slots": slots, "structure": structure, "optimizer": optimizer, "header": header,
     "data": data, "row": row, "total": total,
 }  # fmt: skip
@@ -297,7 +296,7 @@ NO_INDICES = (
     b"sparse:s:x", b"sparse:s:9223372036854775808", b"sparse:nothing:1", b"sparse:s:1:1", b"present:1", b"total:0",
     b"\xff\x1b[31m:1", b"x" * 5000 + b":1",
 )  # fmt: skip
-NAMES: dict[str, tuple[bytes, ...]] = {
+NAMES = {
     "index": NO_INDICES,
     "id": (b"", b"x", b"\xff", LONG, *TEXTS.values()),
     "name": (b"", *TEXTS.values()),

@@ -10,7 +10,7 @@ the name of a sort of text that damages.py knows how to damage. Behind a sort,
 
 from __future__ import annotations
 
-STORED: dict[str, dict[str, str] | tuple[str, str]] = {
+STORED = {
     # The record
     "": {
         "format": "version",

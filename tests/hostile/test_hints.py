@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ NOBODY = "0123456789abcdef" * 2
 MINUTE = 60_000
 
 
-def digest_of(gradients: list[tuple[bytes, bytes]]) -> str:
+def digest_of(gradients):
     """Returns the digest of buffered gradients, as docs/reference/keys.md says: ids and entries, in their order."""
     text = ""
     for identity, entry in gradients:
@@ -33,7 +32,7 @@ def digest_of(gradients: list[tuple[bytes, bytes]]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def pretend(client: Any) -> None:
+def pretend(client):
     """Makes takers believe that a reducer works."""
     client.hset(f"{RECORD}:reducer", mapping={"holder": "r", "who": "x", "since_ms": 1, "stored": 1, "late": 0})
     client.pexpire(f"{RECORD}:reducer", MINUTE)
@@ -42,7 +41,7 @@ def pretend(client: Any) -> None:
 class Waiting:
     """A take that waits for three gradients of one handle, of which two are there."""
 
-    def __init__(self, open_dense: Any, client: Any, background: Any, until: Any) -> None:
+    def __init__(self, open_dense, client, background, until):
         self.acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", limits=redisacc.Limits(in_place=0))
         self.rows = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
         pretend(client)
@@ -58,19 +57,19 @@ class Waiting:
         following = b"%s-%d" % (session, int(number) + step), b"%d %s" % (int(place) + 1, header)
         self.digest = digest_of([*found, following])
 
-    def check(self) -> None:
+    def check(self):
         self.acc.apply_grad(self.rows[2])
         np.testing.assert_array_equal(self.take.result(), self.rows[0] + self.rows[1] + self.rows[2])
 
 
 @pytest.fixture
-def waiting(open_dense: Any, real_client: Any, background: Any, until: Any) -> Waiting:
+def waiting(open_dense, real_client, background, until):
     return Waiting(open_dense, real_client, background, until)
 
 
 @pytest.mark.parametrize("numbers", thorough([[0], [4], [0, 1, 2, 3, 4]], usual=[[4]]))
 @pytest.mark.parametrize("what", thorough(["short", "long", "empty", "huge", "list"], usual=["long", "list"]))
-def test_a_part_of_a_sum_that_is_none_is_not_used(waiting: Waiting, real_client: Any, numbers: Any, what: str) -> None:
+def test_a_part_of_a_sum_that_is_none_is_not_used(waiting, real_client, numbers, what):
     for number in numbers:
         key = f"{RECORD}:sum:{waiting.digest}:{number}"
         if what == "list":
@@ -83,7 +82,7 @@ def test_a_part_of_a_sum_that_is_none_is_not_used(waiting: Waiting, real_client:
     waiting.check()
 
 
-def test_messages_about_sums_that_do_not_exist(waiting: Waiting, real_client: Any) -> None:
+def test_messages_about_sums_that_do_not_exist(waiting, real_client):
     texts = [
         "sum= part=", f"sum={waiting.digest} part=-1", f"sum={waiting.digest} part=999999", f"sum={NOBODY} part=0",
         *(f"sum={waiting.digest} part={number}" for number in range(5)), "x" * 100_000, "gradient=x place=-1 shape=[",
@@ -102,7 +101,7 @@ EVENTS = [
 ]  # fmt: skip
 
 
-def test_events_of_parameters(open_parameters: Any, real_client: Any, background: Any, until: Any) -> None:
+def test_events_of_parameters(open_parameters, real_client, background, until):
     chief, reader = open_parameters("w"), open_parameters("w")
     chief.publish({"a": np.zeros(3)}, 2)
     waiting = background(reader.wait, 2)
@@ -124,7 +123,7 @@ ORDERS = [
 SQUARES = [b"x", b"", b"-0x1.0p+3", b"nan", b"1e400", b"0x1.0p+99999", b"0" * 10_000, b"\xff", None]
 
 
-def trained(client: Any) -> Any:
+def trained(client):
     """Returns a chief, and a worker's gradient is there: with each weight 1, its update is -1."""
     optimizer = redisacc.optim.SGD(1.0, clip_norm=1e9)
     start = {"a": np.zeros(ELEMENTS, np.float32)}
@@ -136,7 +135,7 @@ def trained(client: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", thorough(SQUARES, usual=[b"x", None]), ids=repr)
-def test_squares(real_client: Any, durations: Any, value: bytes | None) -> None:
+def test_squares(real_client, durations, value):
     """No text makes the chief crash, hang or allocate: who may write it may also write gradients."""
     durations(least_patience=0.01)
     with trained(real_client) as chief:
@@ -150,11 +149,11 @@ def test_squares(real_client: Any, durations: Any, value: bytes | None) -> None:
             assert list(chief.updates(until=1)) == [1]
 
 
-def test_orders(real_client: Any, background: Any, until: Any) -> None:
+def test_orders(real_client, background, until):
     reducer = redisacc.Reducer("w", redis=real_client)
     running = background(reducer.run)
 
-    def works() -> bool:
+    def works():
         real_client.publish(f"{RECORD}:calls", "required=1")
         return bool(real_client.exists(f"{RECORD}:reducer"))
 

@@ -11,9 +11,6 @@ import itertools
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -21,8 +18,9 @@ import pytest
 import redis
 import valkey
 from click.testing import CliRunner
-from support.forging import ENDLESS, FORMS, Forger, forger
+from support.forging import ENDLESS, FORMS, forger
 from support.planting import PIECES
+from support.rows import every_row
 from support.selection import thorough
 from uses import (
     CHANGING,
@@ -39,7 +37,7 @@ from uses import (
     pages,
     served,
 )
-from worlds import WORLDS, Rounds, World
+from worlds import WORLDS, Rounds
 
 import redisacc
 from redisacc.cli import main
@@ -56,31 +54,31 @@ REFUSALS = (redisacc.ServerUnavailableError, redisacc.CorruptDataError)
 
 
 @pytest.fixture
-def forging(real_server: Any) -> Iterator[Forger]:
+def forging(real_server):
     with forger(real_server.port) as found:
         yield found
 
 
 @pytest.fixture
-def url(forging: Forger) -> str:
+def url(forging):
     return f"redis://127.0.0.1:{forging.port}/0"
 
 
 # A reply of another form
 
 
-def uses_of(world: World, others: list[Use]) -> Iterator[tuple[str, contextlib.AbstractContextManager[Use]]]:
+def uses_of(world, others):
     """Yields each use: its name, and what opens a handle for it, and closes that."""
     of = of_accumulator if isinstance(world, Rounds) else of_parameters
 
     @contextlib.contextmanager
-    def of_handle(name: str) -> Iterator[Use]:
+    def of_handle(name):
         with world.open() as handle:
             yield next(use for use in of(world, handle) if use.name == name)
 
     @contextlib.contextmanager
-    def of_none(name: str) -> Iterator[Use]:
-        opened: list[Any] = []
+    def of_none(name):
+        opened = []
         yield next(use for use in (*opening(world, opened), *others) if use.name == name)
         for handle in opened:
             handle.close()
@@ -97,9 +95,9 @@ WHERE = ["published", "dense partitions", "trained", "weighted sparse in place",
 @pytest.mark.slow(keep="dense partitions")
 @pytest.mark.parametrize("name", WHERE)
 def test_a_reply_of_another_form(
-    name: str, forging: Forger, url: str, real_client: Any, durations: Any, caplog: pytest.LogCaptureFixture,
-    everything: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    name, forging, url, real_client, durations, caplog,
+    everything, monkeypatch, tmp_path,
+):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     world = WORLDS[name](real_client)
     world.where = url
@@ -132,7 +130,7 @@ def test_a_reply_of_another_form(
         raise ExceptionGroup("replies that are not refused", errors)
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     """But for those that send nothing, start a server of their own, or only write what applies and reducers do."""
     offline = {"acl", "completion", "demo", "run", "server", "load-scripts", "apply", "restore", "reduce"}
     there = {words[0] for words in (*READING, *CHANGING)} | {"export", "dashboard"}
@@ -143,7 +141,7 @@ def test_every_command_is_tried() -> None:
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def bounded():
     """Checks that the block takes neither much longer than a call may, nor much memory."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     yield
@@ -153,7 +151,7 @@ def bounded() -> Iterator[None]:
 
 
 @pytest.fixture
-def short(durations: Callable[..., object]) -> None:
+def short(durations):
     durations(opening=SHORT, handshake=SHORT, call=SHORT)
 
 
@@ -162,7 +160,7 @@ USUAL = [("a huge >", True), ("a huge *", False), ("a string without end", True)
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(("answer", "greets"), thorough(itertools.product(ENDLESS, (True, False)), usual=USUAL))
-def test_an_opening_ends_in_time(forging: Forger, url: str, answer: str, greets: bool) -> None:
+def test_an_opening_ends_in_time(forging, url, answer, greets):
     forging.forge("*", ENDLESS[answer])
     forging.greets = greets
     message = rf"127.0.0.1:{forging.port}|script open replied"
@@ -175,7 +173,7 @@ def test_an_opening_ends_in_time(forging: Forger, url: str, answer: str, greets:
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("answer", thorough(ENDLESS, usual=["a huge ~"]))
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey])
-def test_a_client_of_the_users_is_no_way_around(forging: Forger, answer: str, client: Any) -> None:
+def test_a_client_of_the_users_is_no_way_around(forging, answer, client):
     """But for the handshake, which is the client's own affair."""
     forging.forge("*", ENDLESS[answer])
     with (
@@ -187,9 +185,7 @@ def test_a_client_of_the_users_is_no_way_around(forging: Forger, answer: str, cl
 
 
 @pytest.mark.parametrize("answer", thorough(ENDLESS, usual=["a byte now and then"]))
-def test_calls_end_in_time(
-    durations: Any, forging: Forger, url: str, open_accumulator: Any, real_client: Any, answer: str
-) -> None:
+def test_calls_end_in_time(durations, forging, url, open_accumulator, real_client, answer):
     acc = open_accumulator("dense", "float32", [1], "w", redis=f"{url}?socket_timeout={SHORT}")
     acc.apply_grad(np.ones(1))
     calls = [lambda: acc.apply_grad(np.ones(1)), acc.num_accumulated]
@@ -207,7 +203,7 @@ def test_calls_end_in_time(
 
 
 @pytest.mark.usefixtures("short")
-def test_an_error_says_what_came_and_where(forging: Forger, url: str) -> None:
+def test_an_error_says_what_came_and_where(forging, url):
     forging.forge("*", b"*123456789\r\n")
     message = "127.0.0.1:[0-9]+/0 .*an array of 123456789 elements in reply to EVALSHA"
     with pytest.raises(redisacc.ServerUnavailableError, match=message):
@@ -222,9 +218,9 @@ class OwnConnection(redis.Connection):
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("code", ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""])
-def test_texts_of_errors(forging: Forger, url: str, caplog: pytest.LogCaptureFixture, code: str, own: bool) -> None:
+@every_row("own", [False, True])
+@every_row("code", ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""])
+def test_texts_of_errors(forging, url, caplog, code, own):
     text = b"".join(PIECES).replace(b"\r", b"").replace(b"\n", b"")
     caplog.set_level(logging.DEBUG, "redisacc")
     forging.forge("*", b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000))

@@ -12,9 +12,7 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -34,7 +32,7 @@ from uses import (
     pages,
     served,
 )
-from worlds import HEAD, WORLDS, Place, Rounds, Trained, World
+from worlds import HEAD, WORLDS, Rounds, Trained
 
 import redisacc
 
@@ -55,27 +53,27 @@ class Watch:
         several: how many calls that write are made with each damage, in turn.
     """
 
-    def __init__(self, world: World, slow: list[Use], caplog: pytest.LogCaptureFixture, *, several: int) -> None:
+    def __init__(self, world, slow, caplog, *, several):
         self.world, self._slow, self._caplog = world, slow, caplog
         self._several = 100
-        self._errors: list[Exception] = []
-        self._right: dict[str, Any] = {}
+        self._errors = []
+        self._right = {}
         self._turn = 0
         self.look(lambda _: None, "nothing", learn=True)
         self.raise_all()
         self._several = several
 
-    def raise_all(self) -> None:
+    def raise_all(self):
         """Raises what was wrong."""
         if self._errors:
             notes = [f"{' '.join(error.__notes__)}: {error!r:.100}" for error in self._errors]
             raise ExceptionGroup("\n".join([f"{len(notes)} wrong", *notes[:100]]), self._errors[:5])
 
-    def _of(self, handle: Any) -> list[Use]:
+    def _of(self, handle):
         of = of_accumulator if isinstance(self.world, Rounds) else of_parameters
         return list(of(self.world, handle))
 
-    def look(self, damage: Callable[[Any], object], where: str, *, fits: bool = False, learn: bool = False) -> bool:
+    def look(self, damage, where, *, fits=False, learn=False):
         """Tries everything on a damaged world. Returns whether anything refused it.
 
         Args:
@@ -117,15 +115,15 @@ class Watch:
         self._turn += 1
         return self._noticed
 
-    def _some(self, found: list[Any], number: int) -> list[Any]:
+    def _some(self, found, number):
         """Returns the next ones in turn, each once."""
         return [found[(self._turn * number + at) % len(found)] for at in range(min(number, len(found)))]
 
-    def _try(self, use: Use, before: dict[bytes, Any]) -> None:
+    def _try(self, use, before):
         """Tries a use on the damaged database, whose contents are given, and collects what is wrong."""
         try:
             refused, found = attempt(use, self._caplog)
-            after: tuple[bool, Any] = (True, None)
+            after = (True, None)
             if use.after is not None and not refused:
                 after = attempt(Use(use.name, use.after), self._caplog)
             there = contents(self.world.client)
@@ -148,7 +146,7 @@ class Watch:
             error.add_note(f"{self._where}; use: {use.name}")
             self._errors.append(error)
 
-    def _check_deleted(self, before: dict[bytes, Any], there: dict[bytes, Any]) -> None:
+    def _check_deleted(self, before, there):
         """A record that is still that of this accumulator can be deleted, whatever it says."""
         record = before.get(HEAD.encode())
         if isinstance(record, dict) and record.get(b"incarnation") == self.world.incarnation:
@@ -156,13 +154,13 @@ class Watch:
             assert not left & {*OF_THEIR_OWN}, "it was not deleted"
 
 
-def _gradients(found: dict[bytes, Any]) -> list[str]:
+def _gradients(found):
     """Returns all gradients in a database, in whatever round."""
     return sorted(str(value) for key, value in found.items() if b":sums" in key or b":part" in key or b":inline" in key)
 
 
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Callable[[str], dict[str, str]]]:
+def serving():
     """Starts the exporter and the dashboard for a server, once."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda url: stack.enter_context(served(url)))
@@ -170,16 +168,16 @@ def serving() -> Iterator[Callable[[str], dict[str, str]]]:
 
 @pytest.fixture
 def watch(
-    request: pytest.FixtureRequest,
-    real_client: Any,
-    real_server: Any,
-    serving: Callable[[str], dict[str, str]],
-    durations: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    everything: bool,
-) -> Watch:
+    request,
+    real_client,
+    real_server,
+    serving,
+    durations,
+    caplog,
+    monkeypatch,
+    tmp_path,
+    everything,
+):
     caplog.set_level(logging.DEBUG, "redisacc")
     monkeypatch.chdir(tmp_path)
     world = WORLDS[request.param](real_client)
@@ -193,7 +191,7 @@ def watch(
     return Watch(world, slow, caplog, several=100 if everything else 3)
 
 
-def some(place: Place, turn: int, everything: bool) -> Iterator[tuple[str, Any, bool]]:
+def some(place, turn, everything):
     """Yields all damages of a place; without --all, one of them, so that all have their turn in some place."""
     found = [(name, change, fits) for name, (change, fits) in place.damages.items()]
     yield from found if everything else [found[turn * 7 % len(found)]]
@@ -207,7 +205,7 @@ USUAL = (
 
 @pytest.mark.slow(keep="|".join(rf"-{name}\]" for name in USUAL))
 @pytest.mark.parametrize("watch", WORLDS, indirect=True)
-def test_one_damage(watch: Watch, everything: bool) -> None:
+def test_one_damage(watch, everything):
     unnoticed = []
     watch.world.restore()
     for turn, place in enumerate(list(watch.world.places())):
@@ -221,7 +219,7 @@ def test_one_damage(watch: Watch, everything: bool) -> None:
 
 @pytest.mark.slow(keep="trained|weighted sparse|int8 inline")
 @pytest.mark.parametrize("watch", WORLDS, indirect=True)
-def test_several_damages(watch: Watch, everything: bool, request: pytest.FixtureRequest) -> None:
+def test_several_damages(watch, everything, request):
     long = request.config.getoption("--long")
     seed = random.randrange(10**9) if long else 1
     drawn = random.Random(seed)
@@ -232,7 +230,7 @@ def test_several_damages(watch: Watch, everything: bool, request: pytest.Fixture
             (place, *drawn.choice([*place.damages.items()])) for place in drawn.sample(places, drawn.randint(2, 4))
         ]
 
-        def damage(client: Any, chosen: Any = chosen) -> None:
+        def damage(client, chosen=chosen):
             for _, _, (change, _) in chosen:
                 # One may be that the key of another is gone, or has another type.
                 with contextlib.suppress(redis.ResponseError, redis.DataError):
@@ -243,7 +241,7 @@ def test_several_damages(watch: Watch, everything: bool, request: pytest.Fixture
     watch.raise_all()
 
 
-def test_the_session_of_a_handle_that_goes_on(real_client: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_session_of_a_handle_that_goes_on(real_client, caplog):
     """Above, each handle is a new one. This one has a session, which is damaged."""
     world, key = Rounds(real_client, "dense", "in place"), f"{HEAD}:sessions"
     before = real_client.hkeys(key)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -23,7 +21,7 @@ pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 
 
 @pytest.mark.parametrize("parts", [[76], [16, 60], [8, 24, 44], [32, 3, 41], [31, 45], [36, 40], [1] * 76])
-def test_a_gradient_that_is_cut_elsewhere(real_client: Any, parts: list[int]) -> None:
+def test_a_gradient_that_is_cut_elsewhere(real_client, parts):
     world = Rounds(real_client, "tree", "parts")
     for identity, entry in real_client.hgetall(f"{HEAD}:buffered").items():
         keys = [f"{HEAD}:part:{identity.decode()}:{part}" for part in range(2)]
@@ -41,7 +39,7 @@ def test_a_gradient_that_is_cut_elsewhere(real_client: Any, parts: list[int]) ->
     assert found["s"].values.tolist() == [[1, 1], [2, 2]]
 
 
-def test_any_bytes_in_blocks_are_numbers(real_client: Any) -> None:
+def test_any_bytes_in_blocks_are_numbers(real_client):
     """-128 is no step that redisacc writes, but a number like any other. The padding of the last block is ignored."""
     world = Rounds(real_client, "int8", "inline")
     block = np.array([0.5], "<f4").tobytes() + b"\x80" * 256
@@ -52,7 +50,7 @@ def test_any_bytes_in_blocks_are_numbers(real_client: Any) -> None:
 
 
 @pytest.mark.parametrize("taker", [b"", b"x", b"1", b"1 x ann", b"x 99999999999999 ann", b"9" * 30 + b" 1 ann", None])
-def test_garbage_about_a_taker_does_not_block_the_others(real_client: Any, taker: bytes | None) -> None:
+def test_garbage_about_a_taker_does_not_block_the_others(real_client, taker):
     world = Rounds(real_client, "dense", "in place")
     real_client.zadd(f"{HEAD}:queue", {"dead": 0, "\x00\xff": 1, "x" * 1000: 2})
     if taker is not None:
@@ -61,7 +59,7 @@ def test_garbage_about_a_taker_does_not_block_the_others(real_client: Any, taker
         assert (acc.take_grad(1, timeout=5) == 1).all()
 
 
-def test_lengths_that_agree_with_each_other_but_not_with_the_data(real_client: Any) -> None:
+def test_lengths_that_agree_with_each_other_but_not_with_the_data(real_client):
     world = Rounds(real_client, "int8", "inline")
     ((identity, entry), _) = real_client.hgetall(f"{HEAD}:buffered").items()
     header = msgpack.packb({**msgpack.unpackb(entry.partition(b" ")[2]), "sections": [["int8", [2**40]]]})
@@ -78,14 +76,14 @@ def test_lengths_that_agree_with_each_other_but_not_with_the_data(real_client: A
         ("encoding", "are stored with the encoding 'future', .*: read them with the version that published them"),
     ],
 )
-def test_parameters_of_another_version(open_parameters: Any, real_client: Any, field: str, message: str) -> None:
+def test_parameters_of_another_version(open_parameters, real_client, field, message):
     open_parameters("w").publish(np.ones(3), 0)
     real_client.hset(f"{HEAD}:parameters", field, "future")
     with pytest.raises(redisacc.CorruptDataError, match=message):
         open_parameters("w").latest()
 
 
-def test_json_holds_the_real_text(real_client: Any, real_server: Any) -> None:
+def test_json_holds_the_real_text(real_client, real_server):
     Rounds(real_client, "dense", "in place")
     worker = TEXTS["utf8"].replace(b"\n", b"").decode()
     ((session, entry),) = real_client.hgetall(f"{HEAD}:sessions").items()
@@ -107,7 +105,7 @@ print("the end")
 
 
 @pytest.mark.slow
-def test_a_terminal(real_client: Any, real_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_terminal(real_client, real_server, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # Everything that stays readable at once, so that the commands have the most to show.
     Weighted(real_client, "sparse", "in place")

@@ -13,16 +13,15 @@ import time
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import redis
 from click.testing import CliRunner
 from support.planting import raw_text
 from support.warm_python import WarmPython
-from worlds import Published, Rounds, Trained, Weighted, World
+from worlds import Published, Rounds, Trained, Weighted
 
 import redisacc
 import redisacc.asyncio
@@ -53,13 +52,13 @@ class Refused(Exception):
 LONGEST, SLOWEST = 2000, 20.0
 
 
-def check_text(text: str, *, longest: int = LONGEST) -> None:
+def check_text(text, *, longest=LONGEST):
     """Checks that a message can be printed, and is short."""
     assert raw_text(text) == []
     assert len(text) < longest
 
 
-def attempt(use: Use, caplog: pytest.LogCaptureFixture) -> tuple[bool, Any]:
+def attempt(use, caplog):
     """Does it. Returns whether it was refused, and what it found, or the kind of the error.
 
     Raises:
@@ -91,7 +90,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def bits(value: Any) -> Any:
+def bits(value):
     """Returns a value so that two compare equal only if all their numbers have the same bits."""
     match value:
         case np.ndarray() | np.generic():
@@ -107,27 +106,27 @@ def bits(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-def of_accumulator(world: World, handle: Any) -> Iterator[Use]:
+def of_accumulator(world, handle):
     """Yields what people do with a handle of an accumulator."""
 
-    def info() -> object:
+    def info():
         found = handle.info()
         # The others are texts, and what is only shown.
         return [bits(getattr(found, name)) for name in NUMBERS]
 
-    def take_block() -> object:
+    def take_block():
         with handle.take(1, timeout=0) as taken:
             return bits(taken)
 
-    def recover() -> object:
+    def recover():
         with handle.recover() as taken:
             return bits(taken)
 
-    def events() -> object:
+    def events():
         with handle.events(timeout=0) as found:
             return list(found)
 
-    def after() -> object:
+    def after():
         return bits(handle.peek())
 
     yield Use("info", info)
@@ -147,13 +146,13 @@ def of_accumulator(world: World, handle: Any) -> Iterator[Use]:
     yield Use("delete", handle.delete, True)
 
 
-def of_parameters(world: Any, handle: redisacc.Parameters) -> Iterator[Use]:
+def of_parameters(world, handle):
     """Yields what people do with a handle of parameters."""
 
-    def latest() -> object:
+    def latest():
         return bits(handle.latest())
 
-    def is_complete() -> None:
+    def is_complete():
         if not handle.is_complete():
             raise Refused
 
@@ -172,10 +171,10 @@ def of_parameters(world: Any, handle: redisacc.Parameters) -> Iterator[Use]:
     yield Use("delete parameters", handle.delete, True)
 
 
-def opening(world: World, opened: list[Any]) -> Iterator[Use]:
+def opening(world, opened):
     """Yields how people open something; the handles are put into a list."""
 
-    def of_text() -> int:
+    def of_text():
         return raw_ops.AccumulatorNumAccumulated(handle="redisacc:{w}", redis=world.where)
 
     yield Use("open", lambda: opened.append(world.open()))
@@ -185,18 +184,18 @@ def opening(world: World, opened: list[Any]) -> Iterator[Use]:
         yield Use("another kind", lambda: redisacc.ConditionalAccumulator("int8", [7], "w", redis=world.where))
 
 
-def of_training(world: World) -> Iterator[Use]:
+def of_training(world):
     """Yields what a chief and a worker do."""
 
-    def lead() -> object:
+    def lead():
         with world.lead() as chief, closed_after(chief):
             return next(iter(chief.updates(until=3)), None)
 
-    def work() -> None:
+    def work():
         with redisacc.Worker("w", number=0, redis=world.where) as worker, closed_after(worker):
             next(iter(worker.steps()), None)
 
-    def after() -> object:
+    def after():
         with world.open() as parameters:
             return bits(parameters.latest())
 
@@ -207,7 +206,7 @@ def of_training(world: World) -> Iterator[Use]:
         yield Use("wait for a chief", work, True)
 
 
-def on_a_loop(world: World, url: str) -> Iterator[Use]:
+def on_a_loop(world, url):
     """Yields what people do on an event loop."""
     if isinstance(world, Rounds):
         yield Use("asyncio", lambda: asyncio.run(_peek(world, url)))
@@ -216,7 +215,7 @@ def on_a_loop(world: World, url: str) -> Iterator[Use]:
 
 
 @contextlib.contextmanager
-def closed_after(handle: Any) -> Iterator[None]:
+def closed_after(handle):
     """Closes a chief or a worker that still waits after a while."""
     timer = threading.Timer(0.5, handle.close)
     timer.start()
@@ -227,17 +226,17 @@ def closed_after(handle: Any) -> Iterator[None]:
         timer.join()
 
 
-def _peek_blocking(world: Rounds) -> object:
+def _peek_blocking(world):
     with world.kind(*world.schema, "w", redis=world.where) as acc:
         return bits(acc.peek())
 
 
-async def _latest(url: str) -> object:
+async def _latest(url):
     async with redisacc.asyncio.Parameters("w", redis=url) as parameters:
         return bits(await parameters.latest())
 
 
-async def _peek(world: Rounds, url: str) -> object:
+async def _peek(world, url):
     kind = getattr(redisacc.asyncio, world.kind.__name__)
     async with kind(*world.schema, "w", redis=url) as acc:
         return bits(await acc.peek())
@@ -261,7 +260,7 @@ CHANGING = (
 EXACT = ("show", "w", "--index", "1", "--json")
 
 
-def commands(url: str, *, in_place: bool = False, codes: Sequence[int] = (0, 1, 2, 3)) -> Iterator[Use]:
+def commands(url, *, in_place=False, codes=(0, 1, 2, 3)):
     """Yields every command of the command line that looks at one name, or at all of them."""
     for words in (*READING, *CHANGING):
         exact = in_place and words == EXACT
@@ -271,7 +270,7 @@ def commands(url: str, *, in_place: bool = False, codes: Sequence[int] = (0, 1, 
         yield Use(" ".join(words), call, words in CHANGING)
 
 
-def run(words: tuple[str, ...], url: str, *, exact: bool, codes: Sequence[int]) -> object:
+def run(words, url, *, exact, codes):
     """Runs a command. Returns what it prints if that is the same each time, as `exact` says.
 
     Raises:
@@ -297,14 +296,13 @@ def run(words: tuple[str, ...], url: str, *, exact: bool, codes: Sequence[int]) 
 
 
 @contextlib.contextmanager
-def served(url: str) -> Iterator[dict[str, str]]:
+def served(url):
     """Runs the exporter and the dashboard for a server. Yields where they are."""
     started, found = {}, {}
     try:
         for command in ("export", "dashboard"):
             process = WarmPython(["-m", "redisacc", command, "--port", "0", "--redis", url], text=True)
             started[command] = process
-            assert process.stdout is not None
             address = process.stdout.readline().split(" at ")[1].split(",")[0]
             found[command] = address.removesuffix("/").removesuffix("/metrics")
         yield found
@@ -317,13 +315,13 @@ def served(url: str) -> Iterator[dict[str, str]]:
             assert (out, raw_text(err), "Traceback" in err) == ("", [], False), err
 
 
-def pages(where: dict[str, str]) -> Iterator[Use]:
+def pages(where):
     """Yields what monitors show: the metrics of the exporter, and the data of the dashboard's page."""
     yield Use("export", lambda: _page(f"{where['export']}/metrics"))
     yield Use("dashboard", lambda: _update(f"{where['dashboard']}/updates?name=w"))
 
 
-def _page(address: str) -> None:
+def _page(address):
     try:
         with urllib.request.urlopen(address, timeout=20) as page:
             text = page.read()
@@ -332,7 +330,7 @@ def _page(address: str) -> None:
     assert raw_text(text) == []
 
 
-def _update(address: str) -> None:
+def _update(address):
     with urllib.request.urlopen(address, timeout=20) as stream:
         for line in stream:
             if line.startswith(b"data: "):
@@ -342,7 +340,7 @@ def _update(address: str) -> None:
                 return
 
 
-def index_script(client: redis.Redis, script: str) -> object:
+def index_script(client, script):
     """Runs `lua/inspect/index.lua` as its page says.
 
     Raises:

@@ -7,12 +7,9 @@ import fnmatch
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-import redis
-from damages import NAMES, Damage, Gradient, damages
+from damages import NAMES, Gradient, damages
 from stored import STORED
 
 import redisacc
@@ -27,7 +24,7 @@ WIDE = ([3], np.ones((1, 600), np.float32))
 INT8 = Gradient(nbytes=780, blocks=3)
 
 # Name → the class, its arguments, its options, a gradient, and what its bytes are.
-KINDS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], tuple[Any, ...], Gradient]] = {
+KINDS = {
     "dense": (redisacc.ConditionalAccumulator, ("float32", [600]), {}, ONES, Gradient()),
     "sparse": (redisacc.SparseConditionalAccumulator, ("float32", [9, 2]), {}, ROWS, Gradient((0, 1, 2), 8)),
     "unbounded": (redisacc.SparseConditionalAccumulator, ("float32", [None, 2]), {}, ROWS, Gradient((0, 1, 2))),
@@ -57,7 +54,7 @@ class Place:
         damages: what can be done to it, by name; each writes over it.
     """
 
-    def __init__(self, key: bytes, what: str, changes: dict[str, tuple[Callable[[Any], object], bool]]) -> None:
+    def __init__(self, key, what, changes):
         self.key, self.what, self.damages = key, what, changes
 
 
@@ -73,7 +70,7 @@ class World:
     # Patterns of keys of stored.py that are damaged here.
     damaged = "*"
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client):
         self.client = self.where = client
         self._build()
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
@@ -85,18 +82,18 @@ class World:
         self._read = sorted(found, key=lambda key: (-listed.find(_blob_of(key)), key))
         self.incarnation = client.hget(HEAD, "incarnation")
 
-    def _build(self) -> None:
+    def _build(self):
         raise NotImplementedError
 
-    def open(self, **options: Any) -> Any:
+    def open(self, **options):
         """Opens another handle of the accumulator."""
         raise NotImplementedError
 
-    def apply(self, acc: Any, **options: Any) -> Any:
+    def apply(self, acc, **options):
         """Applies a gradient."""
         raise NotImplementedError
 
-    def restore(self) -> None:
+    def restore(self):
         """Brings back everything as it was."""
         with self.client.pipeline(transaction=False) as pipe:
             pipe.flushdb()
@@ -104,13 +101,13 @@ class World:
                 pipe.restore(key, 0, dump)
             pipe.execute()
 
-    def places(self) -> Iterator[Place]:
+    def places(self):
         """Yields every place of every key, as stored.py has them: one of those that are alike.
 
         Raises:
             AssertionError: there is a key, or a field, that stored.py does not have.
         """
-        seen: set[str] = set()
+        seen = set()
         for key in self._read:
             name = key.decode()
             pattern = pattern_of(name)
@@ -131,7 +128,7 @@ class World:
                 yield from self._of_fields(key, pattern, form, seen)
             seen |= {pattern, shown}
 
-    def _of_fields(self, key: bytes, pattern: str, form: dict[str, str], seen: set[str]) -> Iterator[Place]:
+    def _of_fields(self, key, pattern, form, seen):
         fields = self.client.hgetall(key)
         others = [(name, sort) for name, sort in form.items() if name.startswith("<")]
         for field, held in sorted(fields.items()):
@@ -157,7 +154,7 @@ class World:
                 }
             yield Place(key, shown, changes)
 
-    def _of_member(self, key: bytes, pattern: str, kind: str, sort: str) -> Place:
+    def _of_member(self, key, pattern, kind, sort):
         held = {"string": self.client.get, "zset": lambda key: self.client.zrange(key, 0, 0)[0],
                 "list": lambda key: self.client.lindex(key, 0), "set": self.client.srandmember}[kind](key)  # fmt: skip
         changes = {}
@@ -167,12 +164,12 @@ class World:
         return Place(key, pattern, changes)
 
 
-def _blob_of(key: bytes) -> bytes:
+def _blob_of(key):
     """Returns the id of the blob of parameters that a key is a part of; an empty text if it is another key."""
     return key.split(b":")[-2] if b":object:" in key or b":partition:" in key else b""
 
 
-def pattern_of(name: str) -> str:
+def pattern_of(name):
     """Returns how stored.py names a key.
 
     Raises:
@@ -186,13 +183,13 @@ def pattern_of(name: str) -> str:
     return max(found, key=len)
 
 
-def _of_key(client: redis.Redis, key: bytes, form: Any) -> dict[str, tuple[Callable[[Any], object], bool]]:
+def _of_key(client, key, form):
     kind = client.type(key)
     words = " ".join(form.values() if isinstance(form, dict) else form[1:]).split()
     hint = all(word.endswith("~") or word == "name" for word in words)
 
-    def replace(write: Callable[[redis.Redis], object]) -> Callable[[redis.Redis], object]:
-        def change(client: redis.Redis) -> None:
+    def replace(write):
+        def change(client):
             client.delete(key)
             write(client)
 
@@ -211,17 +208,17 @@ def _of_key(client: redis.Redis, key: bytes, form: Any) -> dict[str, tuple[Calla
     return {**found, "missing": (replace(lambda _: None), True)}
 
 
-def _set_field(key: bytes, field: bytes, damage: Damage) -> Callable[[redis.Redis], object]:
+def _set_field(key, field, damage):
     if damage.value is None:
         return lambda client: client.hdel(key, field)
     return lambda client: client.hset(key, field, damage.value)
 
 
-def _rename(key: bytes, field: bytes, other: bytes) -> Callable[[redis.Redis], object]:
+def _rename(key, field, other):
     return lambda client: client.hset(key, other, client.hget(key, field))
 
 
-def _set_member(kind: str, key: bytes, held: bytes, value: bytes | None) -> Callable[[redis.Redis], object]:
+def _set_member(kind, key, held, value):
     if value is None:
         return lambda client: client.delete(key)
     return {
@@ -237,18 +234,18 @@ class Rounds(World):
 
     damaged = ":sums|:buffered|:inline|:part:*|:partition:*|:taken:*"
 
-    def __init__(self, client: redis.Redis, kind: str, storage: str, **options: Any) -> None:
+    def __init__(self, client, kind, storage, **options):
         self.kind, self.schema, of_kind, self._gradient, self.gradient = KINDS[kind]
         self._options = {**of_kind, **STORAGES[storage], **options}
         super().__init__(client)
 
-    def open(self, **options: Any) -> Any:
+    def open(self, **options):
         return self.kind(*self.schema, "w", **{"redis": self.where, "worker": "ann", **self._options, **options})
 
-    def apply(self, acc: Any, **options: Any) -> Any:
+    def apply(self, acc, **options):
         return acc.apply_grad(*self._gradient, **{"local_step": 9, **options})
 
-    def _build(self) -> None:
+    def _build(self):
         with self.open() as acc:
             for step in (0, 1):
                 for _ in range(2):
@@ -257,7 +254,7 @@ class Rounds(World):
                     _take_and_fail(acc, 2)
 
 
-def _take_and_fail(acc: Any, number: int) -> None:
+def _take_and_fail(acc, number):
     with contextlib.suppress(ZeroDivisionError), acc.take(number, timeout=10):
         raise ZeroDivisionError
 
@@ -267,17 +264,17 @@ class Weighted(Rounds):
 
     damaged = "*"
 
-    def __init__(self, client: redis.Redis, kind: str, storage: str) -> None:
+    def __init__(self, client, kind, storage):
         late = redisacc.Staleness(2, weight="constant" if kind == "tree" else (1.0, 0.5, 0.25))
         options = {"staleness": late, "order": "worker", "worker": "worker 3"}
         if kind != "tree":
             options["mean"] = Mean(by="count")
         super().__init__(client, kind, storage, **options)
 
-    def apply(self, acc: Any, **options: Any) -> Any:
+    def apply(self, acc, **options):
         return super().apply(acc, **{"metrics": {"loss": 0.5}, **options})
 
-    def _build(self) -> None:
+    def _build(self):
         client, now = self.client, int(time.time() * 1000)
         # Whose sums depend on the order, but for those of trees with integers, which weigh 1.
         of = {"worker 3": 2.5, "worker 10": 1e8, "worker 2": 3.0}
@@ -309,7 +306,7 @@ class Weighted(Rounds):
         client.set(f"{HEAD}:squares:{'0' * 32}:0", "0x1.0p+0")
 
 
-def weights(step: int) -> dict[str, Any]:
+def weights(step):
     """Returns a version of a tree, which differs from the one before in a leaf and in two rows of two others."""
     table, used = np.zeros((50, 4)), np.zeros(32, bool)
     table[[1, 7]], used[2] = step, step % 2
@@ -324,18 +321,18 @@ class Published(World):
     # Blobs of rows begin with those of the table, and all end with a boolean.
     gradient = Gradient((1, 7), 49, booleans=True)
 
-    def __init__(self, client: redis.Redis, **options: Any) -> None:
+    def __init__(self, client, **options):
         self._options = options
         super().__init__(client)
 
-    def open(self, **options: Any) -> Any:
+    def open(self, **options):
         return redisacc.Parameters("w", **{"redis": self.where, "publisher": "chief", **self._options, **options})
 
-    def publish(self, handle: redisacc.Parameters, step: int, **options: Any) -> None:
+    def publish(self, handle, step, **options):
         """Publishes a version."""
         handle.publish(weights(step), step, state={"momentum": np.zeros(4), "on": np.ones(32, bool)}, **options)
 
-    def _build(self) -> None:
+    def _build(self):
         client, now = self.client, int(time.time() * 1000)
         with self.open() as parameters:
             self.publish(parameters, 0)
@@ -353,14 +350,14 @@ class Trained(World):
     # Of the table, in the last step.
     gradient = Gradient((1, 50), 99)
 
-    def lead(self) -> redisacc.Chief:
+    def lead(self):
         """Opens a chief."""
         tree = {"a": np.ones((100, 5), np.float32), "b": np.zeros(3), "t": np.ones((100, 2), np.float32)}
         optimizer = redisacc.optim.AdamW(0.1, weight_decay=0.5, no_decay=["b"])
-        options: dict[str, Any] = {"redis": self.where, "optimizer": optimizer, "patience": 1.0}
+        options = {"redis": self.where, "optimizer": optimizer, "patience": 1.0}
         return redisacc.Chief("w", tree, workers=1, accumulator={"sparse": ["t"]}, **options)
 
-    def work(self, until: int) -> None:
+    def work(self, until):
         """Applies gradients until one of the step is there."""
         with redisacc.Worker("w", number=0, redis=self.where, patience=1.0) as worker:
             for step, tree in worker.steps():
@@ -369,10 +366,10 @@ class Trained(World):
                 if step == until:
                     return
 
-    def open(self, **options: Any) -> Any:
+    def open(self, **options):
         return redisacc.Parameters("w", **{"redis": self.where, "create": False, **options})
 
-    def _build(self) -> None:
+    def _build(self):
         with self.lead() as chief:
             crew = threading.Thread(target=self.work, args=(2,))
             crew.start()
@@ -383,7 +380,7 @@ class Trained(World):
 
 
 # Name → what makes it. Each kind and each storage is in one of them, and those of `make check` have the others.
-WORLDS: dict[str, Callable[[redis.Redis], World]] = {
+WORLDS = {
     "published": Published,
     "published bfloat16 in partitions": lambda client: Published(client, encoding="bfloat16", partitions=2),
     "trained": Trained,

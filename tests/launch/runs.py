@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +24,7 @@ _MARK = "REDISACC_TEST_MARK"
 class Run:
     """A running `redisacc run`, and what it has written."""
 
-    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
+    def __init__(self, command, cwd, environment, *, read):
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._temporary = Path(tempfile.mkdtemp(prefix="run-"))
         given = [cwd / path for option, path in pairwise(command) if option == "--server-dir"]
@@ -43,31 +42,30 @@ class Run:
                 self._readers.append(threading.Thread(target=self._read, args=(name,)))
                 self._readers[-1].start()
 
-    def _read(self, name: str) -> None:
+    def _read(self, name):
         pipe = self.process.stdout if name == "out" else self.process.stderr
-        assert pipe is not None
         while chunk := os.read(pipe.fileno(), 65536):
             self._written[name] += chunk
 
     @property
-    def out(self) -> str:
+    def out(self):
         return self._written["out"].decode()
 
     @property
-    def err(self) -> str:
+    def err(self):
         return self._written["err"].decode()
 
-    def seen(self, pattern: str, count: int = 1) -> list[str]:
+    def seen(self, pattern, count=1):
         """Waits until the output has so many matches of a pattern, and returns them."""
         until(lambda: len(re.findall(pattern, self.out)) >= count or self.process.poll() is not None)
         found = re.findall(pattern, self.out)
         assert len(found) >= count, (pattern, self.out, self.err)
         return found
 
-    def signal(self, number: int) -> None:
+    def signal(self, number):
         self.process.send_signal(number)
 
-    def code(self, within: float = 30) -> int:
+    def code(self, within=30):
         """Waits for the end, after which no process may be left. Returns the exit code."""
         code = self.process.wait(within)
         for reader in self._readers:
@@ -75,7 +73,7 @@ class Run:
         assert not self.left()
         return code
 
-    def left(self) -> list[int]:
+    def left(self):
         """The processes of this run that are alive, but for `redisacc run` itself.
 
         A server writes its title over its environment, so it is known by its directory.
@@ -89,7 +87,7 @@ class Run:
                     found.append(int(folder.name))
         return sorted(set(found) - {self.process.pid})
 
-    def end(self) -> None:
+    def end(self):
         for pid in [self.process.pid, *self.left()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -97,7 +95,6 @@ class Run:
         for reader in self._readers:
             reader.join(10)
         for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
             pipe.close()
         # The guard of a server that was killed just now may still be removing its directory.
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -106,12 +103,12 @@ class Run:
 class Starter:
     """Starts runs of one script, in one folder."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder, url):
         self.folder = folder
         self._url = url
-        self._started: list[Run] = []
+        self._started = []
 
-    def __call__(self, *options: object, script: str = "", read: bool = True, **environment: str) -> Run:
+    def __call__(self, *options, script="", read=True, **environment):
         """Runs `redisacc run OPTIONS -- python script.py`, or with an empty script `redisacc run OPTIONS`."""
         command = [str(option) for option in options]
         if script:
@@ -121,13 +118,13 @@ class Starter:
         self._started.append(run)
         return run
 
-    def end(self) -> None:
+    def end(self):
         for run in self._started:
             run.end()
 
 
 @contextlib.contextmanager
-def starter(folder: Path, url: str) -> Iterator[Starter]:
+def starter(folder, url):
     started = Starter(folder, url)
     try:
         yield started

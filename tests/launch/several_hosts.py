@@ -8,10 +8,8 @@ import re
 import secrets
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from runs import Run, Starter
 from support.until import until
 
 PORT = 6400
@@ -35,12 +33,12 @@ with redisacc.Training("hosts", {"w": np.zeros(SIZE)}, optimizer=optimizer) as t
 """
 
 
-def training(until: int, size: int = 2) -> str:
+def training(until, size=2):
     """A program whose processes print "step 20" once they have that one, and two of the weights at the end."""
     return _TRAINING.replace("UNTIL", str(until)).replace("SIZE", str(size))
 
 
-def trained(until: int) -> str:
+def trained(until):
     """The weights that each process prints, however many there are: their gradients are the same."""
     weights = np.zeros(2)
     for step in range(until):
@@ -51,34 +49,34 @@ def trained(until: int) -> str:
 class Hosts:
     """Starts runs on hosts, which are named a, b, c and so on. They meet on the first."""
 
-    def __init__(self, start: Starter) -> None:
+    def __init__(self, start):
         self._start = start
         # Tests that run at the same time have other addresses, so the ports may be the same.
         self._block = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
         self.meet = f"{self.address('a')}:{PORT}"
 
-    def address(self, name: str) -> str:
+    def address(self, name):
         return f"{self._block}.{ord(name) - ord('a') + 1}"
 
-    def __call__(self, name: str, hosts: int, *options: Any, meet: str | None = None, **more: str) -> Run:
+    def __call__(self, name, hosts, *options, meet=None, **more):
         where = ("--meet", meet or self.meet, "--address", self.address(name), "--host-name", name)
         given = {"REDISACC_URL": "", "REDISACC_PASSWORD": SECRET, **more}
         return self._start("--hosts", hosts, *where, "--workers", 1, *options, **given)
 
 
-def says(run: Run, text: str, count: int = 1) -> None:
+def says(run, text, count=1):
     """Waits until a run has said something on standard error."""
     until(lambda: run.err.count(text) >= count or run.process.poll() is not None)
     assert run.err.count(text) >= count, (text, run.out, run.err)
 
 
-def number_of(run: Run) -> str:
+def number_of(run):
     """Which worker a run has."""
     (number,) = set(re.findall(r"runs (worker \d+) on this host", run.err))
     return str(number)
 
 
-def servers_of(run: Run) -> list[int]:
+def servers_of(run):
     """The process ids of a run's servers: the meeting point, if it is there, and its nodes."""
     found = []
     for pid in run.left():
@@ -88,7 +86,7 @@ def servers_of(run: Run) -> list[int]:
     return found
 
 
-def kill(run: Run) -> None:
+def kill(run):
     """Kills a host's command and its servers at once, as if its power failed."""
     for pid in [run.process.pid, *servers_of(run)]:
         with contextlib.suppress(ProcessLookupError):
@@ -97,7 +95,7 @@ def kill(run: Run) -> None:
     until(lambda: not run.left())
 
 
-def all_trained(runs: dict[str, Run], until: int) -> None:
+def all_trained(runs, until):
     """Waits for the end on all hosts, each of which has the same weights, bit by bit, and has told no secret."""
     for run in runs.values():
         # What died with a host is waited for, for as long as a reducer elsewhere may have it.

@@ -13,6 +13,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from several_hosts import PORT, all_trained, kill, number_of, says, training
+from support.rows import every_row
 
 from redisacc.cli.run import run as run_command
 
@@ -236,7 +237,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: " ".join(map(str, value))[:40])
+@every_row("options, message", WRONG)
 def test_options_that_cannot_be_right(options, message, monkeypatch):
     monkeypatch.delenv("REDISACC_PASSWORD", raising=False)
     code, said = refused(*options)

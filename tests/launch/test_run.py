@@ -41,7 +41,7 @@ while not pathlib.Path("finish").exists():
 # The environment
 
 
-def environments(run) -> dict[str, dict[str, str]]:
+def environments(run):
     assert run.code() == 0, run.err
     lines = [re.fullmatch(r"(.+?) +\| (\{.*)", line) for line in run.out.splitlines()]
     return {line[1]: json.loads(line[2]) for line in lines}
@@ -268,7 +268,7 @@ def test_program_that_vanishes(start):
 # Usage
 
 
-USAGE: list[tuple[list[str], int, str]] = [
+USAGE = [
     (["--workers", "1"], 2, "Missing argument"),
     (["--workers", "1", "--"], 2, "Missing argument"),
     (["python"], 2, "Missing option '--workers'"),

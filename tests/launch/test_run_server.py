@@ -58,10 +58,16 @@ def test_training_continues_in_the_same_directory(start, tmp_path):
         assert (tmp_path / "data" / "dump.rdb").exists() == bool(durable)
 
 
-def test_durable_needs_a_directory(start):
-    run = start("--chief", "--workers", 1, "--server", "--durable", script=TRAIN)
-    assert run.code() == 2
-    assert "--durable needs --server-dir" in run.err
+def test_a_directory_has_to_be_named(start, tmp_path):
+    empty = "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot"
+    for options, message in (
+        (["--server", "--durable"], "--durable needs --server-dir"),
+        (["--server-dir", ""], empty),
+    ):
+        run = start("--chief", "--workers", 1, *options, script=TRAIN)
+        assert run.code() == 2
+        assert message in run.err
+    assert not list(tmp_path.glob("server.*"))
 
 
 def test_port(start, unused_port):
@@ -79,7 +85,7 @@ def test_port(start, unused_port):
 
 
 @pytest.fixture
-def unused_port() -> int:
+def unused_port():
     from support.daemons import free_port
 
     return free_port()
@@ -193,13 +199,6 @@ def test_a_server_that_can_never_start_again_ends_the_run(start, unused_port, br
     first, last = re.findall(f"{FAILED}(.*)", run.err)
     assert first.startswith(". It starts again in ")
     assert last == ""
-
-
-def test_an_empty_directory_is_refused(start, tmp_path):
-    run = start("--chief", "--workers", 1, "--server-dir", "", script="print('ready')")
-    assert run.code() == 2
-    assert "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot" in run.err
-    assert not list(tmp_path.glob("server.*"))
 
 
 @pytest.mark.thorough

@@ -158,7 +158,7 @@ def test_killed_guard_is_replaced(start):
     assert first not in children
     os.kill(first, signal.SIGKILL)
 
-    def guards() -> list[int]:
+    def guards():
         return [pid for pid in run.left() if b"guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     until(lambda: guards() not in ([], [first]))
@@ -172,13 +172,12 @@ def test_killed_guard_is_replaced(start):
 def test_run_ends_when_nobody_reads_its_output(start):
     script = "import time\nwhile True: print('x' * 1000); time.sleep(0.001)"
     run = start("--chief", "--workers", 2, script=script, read=False)
-    assert run.process.stdout is not None
     run.process.stdout.readline()
     run.process.stdout.close()
     assert run.code() == 128 + signal.SIGPIPE
 
 
-def waits_for_reader(pid: int) -> bool:
+def waits_for_reader(pid):
     """Whether a process sleeps, and the pipe takes no more that it writes its output to."""
     end = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
     try:
@@ -199,7 +198,7 @@ with open(os.environ["REDISACC_ROLE"], "wb") as file:
 """
     run = start("--chief", "--workers", 1, "--grace", "0.5", script=script, read=False)
 
-    def stuck() -> bool:
+    def stuck():
         """Whether both processes and the run itself have to wait until somebody reads what they write."""
         writing = [pid for pid in run.left() if b"script.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return len(writing) == 2 and all(waits_for_reader(pid) for pid in (*writing, run.process.pid))

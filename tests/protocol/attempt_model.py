@@ -31,7 +31,6 @@ which callers are told, but what the replica knows must still be there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -41,9 +40,9 @@ from state_search import Search
 # Who makes it, and a number that stands for its name.
 Attempt = tuple[int, int]
 Attempts = frozenset[Attempt]
-NONE: Attempts = frozenset()
+NONE = frozenset()
 # The version that is there from the beginning.
-FIRST: Attempt = (-1, 0)
+FIRST = (-1, 0)
 # What a session's entry says besides the name of the attempt that was counted.
 NOTHING, FORGOTTEN = -1, -2
 
@@ -175,7 +174,7 @@ class Leader(NamedTuple):
     incarnation: int = 0
 
     @property
-    def known(self) -> Attempts:
+    def known(self):
         """The attempts that it knows."""
         return self.named | self.leased | self.ended | self.taken
 
@@ -221,15 +220,15 @@ class State(NamedTuple):
     failed_over: bool = False
     harm: str = ""
 
-    def has(self, attempt: Attempt) -> bool:
+    def has(self, attempt):
         """Whether its part is there."""
         return (attempt, False) in self.parts or (attempt, True) in self.parts
 
-    def without(self, attempts: Attempts) -> frozenset[tuple[Attempt, bool]]:
+    def without(self, attempts):
         """Returns the parts of others."""
         return frozenset(part for part in self.parts if part[0] not in attempts)
 
-    def lasting(self, attempt: Attempt, lasts: bool = True) -> frozenset[tuple[Attempt, bool]]:
+    def lasting(self, attempt, lasts=True):
         """Returns the parts, this one with or without an expiry, if it is there."""
         return self.without(frozenset({attempt})) | {(attempt, lasts)} if self.has(attempt) else self.parts
 
@@ -264,7 +263,7 @@ class AttemptModel:
     fails_over: bool = False
     rules: Rules = Rules()
 
-    def run(self) -> int:
+    def run(self):
         """Visits all states, and returns how many there are.
 
         Raises:
@@ -272,7 +271,7 @@ class AttemptModel:
         """
         return Search(self).run()
 
-    def first(self) -> State:
+    def first(self):
         """Returns the state in which everything begins."""
         makers = self.makers + self.compacts
         is_round = self.pointer == "round"
@@ -291,7 +290,7 @@ class AttemptModel:
 
     # What must hold.
 
-    def problem(self, state: State) -> str | None:
+    def problem(self, state):
         """Returns what is wrong in a state."""
         leader = state.leader
         if state.harm:
@@ -313,7 +312,7 @@ class AttemptModel:
             return "a gradient was handed out twice"
         return None
 
-    def problem_at_rest(self, state: State) -> str | None:
+    def problem_at_rest(self, state):
         """Returns what is wrong when nothing more can happen: nobody is left, and everything was delivered."""
         if state.leader.leased or state.leader.ended:
             return "an attempt stays listed forever"
@@ -321,7 +320,7 @@ class AttemptModel:
             return "a part stays forever"
         return None
 
-    def _gradients(self, state: State, attempts: Attempts) -> list[int]:
+    def _gradients(self, state, attempts):
         """Returns whose gradients are in attempts; a sum has those that it replaced."""
         found = []
         for maker, _ in attempts:
@@ -330,7 +329,7 @@ class AttemptModel:
 
     # What can happen next.
 
-    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def steps(self, state):
         """Yields what can happen next."""
         for which, maker in enumerate(state.makers):
             if maker.at:
@@ -347,7 +346,7 @@ class AttemptModel:
         yield from self._time_passes(state)
         yield from self._replica_steps(state)
 
-    def _time_passes(self, state: State) -> Iterator[tuple[str, State]]:
+    def _time_passes(self, state):
         leader, rules = state.leader, self.rules
         for attempt, lasts in state.parts:
             # With several slots, both requests are in one batch, and the expiry is longer than that is on its way.
@@ -372,23 +371,23 @@ class AttemptModel:
             yield "the accumulator is deleted", state._replace(leader=anew, parts=parts)
 
     @staticmethod
-    def _with_outcome(state: State, which: int, outcome: int) -> State:
+    def _with_outcome(state, which, outcome):
         outcomes = (*state.leader.outcomes[:which], outcome, *state.leader.outcomes[which + 1 :])
         return state._replace(leader=state.leader._replace(outcomes=outcomes))
 
     # Makers
 
     @staticmethod
-    def _become(state: State, which: int, maker: Maker) -> State:
+    def _become(state, which, maker):
         return state._replace(makers=(*state.makers[:which], maker, *state.makers[which + 1 :]))
 
-    def _send(self, state: State, which: int, maker: Maker, *sent: str) -> State:
+    def _send(self, state, which, maker, *sent):
         requests = {
             Request(what, (which, maker.tries if what == "register" else maker.name), maker.follows, 0) for what in sent
         }
         return self._become(state, which, maker)._replace(flying=state.flying | requests)
 
-    def _maker_steps(self, state: State, which: int, maker: Maker) -> Iterator[tuple[str, State]]:
+    def _maker_steps(self, state, which, maker):
         attempt = (which, maker.name)
         yield f"maker {which} dies", self._become(state, which, OVER)
         if maker.at not in ("begin", "remove") and maker.tries + 1 < self.tries:
@@ -419,13 +418,13 @@ class AttemptModel:
                 removed = self._become(state, which, OVER)._replace(parts=parts)
                 yield f"maker {which} removes the part of {attempt}", removed
 
-    def _after_registration(self, state: State, which: int, name: int) -> State:
+    def _after_registration(self, state, which, name):
         maker = state.makers[which]._replace(at="write", name=name)
         sent = ["write", *(["persist"] if self.rules.persists else [])]
         sent += [] if self.rules.proof_before_commit else ["commit"]
         return self._send(state, which, maker, *sent)
 
-    def _after_commit(self, state: State, request: Request, reply: str) -> State:
+    def _after_commit(self, state, request, reply):
         """Returns what a maker does with the reply."""
         which, name = request.attempt
         maker = state.makers[which]
@@ -444,7 +443,7 @@ class AttemptModel:
 
     # What arrives
 
-    def _arrival(self, state: State, request: Request) -> Iterator[tuple[str, State]]:
+    def _arrival(self, state, request):
         without = state._replace(flying=state.flying - {request})
         again = state._replace(late=state.late - 1)
         what = f"{request.what} of {request.attempt} arrives"
@@ -478,7 +477,7 @@ class AttemptModel:
                     yield f"{what}: {reply}, and will again", self._after_commit(after, request, reply)
                     yield f"{what}: {reply}, which is lost, and will again", after
 
-    def _write(self, state: State, request: Request) -> State:
+    def _write(self, state, request):
         attempt = request.attempt
         if state.has(attempt) and self.rules.writes_only_new:
             return state
@@ -486,7 +485,7 @@ class AttemptModel:
         lasts = request.what == "late write" and self.slots > 1
         return state._replace(parts=state.without(frozenset({attempt})) | {(attempt, lasts)})
 
-    def _register(self, state: State, request: Request, *, replies: bool) -> State:
+    def _register(self, state, request, *, replies):
         leader, (which, tries) = state.leader, request.attempt
         if self.pointer == "record" and request.follows not in leader.named:
             return state
@@ -509,18 +508,18 @@ class AttemptModel:
         is_asked = (maker.at, maker.tries) == ("register", tries)
         return self._after_registration(state, which, name) if replies and is_asked else state
 
-    def _named(self, number: int, tries: int) -> int:
+    def _named(self, number, tries):
         """Returns what stands for the name of an attempt: its number, and what its maker made up."""
         return number + self.numbers * tries if self.rules.names_outlive_failovers else number
 
-    def _proof(self, state: State, attempt: Attempt) -> str:
+    def _proof(self, state, attempt):
         """Returns why an attempt cannot become real; "" if it can."""
         leader, rules = state.leader, self.rules
         if self.slots > 1:
             return "" if attempt in leader.leased or not rules.lease_at_commit else "fenced"
         return "" if state.has(attempt) or not rules.proof_before_commit else "unwritten"
 
-    def _commit(self, state: State, request: Request) -> tuple[State, str]:
+    def _commit(self, state, request):
         """Lets a gradient, or a sum of gradients, count in the round."""
         leader, rules, attempt = state.leader, self.rules, request.attempt
         which, name = attempt
@@ -548,7 +547,7 @@ class AttemptModel:
         )
         return counted._replace(leader=leader, parts=parts), "counted"
 
-    def _publish(self, state: State, request: Request) -> tuple[State, str]:
+    def _publish(self, state, request):
         """Lets the record name a version."""
         leader, rules, attempt = state.leader, self.rules, request.attempt
         (before,) = leader.named
@@ -577,13 +576,13 @@ class AttemptModel:
 
     # Takers and readers
 
-    def _taker_steps(self, state: State, which: int, taker: Taker) -> Iterator[tuple[str, State]]:
+    def _taker_steps(self, state, which, taker):
         leader = state.leader
 
-        def become(new: Taker, at: State = state) -> State:
+        def become(new, at=state):
             return at._replace(takers=(*at.takers[:which], new, *at.takers[which + 1 :]))
 
-        def handed(at: State, attempts: Attempts) -> State:
+        def handed(at, attempts):
             return at._replace(results=(*at.results, *sorted(self._gradients(at, attempts))))
 
         yield f"taker {which} dies", become(Taker(""))
@@ -613,7 +612,7 @@ class AttemptModel:
         elif taker.at == "remove":
             yield f"taker {which} removes the parts", become(Taker(""), state._replace(parts=state.without(taker.read)))
 
-    def _reader_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _reader_steps(self, state):
         if state.reading is None:
             if state.reads:
                 (version,) = state.leader.named
@@ -625,7 +624,7 @@ class AttemptModel:
 
     # The sweeper, gc and the replica
 
-    def _sweeper_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _sweeper_steps(self, state):
         leader, attempt = state.leader, state.sweeping
         if attempt is not None:
             yield "the sweeper dies", state._replace(sweeping=None, confirmed=False)
@@ -648,7 +647,7 @@ class AttemptModel:
         for due in leader.ended:
             yield f"the sweeper finds {due}", state._replace(sweeping=due)
 
-    def _gc_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _gc_steps(self, state):
         leader, attempt = state.leader, state.collecting
         listed = leader.leased | leader.ended
         real = leader.named | leader.taken | leader.retired
@@ -672,11 +671,11 @@ class AttemptModel:
             yield f"gc sees that {attempt} is not {what}", state._replace(asked=state.asked + 1)
 
     @property
-    def _questions(self) -> int:
+    def _questions(self):
         """How many questions gc asks about an attempt."""
         return 4 if self.rules.asks_again else 2
 
-    def _replica_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _replica_steps(self, state):
         if state.replica is None:
             return
         if state.replica != state.leader:

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Hashable, Iterator
-from typing import Generic, Protocol, TypeVar
-
-S = TypeVar("S", bound=Hashable)
 
 
 class Harm(AssertionError):
@@ -22,48 +18,28 @@ class Harm(AssertionError):
         steps: how it got there.
     """
 
-    def __init__(self, what: str, steps: list[str]) -> None:
+    def __init__(self, what, steps):
         super().__init__("\n".join([what, *steps]))
         self.steps = steps
 
 
-class Model(Protocol[S]):
-    """A protocol, with its rules and the bounds of the search."""
-
-    def first(self) -> S:
-        """Returns the state in which everything begins."""
-
-    def steps(self, state: S) -> Iterator[tuple[str, S]]:
-        """Yields everything that can happen next: what it is, and the state after it."""
-
-    def problem(self, state: S) -> str | None:
-        """Returns what is wrong in this state; None: nothing."""
-
-    def problem_at_rest(self, state: S) -> str | None:
-        """Returns what is wrong if nothing more can happen in this state; None: nothing."""
-
-
-class Symmetric(Model[S], Protocol[S]):
-    """A model that treats two of its actors alike, so that of two states that mirror each other, one is enough."""
-
-    def mirrored(self, state: S) -> S:
-        """Returns the state with the two actors in each other's place."""
-
-
-class Search(Generic[S]):
+class Search:
     """Visits every state that a model can reach.
 
     Args:
-        model: the model.
-        mirror: the model once more, if it is symmetric.
+        model: the model. Its ``first()`` returns the state in which everything begins, and ``steps(state)`` yields
+            what can happen next: what it is, and the state after it. ``problem(state)`` returns what is wrong in a
+            state, and ``problem_at_rest(state)`` what is wrong if nothing more can happen in it; None: nothing.
+        mirror: the model once more, if it treats two of its actors alike, so that of two states that mirror each other
+            one is enough: ``mirrored(state)`` returns the state with the two actors in each other's place.
     """
 
-    def __init__(self, model: Model[S], *, mirror: Symmetric[S] | None = None) -> None:
+    def __init__(self, model, *, mirror=None):
         self._model = model
         self._mirror = mirror
-        self._came_from: dict[S, tuple[S, str] | None] = {}
+        self._came_from = {}
 
-    def run(self) -> int:
+    def run(self):
         """Visits all states, and returns how many there are, without the mirror images of others.
 
         Raises:
@@ -80,11 +56,11 @@ class Search(Generic[S]):
                 gc.enable()
         return len(self._came_from)
 
-    def _visit_all(self) -> None:
+    def _visit_all(self):
         model, mirror, came_from = self._model, self._mirror, self._came_from
         first = model.first()
         came_from[first] = None
-        mirrored: set[S] = set()
+        mirrored = set()
         waiting = deque([first])
         while waiting:
             state = waiting.popleft()
@@ -99,7 +75,7 @@ class Search(Generic[S]):
                     if mirror is not None:
                         mirrored.add(mirror.mirrored(reached))
 
-    def _way_to(self, state: S) -> list[str]:
+    def _way_to(self, state):
         steps = []
         at = self._came_from[state]
         while at is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from attempt_model import AttemptModel, Rules
@@ -11,11 +10,11 @@ from state_search import Harm
 from support.selection import thorough
 
 RULES = [rule.name for rule in fields(Rules)]
-ROUND: dict[str, Any] = {}
-NODES: dict[str, Any] = {"slots": 2, "tries": 1}
+ROUND = {}
+NODES = {"slots": 2, "tries": 1}
 FAILOVER = {**NODES, "fails_over": True}
 # The bounds in which the search finds harm without a rule.
-WITHOUT: dict[str, dict[str, Any]] = {
+WITHOUT = {
     **dict.fromkeys(["renewal_needs_lease", "lease_at_commit", "numbers_are_used_once", "fence_before_removal"], NODES),
     "asks_after_listing": NODES,
     "removes_only_with_proof": {"forgets": True},
@@ -52,16 +51,14 @@ USUAL = [({"forgets": True}, 4_000), ({"compacts": True, "tries": 1}, 1_500), ({
     ),
     ids=str,
 )
-def test_what_is_real_has_its_parts_and_nothing_is_counted_twice_or_left_behind(
-    bounds: dict[str, Any], states: int
-) -> None:
+def test_what_is_real_has_its_parts_and_nothing_is_counted_twice_or_left_behind(bounds, states):
     # Fewer would mean that the model no longer does most of what it describes.
     assert AttemptModel(**bounds).run() > states
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rule", thorough(RULES, usual=[rule for rule in RULES if rule not in WITHOUT]))
-def test_each_rule_is_necessary(rule: str) -> None:
+def test_each_rule_is_necessary(rule):
     with pytest.raises(Harm) as caught:
         AttemptModel(**WITHOUT.get(rule, ROUND), rules=replace(Rules(), **{rule: False})).run()
     # The shortest way to the harm, so that one can read it.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-import redis
-from support.proxy import Proxy
 from support.selection import ONE_NODE
 
 import redisacc
@@ -18,11 +15,11 @@ RECORD = "redisacc:{bounded}"
 QUEUE, TAKERS = f"{RECORD}:queue", f"{RECORD}:takers"
 
 
-def handle(client: redis.Redis | str, **options: object) -> redisacc.ConditionalAccumulator:
+def handle(client, **options):
     return redisacc.ConditionalAccumulator("float32", [2], "bounded", redis=client, **options)
 
 
-def commands(client: redis.Redis, operate: Callable[[], object]) -> dict[str, int]:
+def commands(client, operate):
     """Returns how often the server ran each command, those that scripts call included, while ``operate`` ran."""
     client.config_resetstat()
     operate()
@@ -31,7 +28,7 @@ def commands(client: redis.Redis, operate: Callable[[], object]) -> dict[str, in
     return {name: calls for name, calls in ours.items() if name not in ("info", "config|resetstat", "config")}
 
 
-def queue(client: redis.Redis, number: int, lease_end_ms: int, score: float = 0) -> list[str]:
+def queue(client, number, lease_end_ms, score=0):
     """Puts takers into the queue, and returns their tokens."""
     tokens = [f"taker-{lease_end_ms}-{k:05}" for k in range(number)]
     client.zadd(QUEUE, {token: score + k for k, token in enumerate(tokens)})
@@ -40,7 +37,7 @@ def queue(client: redis.Redis, number: int, lease_end_ms: int, score: float = 0)
     return tokens
 
 
-def ask_once(acc: redisacc.ConditionalAccumulator) -> None:
+def ask_once(acc):
     """Asks for a round that is not there, and leaves the queue."""
     with contextlib.suppress(redisacc.TakeTimeoutError):
         acc.take_grad(9, timeout=0)
@@ -48,7 +45,7 @@ def ask_once(acc: redisacc.ConditionalAccumulator) -> None:
 
 @pytest.mark.every_server
 @pytest.mark.forges
-def test_dead_takers_are_removed_together(real_client: redis.Redis) -> None:
+def test_dead_takers_are_removed_together(real_client):
     with handle(real_client) as acc:
         queue(real_client, 250, 1)
         for left in (150, 50):
@@ -62,7 +59,7 @@ def test_dead_takers_are_removed_together(real_client: redis.Redis) -> None:
 
 @pytest.mark.parametrize(("dead", "live"), [(3, 2), (99, 1), (100, 1), (101, 1)])
 @pytest.mark.forges
-def test_live_takers_stay_in_the_queue(client: redis.Redis, dead: int, live: int) -> None:
+def test_live_takers_stay_in_the_queue(client, dead, live):
     acc = handle(client)
     queue(client, dead, 1)
     tokens = queue(client, live, int(time.time() * 1000) + 60_000, score=dead)
@@ -77,7 +74,7 @@ def test_live_takers_stay_in_the_queue(client: redis.Redis, dead: int, live: int
 
 @pytest.mark.every_server
 @pytest.mark.forges
-def test_info_reads_a_long_queue_in_pieces(real_client: redis.Redis, proxy: Proxy) -> None:
+def test_info_reads_a_long_queue_in_pieces(real_client, proxy):
     acc = handle(proxy.where)
     tokens = queue(real_client, 507, int(time.time() * 1000) + 60_000)
     proxy.listen_anew()
@@ -87,7 +84,7 @@ def test_info_reads_a_long_queue_in_pieces(real_client: redis.Redis, proxy: Prox
     acc.delete()
 
 
-def test_compacting_looks_up_the_gradients_together(real_client: redis.Redis) -> None:
+def test_compacting_looks_up_the_gradients_together(real_client):
     with handle(real_client, limits=redisacc.Limits(in_place=0, buffer=60 * 8)) as acc:
         for _ in range(60):
             acc.apply_grad([1, 1])
@@ -100,7 +97,7 @@ def test_compacting_looks_up_the_gradients_together(real_client: redis.Redis) ->
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_few_parts_are_removed_by_one_script(proxy: Proxy) -> None:
+def test_few_parts_are_removed_by_one_script(proxy):
     gradient = np.ones(120_000, np.float32)
     limits = redisacc.Limits(in_place=0, buffer=60 * gradient.nbytes)
     with redisacc.ConditionalAccumulator("float32", gradient.shape, "bounded", redis=proxy.where, limits=limits) as acc:
@@ -120,7 +117,7 @@ def test_few_parts_are_removed_by_one_script(proxy: Proxy) -> None:
         acc.delete()
 
 
-def test_hashes_are_read_in_small_pieces(real_client: redis.Redis) -> None:
+def test_hashes_are_read_in_small_pieces(real_client):
     with redisacc.SparseConditionalAccumulator(
         "float32", None, "bounded", redis=real_client, limits=redisacc.Limits(in_place=10**6)
     ) as acc:
@@ -130,7 +127,7 @@ def test_hashes_are_read_in_small_pieces(real_client: redis.Redis) -> None:
 
 
 @pytest.mark.servers("valkey")
-def test_leaves_without_rows_cost_a_script_nothing_and_many_leaves_are_buffered(real_client: redis.Redis) -> None:
+def test_leaves_without_rows_cost_a_script_nothing_and_many_leaves_are_buffered(real_client):
     number = 400
     with redisacc.TreeAccumulator([redisacc.Sparse("float32", (9,))] * number, redis=real_client) as acc:
         acc.apply_grad([None] * number)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ import redis
 from click.testing import CliRunner
 from support.command import collect_garbage
 from support.planting import trees
-from support.proxy import Proxy, scripts
-from support.servers import ServerUnderTest
+from support.proxy import scripts
 
 import redisacc
 from redisacc.cli import main
@@ -23,7 +20,7 @@ from redisacc.cli import main
 LARGE = 150_000
 
 
-def ran(client: redis.Redis) -> set[str]:
+def ran(client):
     """Returns the names of the scripts that a server has run since they were flushed."""
     nodes = (
         [client.get_redis_connection(node) for node in client.get_primaries()]
@@ -31,7 +28,7 @@ def ran(client: redis.Redis) -> set[str]:
         else [client]
     )
     known = scripts()
-    found: set[str] = set()
+    found = set()
     for node in nodes:
         found |= {name for name, there in zip(known.values(), node.script_exists(*known), strict=True) if there}
     return found
@@ -44,12 +41,12 @@ class Died(Exception):
 @pytest.mark.every_server
 @pytest.mark.loses_data
 def test_every_script(
-    real_server: ServerUnderTest,
-    real_client: redis.Redis,
-    proxy: Proxy,
-    background: Callable[..., Any],
-    until: Callable[..., Any],
-) -> None:
+    real_server,
+    real_client,
+    proxy,
+    background,
+    until,
+):
     real_client.script_flush()
     small_gradients(real_server, real_client, proxy)
     large_gradients(real_server, real_client, background, until)
@@ -60,8 +57,8 @@ def test_every_script(
     assert set(scripts().values()) - ran(real_client) == set()
 
 
-def small_gradients(server: ServerUnderTest, client: redis.Redis, proxy: Proxy) -> None:
-    def opened(**limits: int) -> redisacc.ConditionalAccumulator:
+def small_gradients(server, client, proxy):
+    def opened(**limits):
         return redisacc.ConditionalAccumulator(
             "float32", [4], "every", reduction_type="SUM", redis=client, limits=redisacc.Limits(buffer=48, **limits)
         )
@@ -95,9 +92,7 @@ def small_gradients(server: ServerUnderTest, client: redis.Redis, proxy: Proxy) 
     acc.delete()
 
 
-def large_gradients(
-    server: ServerUnderTest, client: redis.Redis, background: Callable[..., Any], until: Callable[..., Any]
-) -> None:
+def large_gradients(server, client, background, until):
     """In partitions, and with a reducer."""
     acc = redisacc.ConditionalAccumulator("float32", [LARGE], "every", reduction_type="SUM", redis=client, partitions=2)
     with redisacc.Reducer("every", redis=server.url) as reducer:
@@ -113,7 +108,7 @@ def large_gradients(
     acc.delete()
 
 
-def parameters(client: redis.Redis) -> None:
+def parameters(client):
     for partitions in (None, 2):
         weights = redisacc.Parameters("every", redis=client, partitions=partitions)
         for step, tree in enumerate(trees()):
@@ -123,10 +118,10 @@ def parameters(client: redis.Redis) -> None:
         weights.delete()
 
 
-def updates(client: redis.Redis, background: Callable[..., Any]) -> None:
+def updates(client, background):
     """Two updates of parameters that have the same partitions as their gradients, and of others without any."""
 
-    def work() -> None:
+    def work():
         with redisacc.Worker("every", redis=client) as worker:
             for _, found in worker.steps():
                 worker.apply({"w": found["w"], "table": ([3, 7], found["table"][[3, 7]])})
@@ -147,7 +142,7 @@ def updates(client: redis.Redis, background: Callable[..., Any]) -> None:
             chief.delete()
 
 
-def an_upload_leaf_by_leaf(client: redis.Redis, until: Callable[..., Any]) -> None:
+def an_upload_leaf_by_leaf(client, until):
     with (
         redisacc.Chief("every", {"a": np.zeros(LARGE), "b": np.zeros(2)}, workers=1, redis=client) as chief,
         redisacc.Worker("every", redis=client) as worker,
@@ -164,17 +159,17 @@ def an_upload_leaf_by_leaf(client: redis.Redis, until: Callable[..., Any]) -> No
         chief.delete()
 
 
-def a_loss_of_a_part(client: redis.Redis, background: Callable[..., Any], until: Callable[..., Any]) -> None:
+def a_loss_of_a_part(client, background, until):
     """The server has lost a part of the parameters, which a worker has."""
     begun = []
 
-    def work() -> None:
+    def work():
         with redisacc.Worker("every", redis=client) as worker:
             for step, found in worker.steps():
                 begun.append(step)
                 worker.apply(found)
 
-    def chief() -> redisacc.Chief:
+    def chief():
         return redisacc.Chief("every", np.ones(40_000), workers=1, redis=client, accumulator={"partitions": 2})
 
     with chief() as first:

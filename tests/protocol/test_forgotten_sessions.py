@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import redis
-from support.moved_clock import MovedClock
-from support.proxy import Fault, Proxy
+from support.proxy import Fault
 from support.selection import REAL
 
 import redisacc
@@ -18,13 +14,13 @@ SESSIONS = "redisacc:{idle}:sessions"
 HOUR = 3600
 
 
-def handle(where: Any, **options: object) -> redisacc.ConditionalAccumulator:
+def handle(where, **options):
     return redisacc.ConditionalAccumulator(
         "float32", [2], "idle", reduction_type="SUM", redis=where, limits=redisacc.Limits(in_place=0), **options
     )
 
 
-def fill(client: redis.Redis, idle: int, fresh: int) -> None:
+def fill(client, idle, fresh):
     """Puts sessions into the table, idle for a bit more than an hour or for a bit less."""
     now = int(time.time() * 1000)
     for name, number, seen in (("idle", idle, now - 3_605_000), ("fresh", fresh, now - 3_540_000)):
@@ -32,18 +28,18 @@ def fill(client: redis.Redis, idle: int, fresh: int) -> None:
             client.hset(SESSIONS, f"{now - 3 * 3_600_000}-{name}{k}", f"1 applied 0 1 {seen} 1 0 somebody")
 
 
-def left(client: redis.Redis, what: str) -> int:
+def left(client, what):
     return sum(what.encode() in name for name in client.hkeys(SESSIONS))
 
 
-def take(acc: redisacc.ConditionalAccumulator) -> None:
+def take(acc):
     acc.set_global_step(0)
     acc.apply_grad([1, 2])
     acc.take_grad(1)
 
 
 # The operations that check the table. Each is done by a handle that has sent nothing yet, or opens one.
-OPERATIONS: dict[str, Callable[[redisacc.ConditionalAccumulator], object]] = {
+OPERATIONS = {
     "take": take,
     "apply": lambda acc: acc.apply_grad([1, 2], local_step=1 << 40),
     "step": lambda acc: acc.set_global_step(0),
@@ -51,13 +47,13 @@ OPERATIONS: dict[str, Callable[[redisacc.ConditionalAccumulator], object]] = {
 
 
 @pytest.mark.parametrize("what", ["open", *OPERATIONS])
-def test_the_idle_are_forgotten_a_few_at_a_time_and_nobody_else(client: redis.Redis, what: str) -> None:
+def test_the_idle_are_forgotten_a_few_at_a_time_and_nobody_else(client, what):
     known = handle(client)
     known.apply_grad([1, 2])
     handles = [handle(client) for _ in range(200 if what in OPERATIONS else 0)]
     fill(client, idle=40, fresh=3)
 
-    def operate() -> None:
+    def operate():
         if what in OPERATIONS:
             OPERATIONS[what](handles.pop())
         else:
@@ -77,7 +73,7 @@ def test_the_idle_are_forgotten_a_few_at_a_time_and_nobody_else(client: redis.Re
 
 @pytest.mark.slow
 @pytest.mark.servers(*REAL)
-def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Redis) -> None:
+def test_the_table_stays_small_however_many_clients_come_and_go(client):
     sizes = []
     for _ in range(300):
         handle(client).apply_grad([1, 2])
@@ -91,9 +87,7 @@ def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Re
 
 
 @pytest.mark.every_server
-def test_a_late_copy_of_a_session_that_was_forgotten_is_not_counted(
-    real_client: redis.Redis, proxy: Proxy, clock: MovedClock
-) -> None:
+def test_a_late_copy_of_a_session_that_was_forgotten_is_not_counted(real_client, proxy, clock):
     """It may have been counted while the session was known. So a new session might count it twice."""
     acc, other = handle(proxy.where), handle(real_client)
     clock.advance(2 * HOUR)
@@ -109,7 +103,7 @@ def test_a_late_copy_of_a_session_that_was_forgotten_is_not_counted(
 
 
 @pytest.mark.every_server
-def test_a_handle_that_was_idle_for_long_goes_on(real_client: redis.Redis, proxy: Proxy, clock: MovedClock) -> None:
+def test_a_handle_that_was_idle_for_long_goes_on(real_client, proxy, clock):
     acc = handle(proxy.where)
     acc.apply_grad([1, 2])
     (session,) = real_client.hkeys(SESSIONS)
@@ -134,12 +128,12 @@ def test_a_handle_that_was_idle_for_long_goes_on(real_client: redis.Redis, proxy
 
 @pytest.mark.servers(*REAL)
 def test_a_taker_may_wait_for_longer_than_clients_are_known(
-    client: redis.Redis,
-    background: Callable[..., Any],
-    until: Callable[..., Any],
-    clock: MovedClock,
-    durations: Callable[..., Any],
-) -> None:
+    client,
+    background,
+    until,
+    clock,
+    durations,
+):
     durations(poll_every=600.0, taker_lease=1800.0)
     acc = handle(client)
     waiting = background(acc.take_grad, 1, timeout=3 * HOUR)

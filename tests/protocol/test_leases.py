@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-import redis
-from support.moved_clock import MovedClock
-from support.servers import ServerUnderTest
 
 import redisacc
 
@@ -20,9 +14,7 @@ LARGE = 150_000
 
 
 @pytest.mark.forges
-def test_a_lease_is_taken_extended_and_given_back_with_the_claim_of_its_process(
-    client: redis.Redis, clock: MovedClock
-) -> None:
+def test_a_lease_is_taken_extended_and_given_back_with_the_claim_of_its_process(client, clock):
     claims = {"worker 0": "other.1.1", "worker 1": None}
     with redisacc.Worker("w", redis=client), redisacc.Worker("w", redis=client):
         _, end, process, _ = client.hget(CREW, "worker 1").split(b" ", 3)
@@ -38,9 +30,7 @@ def test_a_lease_is_taken_extended_and_given_back_with_the_claim_of_its_process(
 
 
 @pytest.mark.servers("valkey")
-def test_the_lease_of_a_reducer(
-    real_server: ServerUnderTest, real_client: redis.Redis, background: Callable[..., Any], until: Callable[..., Any]
-) -> None:
+def test_the_lease_of_a_reducer(real_server, real_client, background, until):
     acc = redisacc.ConditionalAccumulator("float32", [LARGE], "w", redis=real_client)
     with redisacc.Reducer("w", redis=real_server.url) as reducer:
         run = background(reducer.run)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-import redis
 from support.leaks import remaining
-from support.proxy import Fault, Proxy
+from support.proxy import Fault
 from support.selection import ONE_NODE
 
 import redisacc
@@ -17,16 +13,16 @@ import redisacc
 RECORD = "redisacc:{w}:parameters"
 
 
-def opened(where: Any) -> redisacc.Parameters:
+def opened(where):
     return redisacc.Parameters("w", redis=where, publisher="me")
 
 
-def parts(client: redis.Redis) -> list[bytes]:
+def parts(client):
     return sorted(client.scan_iter(f"{RECORD}:object:*"))
 
 
 @pytest.mark.servers(*ONE_NODE)
-def test_a_version_and_its_successor(client: redis.Redis) -> None:
+def test_a_version_and_its_successor(client):
     weights = opened(client)
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(f"{RECORD}:events")
@@ -54,9 +50,7 @@ def test_a_version_and_its_successor(client: redis.Redis) -> None:
 
 
 @pytest.mark.every_server
-def test_a_part_that_is_gone_before_its_version_is_visible_is_written_again(
-    real_client: redis.Redis, proxy: Proxy, until: Callable[..., Any]
-) -> None:
+def test_a_part_that_is_gone_before_its_version_is_visible_is_written_again(real_client, proxy, until):
     weights = opened(proxy.where)
     weights.publish(np.zeros(40_000), 0)
     known = parts(real_client)
@@ -71,7 +65,7 @@ def test_a_part_that_is_gone_before_its_version_is_visible_is_written_again(
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("operation", ["publish", "delete"])
-def test_a_late_copy_brings_nothing_back(real_client: redis.Redis, proxy: Proxy, operation: str) -> None:
+def test_a_late_copy_brings_nothing_back(real_client, proxy, operation):
     """Parameters that were deleted are not published again, and those that follow them are not deleted."""
     weights = opened(proxy.where)
     # The parts and the script are sent together.

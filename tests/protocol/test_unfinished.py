@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-import redis
-from support.moved_clock import MovedClock
-from support.proxy import Proxy
 
 import redisacc
 
@@ -22,33 +16,31 @@ class Died(Exception):
     """Raised in place of a kill."""
 
 
-def opened(where: Any) -> redisacc.ConditionalAccumulator:
+def opened(where):
     return redisacc.ConditionalAccumulator("float64", [6], "half", redis=where, limits=IN_PARTS)
 
 
-def fill(accumulator: redisacc.ConditionalAccumulator, gradients: int) -> None:
+def fill(accumulator, gradients):
     for _ in range(gradients):
         accumulator.apply_grad(np.ones(6), accumulator.global_step())
 
 
-def parts(client: redis.Redis) -> list[bytes]:
+def parts(client):
     return [key for key in client.scan_iter() if b":part:" in key]
 
 
 @pytest.fixture
-def dies(proxy: Proxy) -> Callable[[], None]:
+def dies(proxy):
     """From now on, nothing of a process behind the proxy reaches the server."""
 
-    def die() -> None:
+    def die():
         proxy.refuses = True
         proxy.cut_all()
 
     return die
 
 
-def test_a_deletion_that_was_begun_is_finished_by_who_opens_the_name(
-    real_client: redis.Redis, proxy: Proxy, dies: Callable[[], None], durations: Callable[..., Any]
-) -> None:
+def test_a_deletion_that_was_begun_is_finished_by_who_opens_the_name(real_client, proxy, dies, durations):
     accumulator, other = opened(proxy.where), opened(real_client)
     fill(other, 3)
     with pytest.raises(Died), accumulator.take(1):
@@ -66,8 +58,8 @@ def test_a_deletion_that_was_begun_is_finished_by_who_opens_the_name(
 
 
 def test_an_acknowledgement_that_was_begun_is_finished_and_its_round_not_handed_out(
-    real_client: redis.Redis, proxy: Proxy, dies: Callable[[], None], durations: Callable[..., Any]
-) -> None:
+    real_client, proxy, dies, durations
+):
     accumulator, other = opened(proxy.where), opened(real_client)
     # A script removes 100 parts at most.
     fill(other, 120)
@@ -82,9 +74,7 @@ def test_an_acknowledgement_that_was_begun_is_finished_and_its_round_not_handed_
     assert not [key for key in real_client.scan_iter() if b":part:" in key or b":taken" in key]
 
 
-def test_every_key_of_a_private_accumulator_has_an_end_that_its_owner_moves(
-    real_client: redis.Redis, clock: MovedClock
-) -> None:
+def test_every_key_of_a_private_accumulator_has_an_end_that_its_owner_moves(real_client, clock):
     with redisacc.ConditionalAccumulator("float64", [6], redis=real_client, limits=IN_PARTS) as accumulator:
         accumulator.apply_grad(np.ones(6))
         with pytest.raises(Died), accumulator.take(1):
@@ -106,12 +96,12 @@ def test_every_key_of_a_private_accumulator_has_an_end_that_its_owner_moves(
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
 def test_large_parts_are_freed_by_the_client_or_go_by_themselves(
-    real_client: redis.Redis,
-    proxy: Proxy,
-    dies: Callable[[], None],
-    durations: Callable[..., Any],
-    is_cut_off: bool,
-) -> None:
+    real_client,
+    proxy,
+    dies,
+    durations,
+    is_cut_off,
+):
     """Freeing them in a script would delay all other clients. They cost nobody a gradient if they cannot be freed."""
     accumulator = redisacc.ConditionalAccumulator(
         "float64", [700_000], "large", redis=proxy.where, limits=redisacc.Limits(in_place=0, buffer=18_000_000)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 import numpy as np
 import pytest
-import redis
 from support.command import collect_garbage
-from support.proxy import Proxy
 from support.selection import ONE_NODE
-from support.servers import ServerUnderTest
 
 import redisacc
 
@@ -22,7 +15,7 @@ RECORD = "redisacc:{half}:parameters"
 WEIGHTS = {"w": np.arange(20_000, dtype=np.float32), "b": np.ones(3, np.float64)}
 
 # Where the chief dies.
-PLACES: dict[str, Callable[[Proxy, Callable[[], object]], object]] = {
+PLACES = {
     "before the order": lambda proxy, die: proxy.before("register_version", die),
     "after the order": lambda proxy, die: proxy.after("register_version", die),
     "before the parts": lambda proxy, die: proxy.before("SET", die),
@@ -34,10 +27,10 @@ CASES = [(2, place) for place in PLACES] + [(None, place) for place in [*PLACES]
 
 
 @pytest.fixture
-def begin(real_client: redis.Redis) -> Callable[..., redisacc.Chief]:
+def begin(real_client):
     """Begins, or continues, a training with an optimiser."""
 
-    def make(partitions: int | None, where: Any = real_client, **options: Any) -> redisacc.Chief:
+    def make(partitions, where=real_client, **options):
         return redisacc.Chief(
             *("half", WEIGHTS),
             optimizer=redisacc.optim.AdamW(0.1, **options),
@@ -51,16 +44,14 @@ def begin(real_client: redis.Redis) -> Callable[..., redisacc.Chief]:
 
 
 @pytest.fixture
-def killed(
-    begin: Callable[..., redisacc.Chief], proxy: Proxy, durations: Callable[..., AbstractContextManager[None]]
-) -> Callable[..., None]:
+def killed(begin, proxy, durations):
     """Lets a chief die in an update: from then on, nothing of it reaches the server."""
 
-    def die() -> None:
+    def die():
         proxy.refuses = True
         proxy.cut_all()
 
-    def run(partitions: int | None, place: str, until: int, **options: Any) -> None:
+    def run(partitions, place, until, **options):
         with durations(opening=1.0, call=1.0, release=0.3), begin(partitions, proxy.where, **options) as chief:
             PLACES[place](proxy, die)
             with pytest.raises(redisacc.ServerUnavailableError):
@@ -71,10 +62,10 @@ def killed(
 
 
 @pytest.fixture
-def work(real_client: redis.Redis, background: Callable[..., Any]) -> Callable[[], Any]:
+def work(real_client, background):
     """Starts a worker in a thread."""
 
-    def run() -> None:
+    def run():
         with redisacc.Worker("half", redis=real_client) as worker:
             for step, parameters in worker.steps():
                 worker.apply({path: values * step for path, values in parameters.items()}, metrics={"loss": step})
@@ -82,7 +73,7 @@ def work(real_client: redis.Redis, background: Callable[..., Any]) -> Callable[[
     return lambda: background(run)
 
 
-def update(chief: redisacc.Chief, until: int) -> dict[str, bytes]:
+def update(chief, until):
     for _ in chief.updates(until=until):
         pass
     return {path: values.tobytes() for path, values in chief.latest()[1].items()}
@@ -91,13 +82,13 @@ def update(chief: redisacc.Chief, until: int) -> dict[str, bytes]:
 @pytest.mark.slow(keep="valkey-2-")
 @pytest.mark.parametrize(("partitions", "place"), CASES)
 def test_a_successor_makes_the_same_update(
-    begin: Callable[..., redisacc.Chief],
-    killed: Callable[..., None],
-    work: Callable[[], Any],
-    real_client: redis.Redis,
-    partitions: int | None,
-    place: str,
-) -> None:
+    begin,
+    killed,
+    work,
+    real_client,
+    partitions,
+    place,
+):
     with begin(partitions) as chief:
         worker = work()
         expected = update(chief, 3)
@@ -116,7 +107,7 @@ def test_a_successor_makes_the_same_update(
 
 
 @pytest.fixture
-def at_step_1(begin: Callable[..., redisacc.Chief], work: Callable[[], Any]) -> Any:
+def at_step_1(begin, work):
     """A training in two partitions without a chief, whose first step is done, and its worker."""
     with begin(2) as chief:
         worker = work()
@@ -128,13 +119,13 @@ def at_step_1(begin: Callable[..., redisacc.Chief], work: Callable[[], Any]) -> 
 @pytest.mark.slow(keep="valkey")
 @pytest.mark.parametrize("place", ["after the order", "before the commit"])
 def test_what_nobody_continues_goes_when_its_lease_ends(
-    begin: Callable[..., redisacc.Chief],
-    killed: Callable[..., None],
-    at_step_1: Any,
-    real_server: ServerUnderTest,
-    real_client: redis.Redis,
-    place: str,
-) -> None:
+    begin,
+    killed,
+    at_step_1,
+    real_server,
+    real_client,
+    place,
+):
     killed(2, place, until=2)
     before = contents_of(real_client)
     # Until then, a successor may use all of it.
@@ -155,12 +146,12 @@ def test_what_nobody_continues_goes_when_its_lease_ends(
 # In a cluster, gc would need the proxy of each node.
 @pytest.mark.servers(*ONE_NODE)
 def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
-    begin: Callable[..., redisacc.Chief],
-    killed: Callable[..., None],
-    at_step_1: Any,
-    real_client: redis.Redis,
-    proxy: Proxy,
-) -> None:
+    begin,
+    killed,
+    at_step_1,
+    real_client,
+    proxy,
+):
     before = real_client.hmget(RECORD, "attempts", "registered")
     killed(2, "before the commit", until=2)
     # The leader forgets the registration, as a replica does that lagged behind.
@@ -171,7 +162,7 @@ def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
     real_client.hset(RECORD, mapping=dict(zip(["attempts", "registered"], before, strict=True)))
     updated = []
 
-    def continue_it() -> None:
+    def continue_it():
         with begin(2) as successor:
             updated.append(update(successor, 2))
         at_step_1.result(30)
@@ -187,9 +178,7 @@ def test_gc_removes_nothing_that_a_chief_takes_up_again_after_a_failover(
     assert left(real_client) == []
 
 
-def test_gc_removes_a_part_whose_number_no_update_can_have(
-    begin: Callable[..., redisacc.Chief], real_server: ServerUnderTest, real_client: redis.Redis
-) -> None:
+def test_gc_removes_a_part_whose_number_no_update_can_have(begin, real_server, real_client):
     with begin(2) as chief:
         key = part_key(real_client, f"{'0' * 16}-{10**15 - 1}-flat", 0)
         real_client.set(key, b"foreign")
@@ -201,11 +190,11 @@ def test_gc_removes_a_part_whose_number_no_update_can_have(
 
 
 def test_another_optimizer_makes_the_update_under_another_name(
-    begin: Callable[..., redisacc.Chief],
-    killed: Callable[..., None],
-    work: Callable[[], Any],
-    real_client: redis.Redis,
-) -> None:
+    begin,
+    killed,
+    work,
+    real_client,
+):
     """The order that its predecessor had registered is given up."""
     worker = work()
     killed(2, "before the commit", until=1)
@@ -225,7 +214,7 @@ def test_another_optimizer_makes_the_update_under_another_name(
     assert left(real_client) == []
 
 
-def part_key(client: redis.Redis, blob: str, number: int) -> str:
+def part_key(client, blob, number):
     """Returns the key of a part, which is in one of the partitions that the record lists."""
     text = client.hget(RECORD, "partitions")
     if not text:
@@ -234,13 +223,13 @@ def part_key(client: redis.Redis, blob: str, number: int) -> str:
     return f"redisacc:{{half/{int(partitions[number % len(partitions)]):05}}}:partition:blob:{blob}:{number}"
 
 
-def parts(client: redis.Redis) -> set[str]:
+def parts(client):
     """Returns the keys of all parts of parameters that do not expire."""
     kinds = ("redisacc:{half}:parameters:object:*", "redisacc:{half/*}:partition:blob:*")
     return {key.decode() for kind in kinds for key in client.scan_iter(kind) if client.pttl(key) == -1}
 
 
-def listed(client: redis.Redis) -> set[str]:
+def listed(client):
     """Returns the keys of the parts of the version that is published."""
     fields = client.hmget(RECORD, "full", "slots")
     number = int(fields[1].split(b" ")[0].rsplit(b":", 1)[1])
@@ -248,18 +237,18 @@ def listed(client: redis.Redis) -> set[str]:
     return {part_key(client, blob, part) for blob in blobs for part in range(number)}
 
 
-def only_what_is_listed(client: redis.Redis) -> None:
+def only_what_is_listed(client):
     """Nothing is there for good but the version, and what the list of attempts has for slow readers."""
     waiting = {member.decode().split(" ")[0] for member in client.zrange(f"{RECORD}:attempts", 0, -1)}
     found = {key for key in parts(client) if key.split(":")[-2] not in waiting}
     assert found == listed(client)
 
 
-def contents_of(client: redis.Redis) -> dict[bytes, bytes]:
+def contents_of(client):
     return {key: client.hget(RECORD, key) for key in (b"version", b"full", b"slots", b"step")}
 
 
-def end_leases(client: redis.Redis) -> None:
+def end_leases(client):
     """Lets the leases of all attempts end, as if much time had passed."""
     for what in (":parameters", ""):
         key = f"redisacc:{{half}}{what}:attempts"
@@ -267,6 +256,6 @@ def end_leases(client: redis.Redis) -> None:
             client.zadd(key, {member: 1})
 
 
-def left(client: redis.Redis) -> list[bytes]:
+def left(client):
     """Returns the keys that do not end by themselves."""
     return [key for key in client.scan_iter() if client.pttl(key) == -1]

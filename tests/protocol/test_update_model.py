@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from state_search import Harm
@@ -11,7 +10,7 @@ from support.selection import thorough
 from update_model import UpdateModel, UpdateRules
 
 RULES = [rule.name for rule in fields(UpdateRules)]
-ONE: dict[str, Any] = {}
+ONE = {}
 OPTIMIZERS = {"chiefs": 2, "optimizers": 2, "late": 0, "collects": False, "numbers": 1}
 REPLACED = {"chiefs": 2, "bets": 0, "collects": False, "numbers": 1, "replaces": True}
 FAILOVER = {"failover": True, "collects": False, "late": 0, "bets": 0}

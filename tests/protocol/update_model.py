@@ -16,7 +16,6 @@ for all of them. The leader may fail over once to a replica that has forgotten i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from state_search import Search
 
 # A version: the one before, the optimiser, and the number of the attempt. The first one is empty.
 Name = tuple[Any, ...]
-FIRST: Name = ()
+FIRST = ()
 # In place of an optimiser: a version that was published whole.
 WHOLE = -2
 # What a part was computed from: the version before, and the optimiser.
@@ -185,7 +184,7 @@ class UpdateModel:
     replaces: bool = False
     rules: UpdateRules = UpdateRules()
 
-    def run(self) -> int:
+    def run(self):
         """Visits all states, and returns how many there are.
 
         Raises:
@@ -193,7 +192,7 @@ class UpdateModel:
         """
         return Search(self).run()
 
-    def first(self) -> State:
+    def first(self):
         """Returns the state in which everything begins."""
         leader = Leader()
         return State(
@@ -207,7 +206,7 @@ class UpdateModel:
 
     # What must hold.
 
-    def problem(self, state: State) -> str | None:
+    def problem(self, state):
         """Returns what is wrong in a state."""
         leader = state.leader
         if state.harm:
@@ -219,7 +218,7 @@ class UpdateModel:
             return f"{leader.rounds} rounds have ended, and {used} are in the version"
         return None
 
-    def problem_at_rest(self, state: State) -> str | None:
+    def problem_at_rest(self, state):
         """Returns what is wrong when nothing more can happen."""
         if state.leader.leased or state.leader.ended:
             return "a blob stays in the list forever"
@@ -230,7 +229,7 @@ class UpdateModel:
 
     # What can happen next.
 
-    def _chiefs_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _chiefs_steps(self, state):
         """Yields what the chiefs can do next."""
         for which, chief in enumerate(state.chiefs):
             if chief.at:
@@ -240,7 +239,7 @@ class UpdateModel:
                 # It may believe that its predecessor is dead, and be wrong.
                 yield f"chief {which} begins", _with_chief(state, which, Chief("look", chief.lives - 1))
 
-    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def steps(self, state):
         """Yields what can happen next."""
         yield from self._chiefs_steps(state)
         for request in state.flying:
@@ -258,14 +257,14 @@ class UpdateModel:
                 yield "the replica catches up", state._replace(replica=state.leader)
             yield "the leader fails over", state._replace(leader=state.replica, replica=None)
 
-    def _name(self, previous: Name, optimizer: int, number: int) -> Name:
+    def _name(self, previous, optimizer, number):
         return (
             previous,
             optimizer if self.rules.optimizer_in_name else 0,
             number if self.rules.number_in_name else 0,
         )
 
-    def _sent(self, state: State, request: Request) -> Iterator[tuple[str, State]]:
+    def _sent(self, state, request):
         """Yields what becomes of a request of a chief: it is delivered, and maybe a copy of it is late."""
         yield f"{request}", self._deliver(state, request)
         if state.late:
@@ -274,7 +273,7 @@ class UpdateModel:
             dead = _with_chief(late, request.chief, state.chiefs[request.chief]._replace(at=""))
             yield f"{request} is late, and its chief dies", dead._replace(flying=dead.flying | {request})
 
-    def _chief_steps(self, state: State, which: int, chief: Chief) -> Iterator[tuple[str, State]]:
+    def _chief_steps(self, state, which, chief):
         leader, optimizer = state.leader, which % self.optimizers
         content = (chief.previous, optimizer)
         name = self._name(chief.previous, optimizer, chief.number)
@@ -322,7 +321,7 @@ class UpdateModel:
                     at = "look" if after.chiefs[which].at else ""
                     yield what, _with_chief(after, which, after.chiefs[which]._replace(at=at))
 
-    def _after_registration(self, state: State, which: int, chief: Chief, name: Name) -> State:
+    def _after_registration(self, state, which, chief, name):
         """Returns what a chief does with the reply."""
         leader = state.leader
         if name in leader.leased and leader.registered == name:
@@ -331,11 +330,11 @@ class UpdateModel:
             return _with_chief(state, which, chief._replace(number=leader.number + 1))
         return _with_chief(state, which, chief._replace(at="look" if leader.version != chief.previous else ""))
 
-    def _persisted(self, state: State, name: Name) -> State | None:
+    def _persisted(self, state, name):
         parts = frozenset((of, content, lasts or of == name) for of, content, lasts in state.parts)
         return state._replace(parts=parts) if parts != state.parts else None
 
-    def _deliver(self, state: State, request: Request) -> State:
+    def _deliver(self, state, request):
         leader, name = state.leader, request.name
         match request.what:
             case "write":
@@ -351,7 +350,7 @@ class UpdateModel:
                 return state._replace(leader=leader._replace(rounds=ended))
         return self._commit(state, request)
 
-    def _register(self, leader: Leader, request: Request) -> Leader:
+    def _register(self, leader, request):
         name = request.name
         if leader.version != request.content[0] or request.number > self.numbers:
             return leader
@@ -367,7 +366,7 @@ class UpdateModel:
             ended=leader.ended - {name},
         )
 
-    def _commit(self, state: State, request: Request) -> State:
+    def _commit(self, state, request):
         leader, name, (previous, _) = state.leader, request.name, request.content
         if leader.version == name or (self.rules.one_script and leader.owner != request.chief):
             return state
@@ -387,7 +386,7 @@ class UpdateModel:
             )
         )
 
-    def _updater_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _updater_steps(self, state):
         leader = state.leader
         number = leader.number + (not _is_under_way(leader))
         record = (leader.version, leader.optimizer, number)
@@ -399,7 +398,7 @@ class UpdateModel:
             bet = Request("write", -1, self._name(*state.seen), (previous, optimizer), number)
             yield f"an updater writes {bet}", state._replace(flying=state.flying | {bet}, bets=state.bets - 1)
 
-    def _sweeper_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _sweeper_steps(self, state):
         blob, leader = state.sweeping, state.leader
         if blob is not None:
             yield "the sweeper dies", state._replace(sweeping=None)
@@ -421,7 +420,7 @@ class UpdateModel:
         for due in leader.ended:
             yield f"the sweeper finds {due}", state._replace(sweeping=due)
 
-    def _gc_steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def _gc_steps(self, state):
         blob, leader = state.collecting, state.leader
         listed = leader.leased | leader.ended | {leader.version}
         if blob is None:
@@ -443,23 +442,23 @@ class UpdateModel:
             yield f"the leader does not list {blob}", state._replace(condemned="unlisted")
 
 
-def _length(name: Name) -> int:
+def _length(name):
     """Returns how many rounds are in a version."""
     return (name[1] != WHOLE) + _length(name[0]) if name else 0
 
 
-def _replaced(state: State) -> State:
+def _replaced(state):
     """Returns the state in which another version of the same step has taken the place of the first one."""
-    name: Name = (FIRST, WHOLE, 0)
+    name = (FIRST, WHOLE, 0)
     leader = state.leader._replace(version=name, content=(FIRST, WHOLE), leased=state.leader.leased | {FIRST})
     return state._replace(leader=leader, parts=state.parts | {(name, leader.content, True)})
 
 
-def _is_under_way(leader: Leader) -> bool:
+def _is_under_way(leader):
     """Returns whether an attempt is registered that follows the version, or follows one that was replaced."""
     registered = leader.registered
     return registered not in (FIRST, leader.version) and registered[2] == leader.number
 
 
-def _with_chief(state: State, which: int, chief: Chief) -> State:
+def _with_chief(state, which, chief):
     return state._replace(chiefs=(*state.chiefs[:which], chief, *state.chiefs[which + 1 :]))

@@ -89,31 +89,38 @@ USUAL = [
 ]
 
 
-def is_compacted(client, acc):
-    headers = [msgpack.unpackb(entry.partition(b" ")[2]) for entry in client.hvals(f"{acc.accumulator_ref}:buffered")]
-    return any(header["gradients"] > 1 for header in headers)
+@pytest.fixture
+def applied(client):
+    """Applies gradients in turn by handles that store them in one of the ways. Returns the first handle."""
+
+    def apply(opener, schema, stored, gradients, nbytes):
+        limits, small, compacted = STORED[stored]
+        # Enough for the sum, and little more.
+        room = int(nbytes * 1.1) if compacted else 2**30
+        accs = [
+            opener(*schema, "w", limits=redisacc.Limits(limit, room, small), reduction_type="SUM") for limit in limits
+        ]
+        for number, gradient in enumerate(gradients):
+            accs[number % len(accs)].apply_grad(*gradient)
+        headers = [
+            msgpack.unpackb(entry.partition(b" ")[2]) for entry in client.hvals(f"{accs[0].accumulator_ref}:buffered")
+        ]
+        assert any(header["gradients"] > 1 for header in headers) == compacted
+        return accs[0]
+
+    return apply
 
 
 @pytest.mark.slow(keep="mixed")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
-def test_sparse_equals_peek(client, open_sparse, dtype, stored):
-    limits, small, compacted = STORED[stored]
-    # Enough for a sum that holds every index, and little more.
-    buffer_limit = int(ROWS * (16 + 6 * np.dtype(TYPES[dtype][1]).itemsize) * 1.1) if compacted else 2**30
+def test_sparse_equals_peek(client, open_sparse, applied, dtype, stored):
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
-    options = {"reduction_type": "SUM"}
-    accs = [
-        open_sparse(dtype, [ROWS, 2, 3], "w", limits=redisacc.Limits(limit, buffer_limit, small), **options)
-        for limit in limits
-    ]
-    holders = np.zeros(ROWS, int)
-    for number in range(40):
-        indices = rng.choice(ROWS - 1, rng.integers(0, 9), replace=False)
-        holders[indices] += 1
-        accs[number % len(accs)].apply_grad(indices, random_values(rng, dtype, (len(indices), 2, 3)))
-    acc = accs[0]
-    assert is_compacted(client, acc) == compacted
+    rows = [rng.choice(ROWS - 1, rng.integers(0, 9), replace=False) for _ in range(40)]
+    holders = np.bincount(np.concatenate(rows), minlength=ROWS)
+    gradients = [(indices, random_values(rng, dtype, (len(indices), 2, 3))) for indices in rows]
+    nbytes = ROWS * (16 + 6 * np.dtype(TYPES[dtype][1]).itemsize)
+    acc = applied(open_sparse, (dtype, [ROWS, 2, 3]), stored, gradients, nbytes)
     look = acc.peek().gradient
     for index in range(ROWS):
         said = index_of(client, acc, index)
@@ -133,19 +140,10 @@ def test_sparse_equals_peek(client, open_sparse, dtype, stored):
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
-def test_dense_equals_peek(client, open_dense, dtype, stored):
-    limits, small, compacted = STORED[stored]
+def test_dense_equals_peek(client, open_dense, applied, dtype, stored):
     rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
-    shape = (7, 90)
-    buffer_limit = int(7 * 90 * np.dtype(TYPES[dtype][1]).itemsize * 1.1) if compacted else 2**30
-    options = {"reduction_type": "SUM"}
-    accs = [
-        open_dense(dtype, shape, "w", limits=redisacc.Limits(limit, buffer_limit, small), **options) for limit in limits
-    ]
-    for number in range(12):
-        accs[number % len(accs)].apply_grad(random_values(rng, dtype, shape))
-    acc = accs[0]
-    assert is_compacted(client, acc) == compacted
+    gradients = [(random_values(rng, dtype, (7, 90)),) for _ in range(12)]
+    acc = applied(open_dense, (dtype, (7, 90)), stored, gradients, 7 * 90 * np.dtype(TYPES[dtype][1]).itemsize)
     look = acc.peek().gradient
     for where, most, expected in (
         ("", 1000, look.reshape(-1)),
@@ -162,16 +160,11 @@ def test_dense_equals_peek(client, open_dense, dtype, stored):
 @pytest.mark.every_server
 def test_a_scalar(client, open_dense):
     acc = open_dense("float32", [], "w")
+    assert index_of(client, acc)["count"] == "0"
     acc.apply_grad(2.5)
     acc.apply_grad(1.0)
     said = index_of(client, acc)
     assert (said["index"], said["count"], said["sum"]) == ("all", "2", "3.5")
-    acc.delete()
-
-
-def test_an_empty_round_counts_zero(client, open_sparse):
-    acc = open_sparse("float32", [5, 2], "w")
-    assert index_of(client, acc, 3)["count"] == "0"
     acc.delete()
 
 
@@ -217,25 +210,21 @@ def test_too_many_buffered_are_refused(client, open_sparse):
 
 
 @pytest.mark.forges
-@pytest.mark.parametrize(
-    ("dtype", "how", "message"),
-    [
-        ("int32", {}, "reads no elements of the dtype int32: use `redisacc show NAME --index I`"),
-        ("complex64", {}, "reads no elements of the dtype complex64: use `redisacc show NAME --index I`"),
-        ("float32", {"encoding": "int8"}, "is encoded as int8: use `redisacc show NAME --index I`"),
-        ("float32", {"encoding": "bfloat16"}, "is encoded as bfloat16: use `redisacc show NAME --index I`"),
-        ("float32", {"weight": 2}, "have weights: use `redisacc show NAME --index I`"),
-        ("float32", {"partitions": "0"}, "in partitions, which no script can read: use `redisacc show NAME --index I`"),
-    ],
-)
-def test_what_is_left_to_show(client, open_dense, dtype, how, message):
-    limits = redisacc.Limits(in_place=0, inline=0 if "partitions" in how else None)
-    acc = open_dense(dtype, [300], "w", limits=limits, encoding=how.get("encoding"))
-    acc.apply_grad(np.ones(300, dtype), weight=how.get("weight", 1))
-    if "partitions" in how:
-        client.hset("redisacc:{w}", "partitions", how["partitions"])
-    with pytest.raises(ResponseError, match=message):
-        index_of(client, acc, 1)
+def test_what_is_left_to_show(client, open_dense):
+    buffered, parts = redisacc.Limits(in_place=0), redisacc.Limits(in_place=0, inline=0)
+    for dtype, limits, options, weight, message in (
+        *((dtype, buffered, {}, 1, f"reads no elements of the dtype {dtype}") for dtype in ("int32", "complex64")),
+        *(("float32", buffered, {"encoding": of}, 1, f"is encoded as {of}") for of in ("int8", "bfloat16")),
+        ("float32", buffered, {}, 2, "have weights"),
+        ("float32", parts, {}, 1, "in partitions, which no script can read"),
+    ):
+        acc = open_dense(dtype, [300], "w", limits=limits, **options)
+        acc.apply_grad(np.ones(300, dtype), weight=weight)
+        if limits is parts:
+            client.hset("redisacc:{w}", "partitions", "0")
+        with pytest.raises(ResponseError, match=f"{message}: use `redisacc show NAME --index I`"):
+            index_of(client, acc, 1)
+        client.flushall()
 
 
 def test_a_tree_is_left_to_show(client, open_tree):
@@ -257,87 +246,51 @@ def test_a_tree_is_left_to_show(client, open_tree):
     acc.delete()
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((), "needs an index"),
-        (("x",), "whole numbers"),
-        (("\x1b\u202eevil",), "whole numbers separated by commas, not [?]{2}evil"),
-        (("1,",), "whole numbers"),
-        (("-1",), "whole numbers"),
-        (("1", "0"), "1 to 1000"),
-        (("1", "1001"), "1 to 1000"),
-        (("1", "1.5"), "1 to 1000"),
-        (("1,2",), "coordinate 2 is outside a dimension of size 2"),
-        (("1,1,1",), "got 2 coordinates for 1 dimensions"),
-    ],
-)
-def test_wrong_arguments_are_said(client, open_sparse, args, message):
+def test_wrong_arguments_are_said(client, open_sparse):
     acc = open_sparse("float32", [5, 2], "w")
     acc.apply_grad([1], [[1.0, 2.0]])
-    with pytest.raises(ResponseError, match=message):
-        index_of(client, acc, *args)
+    for message, *given in (
+        ("needs an index", ()),
+        ("whole numbers", ("x",), ("1,",), ("-1",)),
+        ("whole numbers separated by commas, not [?]{2}evil", ("\x1b\u202eevil",)),
+        ("1 to 1000", ("1", "0"), ("1", "1001"), ("1", "1.5")),
+        ("coordinate 2 is outside a dimension of size 2", ("1,2",)),
+        ("got 2 coordinates for 1 dimensions", ("1,1,1",)),
+    ):
+        for args in given:
+            with pytest.raises(ResponseError, match=message):
+                pytest.fail(f"{args} were accepted: {index_of(client, acc, *args)}")
     acc.delete()
+    for script in ("summary", "index"):
+        with pytest.raises(ResponseError, match="there is no accumulator"):
+            run(client, script, "redisacc:{nowhere}", "1")
 
 
-def open_and_forge(client, open_sparse, forge):
-    """Applies one buffered gradient, and replaces its header."""
+FLOATS = [[], [["a", 2]], [[-1, 2]], [[0.5, 2]], [[1, 3]], [[1]], [[1, 2, 1]], [[]], [1]]
+# Changes of a header that redisacc did not write, and of one of other data.
+FOREIGN = [
+    *({"version": 1}, {"gradients": 0}, {"gradients": "1"}),
+    *({"sections": sections} for sections in (5, ["float32"], [["float32", [1, 2]]] * 2, [["text", [1, 2]]])),
+    *({"sections": [["float32", *shape]]} for shape in FLOATS),
+    *({"parts": parts} for parts in (16, [15], [-1, 17], [0, 16], [8.5, 7.5])),
+]
+OTHER = [{"gradients": 2}, {"sections": [["float32", [2**40, 2]]]}]
+
+
+@pytest.mark.forges
+def test_foreign_headers_are_an_error(client, open_sparse):
     acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0))
     acc.apply_grad([1], [[1.0, 2.0]])
     ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
     order, _, packed = entry.partition(b" ")
-    forged = forge(msgpack.unpackb(packed))
-    packed = forged if isinstance(forged, bytes) else msgpack.packb(forged)
-    client.hset("redisacc:{w}:buffered", field, order + b" " + packed)
-
-
-@pytest.mark.forges
-@pytest.mark.parametrize(
-    "forge",
-    [
-        lambda header: b"\xff\xff",
-        lambda header: b"",
-        lambda header: {**header, "version": 1},
-        lambda header: {**header, "gradients": 0},
-        lambda header: {**header, "gradients": "1"},
-        lambda header: {**header, "sections": []},
-        lambda header: {**header, "sections": 5},
-        lambda header: {**header, "sections": ["float32"]},
-        lambda header: {**header, "sections": header["sections"] * 2},
-        lambda header: {**header, "sections": [["text", [1, 2]]]},
-        lambda header: {**header, "sections": [["float32", ["a", 2]]]},
-        lambda header: {**header, "sections": [["float32", [-1, 2]]]},
-        lambda header: {**header, "sections": [["float32", [0.5, 2]]]},
-        lambda header: {**header, "sections": [["float32", [1, 3]]]},
-        lambda header: {**header, "sections": [["float32", [1]]]},
-        lambda header: {**header, "sections": [["float32", [1, 2, 1]]]},
-        lambda header: {**header, "sections": [["float32", []]]},
-        lambda header: {**header, "sections": [["float32", 1]]},
-        lambda header: {**header, "parts": 16},
-        lambda header: {**header, "parts": [15]},
-        lambda header: {**header, "parts": [-1, 17]},
-        lambda header: {**header, "parts": [0, 16]},
-        lambda header: {**header, "parts": [8.5, 7.5]},
-    ],
-)
-def test_foreign_headers_are_an_error(client, open_sparse, forge):
-    open_and_forge(client, open_sparse, forge)
-    with pytest.raises(ResponseError, match="redisacc did not write"):
-        run(client, "index", "redisacc:{w}", 1)
-
-
-@pytest.mark.forges
-@pytest.mark.parametrize(
-    "forge",
-    [
-        lambda header: {**header, "gradients": 2},
-        lambda header: {**header, "sections": [["float32", [2**40, 2]]]},
-    ],
-)
-def test_headers_of_other_data_are_an_error(client, open_sparse, forge):
-    open_and_forge(client, open_sparse, forge)
-    with pytest.raises(ResponseError, match="is gone, or has another length"):
-        run(client, "index", "redisacc:{w}", 1)
+    header = msgpack.unpackb(packed)
+    forged = [(msgpack.packb({**header, **change}), "redisacc did not write") for change in FOREIGN]
+    forged += [(packed, "redisacc did not write") for packed in (b"\xff\xff", b"")]
+    forged += [(msgpack.packb({**header, **change}), "is gone, or has another length") for change in OTHER]
+    for other, message in forged:
+        client.hset("redisacc:{w}:buffered", field, order + b" " + other)
+        with pytest.raises(ResponseError, match=message):
+            pytest.fail(f"{other} was read: {run(client, 'index', 'redisacc:{w}', 1)}")
 
 
 @pytest.mark.every_server
@@ -354,12 +307,6 @@ def test_data_that_are_gone_are_an_error(client, open_sparse):
     client.delete(part)
     with pytest.raises(ResponseError, match="is gone, or too short"):
         index_of(client, acc, 1)
-
-
-@pytest.mark.parametrize("script", ["summary", "index"])
-def test_no_accumulator_is_an_error(client, script):
-    with pytest.raises(ResponseError, match="there is no accumulator"):
-        run(client, script, "redisacc:{nowhere}", "1")
 
 
 @pytest.mark.every_server
@@ -535,23 +482,16 @@ def masked(text):
     return sorted(re.sub(r"^\d+\) ", "", line) for line in text.splitlines())
 
 
-def test_nothing_is_written(client, open_sparse):
-    acc = open_sparse("float32", [5], "w", limits=redisacc.Limits(in_place=0))
-    acc.apply_grad([1], [1.0])
+def test_nothing_is_written():
     for script in ("summary", "index"):
-        code = (FOLDER / f"{script}.lua").read_text()
-        commands = set(re.findall(r"redis\.call\('(\w+)'", code))
+        commands = set(re.findall(r"redis\.call\('(\w+)'", (FOLDER / f"{script}.lua").read_text()))
         reads = {"HMGET", "HGET", "HGETALL", "HLEN", "HSCAN", "ZRANGE", "ZCARD", "GETRANGE", "LRANGE", "LLEN"}
         assert commands <= {*reads, "TIME"}
-    acc.delete()
 
 
-def test_the_summary_says_what_a_mean_divides_by(open_sparse, client):
+def test_the_summary_says_what_a_mean_divides_by_and_the_weights(client, open_dense, open_sparse, background, until):
     acc = open_sparse("float64", [9, 1], mean=redisacc.Mean(rows="round"))
     assert "MEAN by the gradients of the round" in run(client, "summary", acc.accumulator_ref)[0]
-
-
-def test_the_summary_says_the_weights(client, open_dense, background, until):
     acc = open_dense(
         "float32",
         [1],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 import trustme
@@ -15,7 +14,7 @@ class Certificates(dict[str, str]):
     """Names of certificates and keys → their files."""
 
     @property
-    def of_server(self) -> list[str]:
+    def of_server(self):
         """Options of a server that speaks TLS and asks clients for certificates."""
         return [
             *("--tls-cert-file", self["server"], "--tls-key-file", self["server-key"]),
@@ -23,7 +22,7 @@ class Certificates(dict[str, str]):
         ]
 
     @property
-    def of_client(self) -> dict[str, Any]:
+    def of_client(self):
         """Arguments of a client that may talk to such a server."""
         return {
             "ssl": True,

@@ -7,8 +7,6 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +19,7 @@ pytestmark = [pytest.mark.servers("valkey")]
 
 
 @contextlib.contextmanager
-def gateway(port: int, certificates: Any, *, asks: bool = False, name: str = "server") -> Iterator[int]:
+def gateway(port, certificates, *, asks=False, name="server"):
     """Yields a port that speaks TLS and leads to another one.
 
     Args:
@@ -35,7 +33,7 @@ def gateway(port: int, certificates: Any, *, asks: bool = False, name: str = "se
     context.load_verify_locations(certificates["authority"])
     context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
 
-    def serve(sock: socket.socket) -> None:
+    def serve(sock):
         with sock.dup() as same:
             try:
                 with (
@@ -54,7 +52,7 @@ def gateway(port: int, certificates: Any, *, asks: bool = False, name: str = "se
 
 
 @contextlib.contextmanager
-def serving_back(source: Any, target: Any) -> Iterator[None]:
+def serving_back(source, target):
     thread = threading.Thread(target=_copy, args=(source, target), daemon=True)
     thread.start()
     try:
@@ -97,7 +95,7 @@ WRONG = {
 
 
 @pytest.fixture
-def ports(real_server: Any, certificates: Any) -> Iterator[dict[str, Any]]:
+def ports(real_server, certificates):
     with (
         gateway(real_server.port, certificates) as tls,
         gateway(real_server.port, certificates, asks=True) as asking,

@@ -12,7 +12,7 @@ from redisacc._format.parameter_record import MAX_BLOB_BYTES, MAX_PARTS, Blob, b
 from redisacc.errors import CorruptDataError
 
 
-def test_every_partition_gets_equally_many_parts() -> None:
+def test_every_partition_gets_equally_many_parts():
     sizes = (0, 1, 64 * 1024, 64 * 1024 + 1, 10**6, 3 * 2**21, 10**8 + 7)
     for partitions, nbytes in itertools.product((2, 3, 7, 1000), sizes):
         lengths = blob_lengths(nbytes, partitions)
@@ -25,7 +25,7 @@ def test_every_partition_gets_equally_many_parts() -> None:
             assert max(of_each) - min(of_each) <= max(lengths) * (1 if nbytes % partitions else 0)
 
 
-def test_large_versions_have_a_bounded_number_of_parts() -> None:
+def test_large_versions_have_a_bounded_number_of_parts():
     for nbytes in (1, 2**21, 2**26, 10**9, MAX_BLOB_BYTES):
         lengths = blob_lengths(nbytes)
         assert sum(lengths) == nbytes
@@ -33,7 +33,7 @@ def test_large_versions_have_a_bounded_number_of_parts() -> None:
         assert max(lengths) <= 512 * 2**20
 
 
-def test_the_parts_of_an_attempt_are_listed_in_slices() -> None:
+def test_the_parts_of_an_attempt_are_listed_in_slices():
     """Somebody may have listed an attempt that claims very many of them."""
     keys = ParameterKeys("w", (0, 1, 2))
     attempts = [StoredAttempt("x-1", MOST_PARTS), StoredAttempt("x-2", 7)]
@@ -46,7 +46,7 @@ def test_the_parts_of_an_attempt_are_listed_in_slices() -> None:
         StoredAttempt.parse("key", f"x-1 {MOST_PARTS + 1}".encode())
 
 
-def test_an_attempt_of_a_version_is_listed_like_that_of_a_gradient() -> None:
+def test_an_attempt_of_a_version_is_listed_like_that_of_a_gradient():
     blob = Blob("0123456789abcdef-999999999999999-state", 2**33)
     member = str(blob.attempt(ParameterKeys("w", tuple(range(1000)))))
     assert len(member) <= 72

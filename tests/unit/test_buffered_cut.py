@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc._data.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, cut, pack, pack_for_partitions
@@ -33,7 +33,7 @@ def test_a_blob_has_no_part_of_a_few_bytes(nbytes):
     assert len(lengths) == 1 or lengths[-1] > lengths[0] / 8
 
 
-@pytest.mark.parametrize("elements", [2**20, 2**21, 2**22, 2**20 + 1, 10 * 2**20])
+@every_row("elements", [2**20, 2**21, 2**22, 2**20 + 1, 10 * 2**20])
 def test_a_dense_gradient_has_no_part_of_a_few_bytes(elements):
     lengths = pack(Gradient([Section(np.zeros(elements, np.float32))])).lengths
     assert sum(lengths) == 4 * elements
@@ -49,8 +49,8 @@ def test_a_million_floats_are_four_parts():
     assert size <= PART_SIZES[2] < size + 1024
 
 
-@pytest.mark.parametrize("partitions", [2, 3, 8, 64, 999])
-@pytest.mark.parametrize("rows", [1001, 1200, 9_000, 60_000, 300_000])
+@every_row("partitions", [2, 3, 8, 64, 999])
+@every_row("rows", [1001, 1200, 9_000, 60_000, 300_000])
 def test_rows_have_as_many_parts_in_each_partition(partitions, rows):
     """Otherwise, the dense parts would lie in other partitions than those of gradients with fewer rows."""
     values = np.zeros((rows, 8), np.float32)

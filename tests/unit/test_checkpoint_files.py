@@ -13,6 +13,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc._checkpoints.file import ABANDONED, Checkpoint, read_file, write_file
@@ -41,6 +42,10 @@ def flat(tree):
 
 def of_step(step, name="train"):
     return Checkpoint(name, step, {"w": np.full(2, step)}, {"m": np.full(2, -step)})
+
+
+def folder_in(path, *, keep, keep_every=None, name="train"):
+    return Folder(path, name, keep=keep, keep_every=keep_every)
 
 
 def names(folder):
@@ -72,8 +77,8 @@ def test_other_programs_can_read_it(tmp_path):
         assert file.metadata()["step"] == "7"
 
 
-@pytest.mark.parametrize("place", [0, 8, "format", "step", "dtype", "data_offsets", -9, -1])
-@pytest.mark.parametrize("how", ["cut", "changed"])
+@every_row("place", [0, 8, "format", "step", "dtype", "data_offsets", -9, -1])
+@every_row("how", ["cut", "changed"])
 def test_a_damaged_file_is_refused_or_read_right(tmp_path, place, how):
     path = tmp_path / "one.safetensors"
     write_file(path, of_step(7))
@@ -96,7 +101,7 @@ def test_a_damaged_file_is_refused_or_read_right(tmp_path, place, how):
 
 
 def test_what_is_kept(tmp_path):
-    folder = Folder(tmp_path / "new" / "folder", "train", keep=2, keep_every=10)
+    folder = folder_in(tmp_path / "new" / "folder", keep=2, keep_every=10)
     for step in range(1, 34, 3):
         folder.write(of_step(step))
     steps = [one.step for one in folder.stored()]
@@ -109,7 +114,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_damaged_checkpoints_are_skipped(tmp_path, caplog):
-    folder = Folder(tmp_path, "train", keep=9, keep_every=None)
+    folder = folder_in(tmp_path, keep=9)
     for step in range(5):
         folder.write(of_step(step))
     paths = {one.step: one.path for one in folder.stored()}
@@ -127,7 +132,7 @@ def test_damaged_checkpoints_are_skipped(tmp_path, caplog):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"checkpoints": 3}', '{"checkpoints": [7]}'])
 def test_a_damaged_manifest_is_ignored(tmp_path, caplog, text):
-    folder = Folder(tmp_path, "train", keep=9, keep_every=None)
+    folder = folder_in(tmp_path, keep=9)
     folder.write(of_step(1))
     (tmp_path / "manifest.json").write_text(text)
     assert [one.step for one in folder.valid()] == [1]
@@ -187,7 +192,7 @@ def test_a_process_that_is_killed_while_it_writes(tmp_path, caplog, everything, 
         when = "before" if place % 2 else "after"
         where = tmp_path / f"{place}"
         assert kill_at(where, last, place, when).returncode == -9
-        folder = Folder(where, "train", keep=2, keep_every=None)
+        folder = folder_in(where, keep=2)
         newest = next(folder.valid())
         found = newest.parameters["w"][0]
         assert newest.step in (2, last)
@@ -256,7 +261,7 @@ def test_the_file_of_a_writer_that_may_live_is_not_removed(tmp_path, identity):
 def test_files_have_the_mode_that_the_umask_gives(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
-        Folder(tmp_path, "train", keep=1, keep_every=None).write(of_step(1))
+        folder_in(tmp_path, keep=1).write(of_step(1))
     finally:
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
@@ -314,7 +319,7 @@ def test_a_real_disk_that_is_full(tmp_path):
     assert found.stdout == "done\n", found.stderr
 
 
-def damage(path, how):
+def damage(path, how="its data"):
     data = bytearray(path.read_bytes())
     if how == "its data":
         data[-1] ^= 1
@@ -326,11 +331,11 @@ def damage(path, how):
 @pytest.mark.parametrize("how", ["its data", "its header", "all of it"])
 @pytest.mark.parametrize("is_new_process", [True, False])
 def test_a_damaged_file_is_not_the_latest(tmp_path, how, is_new_process):
-    folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+    folder = folder_in(tmp_path, keep=2)
     written = folder.write(of_step(9))
     damage(written, how)
     if is_new_process:
-        folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+        folder = folder_in(tmp_path, keep=2)
     for step in (5, 6, 7):
         assert folder.write(of_step(step)).exists()
     assert [one.step for one in folder.valid()] == [7, 6]
@@ -345,7 +350,7 @@ def test_what_may_be_anybody_s_stays(tmp_path):
     unknown = {f"step-0000000{step}.safetensors": data for step, data in ((1, b""), (2, b"other"))}
     for name, data in unknown.items():
         (tmp_path / name).write_bytes(data)
-    folder = Folder(tmp_path, "train", keep=1, keep_every=None)
+    folder = folder_in(tmp_path, keep=1)
     for step in (3, 4):
         folder.write(of_step(step))
     assert {name: (tmp_path / name).read_bytes() for name in unknown} == unknown
@@ -353,7 +358,7 @@ def test_what_may_be_anybody_s_stays(tmp_path):
 
 
 def test_only_whole_files_count_as_the_first_of_an_interval(tmp_path):
-    folder = Folder(tmp_path, "train", keep=1, keep_every=10)
+    folder = folder_in(tmp_path, keep=1, keep_every=10)
     folder.write(of_step(10))
     damage(folder.write(of_step(20)), "its data")
     for step in (23, 26, 30):
@@ -364,8 +369,8 @@ def test_only_whole_files_count_as_the_first_of_an_interval(tmp_path):
 
 def test_what_was_written_is_there_although_later_ones_are(tmp_path):
     for step in (7, 8, 9):
-        Folder(tmp_path, "train", keep=9, keep_every=None).write(of_step(step))
-    folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+        folder_in(tmp_path, keep=9).write(of_step(step))
+    folder = folder_in(tmp_path, keep=2)
     assert folder.write(of_step(5)).exists()
     assert [one.step for one in folder.valid()] == [9, 8, 5]
     folder.write(of_step(6))
@@ -374,12 +379,12 @@ def test_what_was_written_is_there_although_later_ones_are(tmp_path):
 
 def test_nothing_is_removed_if_nobody_knows_what_is_whole(tmp_path, monkeypatch, caplog):
     for step in (7, 8, 9):
-        Folder(tmp_path, "train", keep=9, keep_every=None).write(of_step(step))
+        folder_in(tmp_path, keep=9).write(of_step(step))
 
     def broken(file, _):
         raise OSError(errno.EIO, "no answer", file.name)
 
-    folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+    folder = folder_in(tmp_path, keep=2)
     with monkeypatch.context() as patch:
         patch.setattr(hashlib, "file_digest", broken)
         folder.write(of_step(10))
@@ -397,11 +402,11 @@ def test_files_are_read_once_if_at_all(tmp_path, monkeypatch):
         return digest(file, name)
 
     monkeypatch.setattr(hashlib, "file_digest", noted)
-    folder = Folder(tmp_path, "train", keep=2, keep_every=10)
+    folder = folder_in(tmp_path, keep=2, keep_every=10)
     for step in range(1, 50, 3):
         folder.write(of_step(step))
     assert read == []
-    folder = Folder(tmp_path, "train", keep=3, keep_every=10)
+    folder = folder_in(tmp_path, keep=3, keep_every=10)
     folder.write(of_step(50))
     assert read == []
     folder.write(of_step(51))
@@ -413,14 +418,14 @@ def test_files_are_read_once_if_at_all(tmp_path, monkeypatch):
 
 def test_a_manifest_that_cannot_be_written_after_the_file(tmp_path, caplog):
     """Old files make room nevertheless. The manifest lists the file with the next one."""
-    folder, manifest = Folder(tmp_path, "train", keep=1, keep_every=None), tmp_path / "manifest.json"
+    folder, manifest = folder_in(tmp_path, keep=1), tmp_path / "manifest.json"
     folder.write(of_step(1))
     manifest.unlink()
     manifest.mkdir()
     folder.write(of_step(2))
     assert "step-00000002.safetensors was written, but manifest.json" in caplog.text
     assert names(tmp_path) == ["manifest.json", "step-00000002.safetensors"]
-    folder = Folder(tmp_path, "train", keep=2, keep_every=None)
+    folder = folder_in(tmp_path, keep=2)
     assert [one.step for one in folder.valid()] == [2]
     folder.write(of_step(3))
     manifest.rmdir()
@@ -435,7 +440,7 @@ def contents(folder):
 
 def test_two_trainings_that_claim_a_folder_at_once(tmp_path, monkeypatch):
     """The other one claims it after this one has found it free, at the last moment."""
-    first, second = (Folder(tmp_path, name, keep=1, keep_every=None) for name in ("train", "other"))
+    first, second = (folder_in(tmp_path, keep=1, name=name) for name in ("train", "other"))
     link = os.link
 
     def late(source, target):
@@ -455,13 +460,13 @@ def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
         raise OSError(errno.EPERM, "no hard links here")
 
     monkeypatch.setattr(os, "link", refused)
-    folder = Folder(tmp_path, "train", keep=1, keep_every=None)
+    folder = folder_in(tmp_path, keep=1)
     folder.write(of_step(1))
     assert [one.step for one in folder.valid()] == [1]
 
 
 def test_a_file_of_another_training_that_comes_later(tmp_path, caplog):
-    folder = Folder(tmp_path, "train", keep=1, keep_every=None)
+    folder = folder_in(tmp_path, keep=1)
     folder.write(of_step(1))
     write_file(tmp_path / "step-00000009.safetensors", of_step(9, "other"))
     assert [one.step for one in folder.valid()] == [1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from redisacc._redis.cluster import routing as cluster_module
@@ -18,7 +16,7 @@ SLOT = key_slot("k")
 KEYS = [f"{{k}}{number}" for number in range(9)]
 
 
-def owned_by(address: Address) -> list[Any]:
+def owned_by(address):
     return [[0, 16383, [address.host.encode(), address.port, b"id"]]]
 
 
@@ -28,9 +26,9 @@ class ScriptedNode:
     def __init__(self, address):
         self.address = str(address)
         self.reached = True
-        self.map: Any = None
-        self.script: list[Any] = []
-        self.got: list[list[tuple[Any, ...]]] = []
+        self.map = None
+        self.script = []
+        self.got = []
 
     def exchange(self, commands, deadline):
         assert deadline > running_time() - 1

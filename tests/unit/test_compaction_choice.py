@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
+from support.rows import every_row
 
 from redisacc._protocol.applying.compaction import _cheapest, _oldest
 
 MIB = 2**20
 
 
-def gradients(*sizes: int) -> list[Any]:
+def gradients(*sizes):
     return [SimpleNamespace(nbytes=size * MIB, lengths=(size * MIB,)) for size in sizes]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "first", "last"),
+@every_row(
+    "sizes, first, last",
     [
         # All of them have room in one fold, which may have 128 MiB.
         ((1, 2, 3), 0, 3),
@@ -32,14 +31,12 @@ def gradients(*sizes: int) -> list[Any]:
         ((1,) * 70, 0, 64),
     ],
 )
-def test_the_cheapest_are_the_longest_run_that_fits(sizes: tuple[int, ...], first: int, last: int) -> None:
+def test_the_cheapest_are_the_longest_run_that_fits(sizes, first, last):
     held = gradients(*sizes)
     assert _cheapest(held) == held[first:last]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "number"), [((1,), 1), ((200, 200, 1), 2), ((128, 1, 1), 2), ((100, 20, 8, 1), 3), ((1,) * 70, 64)]
-)
-def test_the_oldest_are_two_at_least_and_no_more_than_fit(sizes: tuple[int, ...], number: int) -> None:
+@every_row("sizes, number", [((1,), 1), ((200, 200, 1), 2), ((128, 1, 1), 2), ((100, 20, 8, 1), 3), ((1,) * 70, 64)])
+def test_the_oldest_are_two_at_least_and_no_more_than_fit(sizes, number):
     held = gradients(*sizes)
     assert _oldest(held) == held[:number]

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rows import every_row
 
 import redisacc
 from redisacc.data import Batches
 
 
-def of_step(batches: Batches, step: int, workers: int) -> list[int]:
+def of_step(batches, step, workers):
     """What all workers together use in a step, in the order of their numbers."""
     return np.concatenate([batches.indices(step, number, workers) for number in range(workers)]).tolist()
 
@@ -30,11 +31,11 @@ def of_step(batches: Batches, step: int, workers: int) -> list[int]:
     st.lists(st.integers(1, 50), min_size=1, max_size=30),
 )
 def test_every_epoch_has_each_example_once_even_if_the_crew_changes_between_steps(
-    size: int, batch_size: int, shuffle: bool, seed: int, crews: list[int]
-) -> None:
+    size, batch_size, shuffle, seed, crews
+):
     seed = min(seed, 2**63 - 1)
     batches = Batches(size, batch_size, seed=seed, shuffle=shuffle)
-    sequence: list[int] = []
+    sequence = []
     for step, workers in enumerate(crews):
         found = of_step(batches, step, min(workers, batch_size))
         assert len(found) == batch_size
@@ -45,8 +46,8 @@ def test_every_epoch_has_each_example_once_even_if_the_crew_changes_between_step
     assert max(Counter(epochs[-1]).values()) == 1
 
 
-def test_an_order_depends_on_the_seed_and_the_epoch_alone() -> None:
-    def orders(batch_size: int, seed: int) -> list[list[int]]:
+def test_an_order_depends_on_the_seed_and_the_epoch_alone():
+    def orders(batch_size, seed):
         batches = Batches(1000, batch_size, seed=seed)
         sequence = [index for step in range(2000 // batch_size) for index in of_step(batches, step, 1)]
         return [sequence[:1000], sequence[1000:]]
@@ -56,25 +57,25 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone() -> None:
     assert len({tuple(order) for order in (first, second, *orders(8, seed=1))}) == 4
 
 
-def test_orders_stay_as_they_are() -> None:
+def test_orders_stay_as_they_are():
     """If they change, a training that is continued with another version repeats examples and leaves others out."""
     assert Batches(10, 10, seed=3).indices(7).tolist() == [8, 3, 6, 2, 9, 5, 7, 1, 0, 4]
 
 
 @pytest.mark.slow
-def test_a_process_that_is_started_again_has_the_same_examples() -> None:
+def test_a_process_that_is_started_again_has_the_same_examples():
     program = "import redisacc; print(redisacc.data.Batches(100, 6, seed=2).indices(40, 1, 3).tolist())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == f"{Batches(100, 6, seed=2).indices(40, 1, 3).tolist()}\n"
 
 
-def test_an_order_is_made_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+def test_an_order_is_made_once_in_an_epoch(monkeypatch):
+    made = []
     real = np.random.RandomState
 
-    def counted(generator: object) -> np.random.RandomState:
+    def counted(generator):
         made.append(1)
-        return real(generator)  # type: ignore[arg-type]
+        return real(generator)
 
     monkeypatch.setattr(np.random, "RandomState", counted)
     batches = Batches(100, 6)
@@ -83,17 +84,17 @@ def test_an_order_is_made_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(made) == 3
 
 
-def test_what_a_step_returns_is_its_own_memory() -> None:
+def test_what_a_step_returns_is_its_own_memory():
     batches = Batches(6, 3, shuffle=False)
     batches.indices(0)[:] = 5
     assert batches.indices(0).tolist() == [0, 1, 2]
 
 
-def test_shares_differ_by_one_at_most() -> None:
+def test_shares_differ_by_one_at_most():
     assert [len(Batches(100, 8).indices(0, number, 3)) for number in range(3)] == [2, 3, 3]
 
 
-def test_epochs_and_steps() -> None:
+def test_epochs_and_steps():
     batches = Batches(10, 4)
     assert [batches.epoch(step) for step in range(6)] == [0, 0, 0, 1, 1, 2]
     assert [batches.steps(epochs) for epochs in range(4)] == [0, 3, 5, 8]
@@ -102,8 +103,8 @@ def test_epochs_and_steps() -> None:
         assert batches.epoch(stop - 1) == epoch
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@every_row(
+    "arguments, message",
     [
         ({"size": 0}, r"^size must be in \[1, "),
         ({"batch_size": 0}, r"^batch_size must be in \[1, "),
@@ -111,13 +112,13 @@ def test_epochs_and_steps() -> None:
         ({"shuffle": 1}, "^shuffle must be True or False, not 1"),
     ],
 )
-def test_invalid_arguments(arguments: dict[str, int], message: str) -> None:
+def test_invalid_arguments(arguments, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        Batches(**{"size": 10, "batch_size": 4, **arguments})  # type: ignore[arg-type]
+        Batches(**{"size": 10, "batch_size": 4, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@every_row(
+    "arguments, message",
     [
         ((-1,), r"^step must be in \[0, "),
         ((0, -1, 2), r"^number must be in \[0, "),
@@ -129,6 +130,6 @@ def test_invalid_arguments(arguments: dict[str, int], message: str) -> None:
         ((0, 0, 5), "^batch_size must be at least the number of workers, .* 4 examples cannot be cut among 5 workers"),
     ],
 )
-def test_invalid_shares(arguments: tuple[int, ...], message: str) -> None:
+def test_invalid_shares(arguments, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         Batches(10, 4).indices(*arguments)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc.cli.doctor import _access, _clock, _latency, _lua, _persistence, _Server, _version
 
 
-@pytest.mark.parametrize(
-    ("info", "status", "advice"),
+@every_row(
+    "info, status, advice",
     [
         ({"redis_version": "6.0.16"}, "bad", "use Redis 6.2 or later"),
         ({"redis_version": "6.2.0"}, "ok", ""),
@@ -27,7 +27,7 @@ def test_versions(info, status, advice):
     assert (finding.status, finding.advice) == (status, advice)
 
 
-@pytest.mark.parametrize("status", ["aof_last_write_status", "rdb_last_bgsave_status"])
+@every_row("status", ["aof_last_write_status", "rdb_last_bgsave_status"])
 def test_a_disk_that_refuses(status):
     finding = _persistence(_Server("here:1", {"aof_enabled": "1", status: "err"}, snapshots=True))
     assert (finding.status, finding.advice) == ("bad", "read the server's log; the disk may be full")
@@ -37,8 +37,8 @@ def refuse(*_command):
     raise redisacc.ServerError("the server refused: ERR unknown command 'EVAL'")
 
 
-@pytest.mark.parametrize(
-    ("check", "answer", "status", "advice"),
+@every_row(
+    "check, answer, status, advice",
     [
         (_lua, refuse, "bad", "use a server that runs Lua scripts, because every operation is one"),
         (
@@ -70,8 +70,8 @@ def test_what_a_server_can_do_and_how_fast(check, answer, status, advice):
     assert bool(finding.advice) == bool(advice)
 
 
-@pytest.mark.parametrize(
-    ("url", "advice"),
+@every_row(
+    "url, advice",
     [
         (None, ""),
         ("redis://localhost:1", ""),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc._data.encodings import BLOCK, BLOCKS, encode
 from redisacc._data.gradient import Gradient, Section
@@ -23,7 +23,7 @@ sections = st.lists(
 )
 
 
-def cut(found: list[tuple[np.dtype, int]], size: int, *, runts: bool = False) -> ElementCut:
+def cut(found, size, *, runts=False):
     return ElementCut([Dense(dtype, number) for dtype, number in found], size, runts=runts)
 
 
@@ -61,8 +61,8 @@ def test_a_part_has_the_same_elements_however_they_are_encoded(elements, size, r
     assert len(parts) == 1
 
 
-@pytest.mark.parametrize("partitions", [2, 3, 4, 7])
-@pytest.mark.parametrize("elements", [20_000, 10**6, 2**22])
+@every_row("partitions", [2, 3, 4, 7])
+@every_row("elements", [20_000, 10**6, 2**22])
 def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     keys = Keys("m", tuple(range(partitions)))
     gradient = Gradient([Section(np.zeros(elements, np.float32))])
@@ -74,7 +74,7 @@ def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     assert number.pop() % partitions == 0
 
 
-@pytest.mark.parametrize("size", PART_SIZES)
+@every_row("size", PART_SIZES)
 def test_a_part_fits_the_blocks_of_the_allocator(size):
     found = part_size(8 * size)
     assert size - 1024 < found <= size

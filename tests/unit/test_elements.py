@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model import assert_same
+from support.rows import every_row
 
 from redisacc._data.elements import rows_of_elements
 from redisacc.errors import InvalidArgumentError
@@ -49,8 +50,8 @@ def test_without_repetitions_the_dtype_remains():
         assert rows_of_elements([np.array([1, 0]), np.array([0, 0])], values, (2, 1), "grad").values.dtype == dtype
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
+@every_row(
+    "dtype, wide",
     [
         ("bool", "uint64"),
         ("uint8", "uint64"),
@@ -79,8 +80,8 @@ def test_rows_are_handed_on():
 ONE = np.array([0])
 
 
-@pytest.mark.parametrize(
-    ("coordinates", "values", "shape", "message"),
+@every_row(
+    "coordinates, values, shape, message",
     [
         ([], np.ones(1), (), "at least one sparse dimension"),
         ([ONE, ONE], np.ones(2), (2, 2), "integer coordinates for each of its 2 entries"),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support.rows import every_row
 
 import redisacc
 from redisacc._data import dtypes
@@ -126,8 +127,8 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_not_finite(values):
     assert np.isnan(found[~numbers]).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [1, BLOCK, 70_000])
+@every_row("value", [np.nan, np.inf, -np.inf])
+@every_row("size", [1, BLOCK, 70_000])
 def test_int8_refuses_what_is_not_finite(value, size):
     values = np.ones(size, np.float32)
     values[-1] = value
@@ -187,7 +188,7 @@ def test_the_memory_is_its_own():
     assert all((section.values == 1).all() for section in found)
 
 
-@pytest.mark.parametrize("scale", [-1.0, -1e-40, np.nan, np.inf, 2.7e36])
+@every_row("scale", [-1.0, -1e-40, np.nan, np.inf, 2.7e36])
 def test_scales_that_are_not_ours(scale):
     blocks = encoded(np.ones(70_000, np.float32), "int8").arrays[0]
     blocks["scale"][-2] = scale
@@ -220,7 +221,7 @@ def test_names_in_headers():
             stored_dtype(dtypes.TABLE[dtype], name)
 
 
-@pytest.mark.parametrize("value", ["float16", "fp8", "", 8, b"int8", np.int8, ["int8"], "INT8", "float64"])
+@every_row("value", ["float16", "fp8", "", 8, b"int8", np.int8, ["int8"], "INT8", "float64"])
 def test_encodings_that_do_not_exist(value):
     with pytest.raises(
         redisacc.InvalidArgumentError, match=r"encoding must be one of float32, bfloat16, int8, or None"
@@ -228,7 +229,7 @@ def test_encodings_that_do_not_exist(value):
         checked_encoding(value, [dtypes.TABLE["float32"]])
 
 
-@pytest.mark.parametrize("dtype", [name for name in dtypes.TABLE if name != "float32"])
+@every_row("dtype", [name for name in dtypes.TABLE if name != "float32"])
 def test_only_float32_is_encoded(dtype):
     own = [dtypes.TABLE[dtype]]
     assert checked_encoding(None, own) == checked_encoding(dtype, own) == "float32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.rows import every_row
 
 from redisacc import Chief
 from redisacc._handles.environment import Place, place
@@ -12,7 +13,7 @@ CHIEF = Place("chief", None, 3, "a-1_B")
 WORKER = Place("worker", 2, 3, "x" * 64, "a-1_B")
 
 
-@pytest.mark.parametrize("expected", [CHIEF, WORKER, Place("worker", 0), Place(), Place(workers=1_000_000)])
+@every_row("expected", [CHIEF, WORKER, Place("worker", 0), Place(), Place(workers=1_000_000)])
 def test_a_place_travels_through_the_environment(expected):
     assert place(expected.added_to({})) == expected
 
@@ -37,8 +38,8 @@ def test_what_people_call_it():
     assert [str(of) for of in (CHIEF, WORKER, Place("worker"))] == ["chief", "worker 2", "worker"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
+@every_row(
+    "name, value, expected",
     [
         ("REDISACC_ROLE", "Chief", "must be chief or worker, not 'Chief'"),
         ("REDISACC_ROLE", "w\x1b[2J" * 1000, "must be chief or worker"),

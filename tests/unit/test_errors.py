@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc import errors
@@ -17,7 +18,7 @@ WITH_ATTRIBUTES = {
 }
 
 
-@pytest.mark.parametrize("name", errors.__all__)
+@every_row("name", errors.__all__)
 def test_an_error_survives_pickling(name):
     kind = getattr(redisacc, name)
     given = WITH_ATTRIBUTES.get(name, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc._handles import exit_code
@@ -15,7 +16,7 @@ def _is_at_the_beginning(monkeypatch):
     monkeypatch.delenv(RESTARTED, raising=False)
 
 
-@pytest.mark.parametrize(
+@every_row(
     "error",
     [
         redisacc.InvalidArgumentError("x"),
@@ -23,7 +24,6 @@ def _is_at_the_beginning(monkeypatch):
         ImportError("x"),
         NotImplementedError("x"),
     ],
-    ids=lambda error: type(error).__name__,
 )
 def test_errors_of_programs_come_again(error, monkeypatch):
     assert exit_code.comes_again(error)
@@ -55,7 +55,7 @@ def test_an_error_in_the_first_call_of_a_function_comes_again_in_any_step(monkey
         assert exit_code.comes_again(error) is fails_first
 
 
-@pytest.mark.parametrize(
+@every_row(
     "error",
     [
         redisacc.ServerUnavailableError("x"),
@@ -68,13 +68,12 @@ def test_an_error_in_the_first_call_of_a_function_comes_again_in_any_step(monkey
         KeyboardInterrupt(),
         SystemExit(3),
     ],
-    ids=lambda error: type(error).__name__,
 )
 def test_other_errors_may_pass(error):
     assert not exit_code.comes_again(error)
 
 
-@pytest.mark.parametrize(("restarted", "comes_again"), [("0", True), ("1", False), (None, False)])
+@every_row("restarted, comes_again", [("0", True), ("1", False), (None, False)])
 def test_errors_of_data_may_pass_unless_they_end_the_first_process(restarted, comes_again, monkeypatch):
     if restarted is not None:
         monkeypatch.setenv(RESTARTED, restarted)

@@ -15,7 +15,7 @@ from redisacc._launch.guard import Guard
 
 def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):
     # The runner may be killed as soon as it is.
-    def start(*_, stdin: int, **__) -> None:
+    def start(*_, stdin, **__):
         raise OSError(os.read(stdin, 100).decode())
 
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -33,7 +33,6 @@ def test_guard_kills_those_who_ignore_its_sigterm():
     ):
         try:
             for slot, process in enumerate((first, released)):
-                assert process.stdout is not None
                 process.stdout.readline()
                 watch.tell(slot, process.pid)
             watch.tell(1, 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import redis
+from support.rows import every_row
 from support.strings import Strings
 
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
@@ -21,23 +21,23 @@ from redisacc._redis.sockets.lanes import Lanes, fetch_over
 class Peers:
     """Connections, and the other ends of their sockets."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         pairs = [socket.socketpair() for _ in range(number)]
         self.theirs = [theirs for _, theirs in pairs]
         self.connections = [SocketConnection(redis.Connection(), ours) for ours, _ in pairs]
 
-    def close(self) -> None:
+    def close(self):
         for connection, theirs in zip(self.connections, self.theirs, strict=True):
             connection.sock.close()
             theirs.close()
 
 
 @pytest.fixture
-def peers() -> Iterator[Callable[[int], Peers]]:
+def peers():
     """Makes connections."""
-    made: list[Peers] = []
+    made = []
 
-    def make(number: int) -> Peers:
+    def make(number):
         made.append(Peers(number))
         return made[-1]
 
@@ -46,19 +46,17 @@ def peers() -> Iterator[Callable[[int], Peers]]:
         one.close()
 
 
-def soon() -> float:
+def soon():
     return running_time() + 60
 
 
-def reply(data: bytes) -> bytes:
+def reply(data):
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-@pytest.mark.parametrize("connections", [1, 2, 3, 4])
-@pytest.mark.parametrize("piece", [1, 7, 10**9])
-def test_strings_arrive_in_their_memory_whatever_comes_first(
-    peers: Callable[[int], Peers], connections: int, piece: int
-) -> None:
+@every_row("connections", [1, 2, 3, 4])
+@every_row("piece", [1, 7, 10**9])
+def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections, piece):
     made = peers(connections)
     wanted = [bytes([65 + number]) * (number * 97 % 400) for number in range(11)]
     strings = Strings([f"k{number}" for number in range(11)], *map(len, wanted), lanes=4)
@@ -67,7 +65,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(
         for number in range(connections)
     ]
 
-    def serve() -> None:
+    def serve():
         # The last lane first: what is requested last may arrive first.
         for start in range(0, max(map(len, sent)), piece):
             for theirs, data in reversed(list(zip(made.theirs, sent, strict=True))):
@@ -82,7 +80,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(
         assert [n for n in strings.finished if n % 4 == lane] == list(range(lane, 11, 4))
 
 
-def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> None:
+def test_each_lane_asks_for_its_own_strings(peers):
     made = peers(2)
     for theirs, data in zip(made.theirs, [b"ac", b"bd"], strict=True):
         theirs.sendall(b"".join(reply(data[k : k + 1]) for k in range(2)))
@@ -92,21 +90,21 @@ def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> No
         assert theirs.recv(1000) == expected
 
 
-def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers: Callable[[int], Peers]) -> None:
+def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers):
     made = peers(2)
-    asked: list[int] = []
+    asked = []
 
     class Growing(Strings):
-        def wanted(self) -> Any:
+        def wanted(self):
             return super().wanted()[:1]
 
-        def more(self) -> Any:
+        def more(self):
             asked.append(1)
             return super().wanted()[1:] if len(asked) == 2 else []
 
     strings = Growing("ab", 3, 3, lanes=2)
 
-    def serve() -> None:
+    def serve():
         # The second one is answered first, so it was requested although the first one had not arrived.
         made.theirs[1].recv(100)
         made.theirs[1].sendall(reply(b"xyz"))
@@ -119,10 +117,11 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers:
     assert strings.buffers == [b"abc", b"xyz"]
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "text"),
+@every_row(
+    "data, error, text",
     [
         (b"", BrokenError, "closed"),
+        (b"$", BrokenError, "closed"),
         (b"$3\r\na", BrokenError, "closed"),
         (b"$3\r\nabc", BrokenError, "closed"),
         (b"$3\r\nabcde\r\n", BrokenError, "does not end"),
@@ -138,22 +137,26 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers:
         (reply(b"abc") * 2, BrokenError, "more replies"),
     ],
 )
-def test_a_reply_that_is_wrong_ends_the_fetch(
-    peers: Callable[[int], Peers], data: bytes, error: type[Exception], text: str
-) -> None:
-    made = peers(2)
-    thread = threading.Thread(target=made.theirs[1].sendall, args=[data])
-    thread.start()
-    if text == "closed":
+def test_a_reply_that_is_wrong_ends_the_fetch(peers, data, error, text):
+    """Of several connections, or of the only one, which does not look at what follows its last reply."""
+    for number in (1, 2):
+        if number == 1 and text == "more replies":
+            continue
+        made = peers(number)
+        thread = threading.Thread(target=made.theirs[-1].sendall, args=[data])
+        thread.start()
+        if text == "closed":
+            thread.join()
+            made.theirs[-1].shutdown(socket.SHUT_WR)
+        strings = Strings("ab"[:number], *[3] * number, lanes=number)
+        fetch = made.connections[0].fetch if number == 1 else functools.partial(fetch_over, made.connections)
+        with pytest.raises(error, match=text):
+            fetch(strings, soon())
+        made.close()
         thread.join()
-        made.theirs[1].shutdown(socket.SHUT_WR)
-    with pytest.raises(error, match=text):
-        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), soon())
-    made.close()
-    thread.join()
 
 
-def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
+def test_a_silent_server_is_noticed(peers):
     made = peers(2)
     made.theirs[0].sendall(reply(b"abc"))
     with pytest.raises(SilentError):
@@ -164,7 +167,7 @@ def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+def remote(monkeypatch):
     """Every server counts as one on another machine."""
     monkeypatch.setattr(lanes, "is_remote", lambda _: True)
 
@@ -172,14 +175,14 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pool:
     """A pool with connections to peers, which may be too small or refuse."""
 
-    def __init__(self, peers: Peers, *, max_connections: int = 100, refuses_after: int = 100) -> None:
+    def __init__(self, peers, *, max_connections=100, refuses_after=100):
         self.max_connections = max_connections
         self.refuses_after = refuses_after
-        self.made: list[Any] = []
-        self.released: list[Any] = []
+        self.made = []
+        self.released = []
         self._peers = peers
 
-    def get_connection(self) -> Any:
+    def get_connection(self):
         if len(self.made) >= self.refuses_after:
             raise redis.ConnectionError("too many clients")
         pooled = redis.Connection()
@@ -187,20 +190,18 @@ class Pool:
         self.made.append(pooled)
         return pooled
 
-    def release(self, pooled: Any) -> None:
+    def release(self, pooled):
         self.released.append(pooled)
 
 
 @pytest.fixture
-def first(peers: Callable[[int], Peers]) -> Any:
+def first(peers):
     """The connection that a fetch has already."""
     return peers(1).connections[0]
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_are_opened_in_the_background_and_used_again(
-    peers: Callable[[int], Peers], first: Any, until: Any
-) -> None:
+def test_lanes_are_opened_in_the_background_and_used_again(peers, first, until):
     pool = Pool(peers(8))
     found = Lanes(pool, pool.get_connection)
     assert found.borrow(first) == []
@@ -216,7 +217,7 @@ def test_lanes_are_opened_in_the_background_and_used_again(
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers, first, until):
     made = peers(8)
     pool = Pool(made)
     found = Lanes(pool, pool.get_connection)
@@ -230,7 +231,7 @@ def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers: Callable[[int], 
 
 
 @pytest.mark.usefixtures("remote")
-def test_after_a_fault_one_connection_suffices(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+def test_after_a_fault_one_connection_suffices(peers, first, until):
     pool = Pool(peers(8))
     found = Lanes(pool, pool.get_connection)
     found.borrow(first)
@@ -243,7 +244,7 @@ def test_after_a_fault_one_connection_suffices(peers: Callable[[int], Peers], fi
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+def test_lanes_that_the_server_refuses_are_done_without(peers, first, until):
     pool = Pool(peers(8), refuses_after=1)
     found = Lanes(pool, pool.get_connection)
     found.borrow(first)
@@ -253,27 +254,27 @@ def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], P
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_small_pool_keeps_its_connections(peers: Callable[[int], Peers], first: Any) -> None:
+def test_a_small_pool_keeps_its_connections(peers, first):
     pool = Pool(peers(1), max_connections=lanes.LARGE_POOL - 1)
     assert Lanes(pool, pool.get_connection).borrow(first) == []
     assert pool.made == []
 
 
-def test_only_a_server_on_another_machine_is_remote(first: Any) -> None:
+def test_only_a_server_on_another_machine_is_remote(first):
     assert not lanes.is_remote(first.sock)
 
     class Socket:
-        def __init__(self, here: str, there: str, family: int = socket.AF_INET) -> None:
+        def __init__(self, here, there, family=socket.AF_INET):
             self.family, self._here, self._there = family, here, there
 
-        def getsockname(self) -> tuple[str, int]:
+        def getsockname(self):
             return self._here, 1
 
-        def getpeername(self) -> tuple[str, int]:
+        def getpeername(self):
             return self._there, 2
 
-    def is_remote(*given: Any) -> bool:
-        return lanes.is_remote(Socket(*given))  # type: ignore[arg-type]
+    def is_remote(*given):
+        return lanes.is_remote(Socket(*given))
 
     assert not is_remote("127.0.0.1", "127.0.0.1")
     assert not is_remote("127.0.0.1", "127.0.0.2")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from support.rows import every_row
 
 from redisacc._launch.hosts.agreement import advance, new_agreement
 from redisacc._launch.hosts.documents import (
@@ -236,14 +237,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("change", WRONG, ids=str)
+@every_row("change", WRONG)
 def test_what_is_no_document_of_a_host_is_refused(change):
     document = {**json.loads(encode(GOOD)), **change}
     with pytest.raises(DocumentError):
         decode_host(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b'"' + b"x" * LARGEST + b'"', b"null", b"[]"], ids=len)
+@every_row("data", [b"", b"\xff", b"[" * 100_000, b'"' + b"x" * LARGEST + b'"', b"null", b"[]"])
 def test_bytes_that_are_no_document_are_refused(data):
     for decode in (decode_host, decode_agreement):
         with pytest.raises(DocumentError):

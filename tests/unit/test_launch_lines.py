@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from support.rows import every_row
 
 from redisacc._launch.lines import INTERVAL, LIMIT, Lines
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def cut(*chunks: bytes) -> list[bytes]:
+def cut(*chunks):
     lines = Lines(Clock())
     return [line for chunk in chunks for line in lines.feed(chunk)] + lines.end()
 
@@ -37,12 +37,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("data", "expected"), CASES)
+@every_row("data, expected", CASES)
 def test_lines(data, expected):
     assert cut(data) == expected
 
 
-@pytest.mark.parametrize(("data", "expected"), CASES)
+@every_row("data, expected", CASES)
 def test_how_the_bytes_arrive_plays_no_role(data, expected):
     assert cut(*(data[i : i + 1] for i in range(len(data)))) == expected
 
@@ -59,7 +59,7 @@ def test_a_line_that_is_rewritten_is_shown_now_and_then():
     assert shown == [b"%d%%" % percent for percent in range(0, 100, 10)] + [b"99%"]
 
 
-@pytest.mark.parametrize("size", [1, 1000, 3 * LIMIT])
+@every_row("size", [1, 1000, 3 * LIMIT])
 def test_a_long_line_becomes_several(size):
     data = b"x" * (3 * LIMIT + 5)
     found = cut(*(data[i : i + size] for i in range(0, len(data), size)))

@@ -6,31 +6,30 @@ import pytest
 
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub
-from redisacc._redis.waits import Waits
 
 
 class _Waits:
     """Starts nothing at first, and notes what is started later."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits):
         self.failures, self.started = 1, 0
         self._waits = waits
 
-    def start(self, run: object, name: str) -> None:
+    def start(self, run, name):
         if self.failures:
             self.failures -= 1
             raise RuntimeError("can't start new thread")
         self.started += 1
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self._waits, name)
 
 
-def test_a_listener_for_which_there_was_no_thread_leaves_nothing_behind() -> None:
+def test_a_listener_for_which_there_was_no_thread_leaves_nothing_behind():
     transport = connect("redis://localhost:1")
     pubsub = PubSub(transport)
     waits = _Waits(transport.waits)
-    pubsub._waits = waits  # type: ignore[assignment]
+    pubsub._waits = waits
     with pytest.raises(RuntimeError, match="thread"), pubsub.listen("c", print, confirmed=False):
         pass
     assert not pubsub._subscriptions

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from support.local_updates import LocalTraining, gradient_of
+from support.rows import every_row
 
 from redisacc._training.local_steps import LocalModel
 from redisacc.optim import AdamW
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@every_row("clip_norm", [None, 1.0])
 def test_a_step_alone_has_the_bits_of_a_training_of_one_worker(clip_norm):
     optimizer = AdamW(
         lambda step: 0.01 / (step + 1), weight_decay=0.1, no_decay=["b"], lr_factor={"b": 0.5}, clip_norm=clip_norm

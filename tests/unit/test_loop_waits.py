@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-from support.moved_clock import MovedClock
+from support.rows import every_row
 
 from redisacc.asyncio._waits import LoopWaits
 
 
-@pytest.mark.parametrize("way", ["sleep", "alarm", "event"])
-def test_a_clock_that_moves_ends_the_waits_of_a_loop(clock: MovedClock, way: str) -> None:
-    async def main() -> None:
+@every_row("way", ["sleep", "alarm", "event"])
+def test_a_clock_that_moves_ends_the_waits_of_a_loop(clock, way):
+    async def main():
         waits = LoopWaits()
 
-        def wait(seconds: float) -> None:
+        def wait(seconds):
             waits.sleep(seconds) if way == "sleep" else getattr(waits, way)().wait(seconds)
 
         waiting = [asyncio.create_task(waits.run(lambda seconds=seconds: wait(seconds))) for seconds in (3600, 7200)]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def commands(folder: Path, python: str) -> str:
+def commands(folder, python):
     """Returns what `make test` would run in a folder whose environment has this as its Python."""
     shutil.copy(MAKEFILE, folder)
     (folder / "pyproject.toml").touch()

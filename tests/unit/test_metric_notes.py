@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
+from support.rows import every_row
 
 from redisacc._data.metrics import mean_metrics, metric_notes
 
 
-@pytest.mark.parametrize(
+@every_row(
     "note",
     [
         b"",
@@ -34,8 +34,8 @@ def test_numbers_arrive_with_all_bits():
         assert (mean, math.copysign(1, mean)) == (value, math.copysign(1, value)) or mean == value
 
 
-@pytest.mark.parametrize("rate", [0.1, 1e-3 / 3, 0.7])
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.3, 0.7, 0.1)])
+@every_row("rate", [0.1, 1e-3 / 3, 0.7])
+@every_row("weights", [(1.0, 1.0, 1.0), (0.3, 0.7, 0.1)])
 def test_the_mean_of_equal_metrics_is_that_number(rate, weights):
     notes = [metric_notes({"lr": rate}, weight).encode() for weight in weights]
     assert mean_metrics(notes) == {"lr": rate}

@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc import optim
 from redisacc._data.dtypes import find_dtype
@@ -57,7 +57,7 @@ def small_blocks(monkeypatch):
     return of
 
 
-def arrays(optimizer: optim.Optimizer, size: int, dtype: Any) -> tuple[Any, Any, list[Any]]:
+def arrays(optimizer, size, dtype):
     """Weights, a sum of gradients with a few zeros, and state that is none of the first update."""
     random = np.random.default_rng(size)
     weights, gradient = (random.standard_normal(size).astype(dtype) for _ in range(2))
@@ -86,8 +86,8 @@ def assert_same_bits(one, other):
         assert mine.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_row("dtype", DTYPES)
+@every_row("name", OPTIMIZERS)
 def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_blocks):
     optimizer = OPTIMIZERS[name]
     size = 300
@@ -97,7 +97,8 @@ def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_bloc
     assert all(np.isfinite(array).all() for array in expected)
     small_blocks(dtype)
     assert_same_bits(updated(optimizer, *given), expected)
-    for cut in (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, size - 1):
+    assert [len(array) for array in updated(optimizer, *arrays(optimizer, 0, dtype))] == [0] * len(expected)
+    for cut in (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, size - 1):
         bounds = [*range(0, size, cut), size]
         pieces = [
             updated(optimizer, given[0][a:b], given[1][a:b], [each[a:b] for each in given[2]])
@@ -113,16 +114,6 @@ def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_bloc
     assert_same_bits(updated(optimizer, given[0], read_only, given[2], in_place=True), expected)
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_size_around_a_block(name, size, small_blocks):
-    optimizer = OPTIMIZERS[name]
-    given = arrays(optimizer, size, np.float32)
-    expected = updated(optimizer, *given)
-    small_blocks(np.float32)
-    assert_same_bits(updated(optimizer, *given), expected)
-
-
 def test_it_reads_memory_that_is_not_aligned():
     optimizer = optim.AdamW(0.1)
     weights, gradient, state = arrays(optimizer, 100, np.float32)
@@ -131,20 +122,19 @@ def test_it_reads_memory_that_is_not_aligned():
     assert_same_bits(updated(optimizer, weights, shifted, state), updated(optimizer, weights, gradient, state))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("divisor", [1, 3, 1.0, 0.3, 7.1, 10**9])
-def test_the_mean_is_that_of_a_take(divisor, dtype):
+@every_row("dtype", DTYPES)
+def test_the_mean_is_that_of_a_take(dtype):
     _, gradient, _ = arrays(optim.SGD(), 1000, dtype)
-    found = DenseSum(find_dtype(dtype), gradient.shape)
-    found.add(Section(gradient))
-    mean = found.result("MEAN", divisor)
-    # One of these leaves the mean: 0 - 1 * mean.
     zeros = np.zeros_like(gradient)
-    (weights,) = updated(optim.SGD(1.0, maximize=True), zeros, gradient, [], divisor=divisor, clip=1.0)
-    np.testing.assert_array_equal(weights, mean)
+    for divisor in (1, 3, 1.0, 0.3, 7.1, 10**9):
+        found = DenseSum(find_dtype(dtype), gradient.shape)
+        found.add(Section(gradient))
+        # One of these leaves the mean: 0 - 1 * mean.
+        (weights,) = updated(optim.SGD(1.0, maximize=True), zeros, gradient, [], divisor=divisor, clip=1.0)
+        np.testing.assert_array_equal(weights, found.result("MEAN", divisor), f"divided by {divisor}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_the_mean_of_rows_is_that_of_a_take(dtype):
     element = find_dtype(dtype)
     total = SparseSum(element, (5,), bound=40, where="here")
@@ -171,43 +161,27 @@ def test_the_mean_of_rows_is_that_of_a_take(dtype):
     assert kernel.sum_of_squares(values, section.counts) == kernel.sum_of_squares(mean)
 
 
-@pytest.mark.parametrize("width", [(), (1,), (3,), (2, 3), (0,), (BLOCK + 1,)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_are_updated_as_parts_are(name, width, small_blocks):
+@every_row("name", OPTIMIZERS)
+def test_rows_are_updated_as_parts_are(name, small_blocks):
     optimizer = OPTIMIZERS[name]
-    rows = 50
-    inner = math.prod(width)
-    flat, _, flat_state = arrays(optimizer, rows * inner, np.float32)
-    weights, state = flat.reshape(rows, *width), [each.reshape(rows, *width) for each in flat_state]
-    indices = np.array([0, 3, 4, 20, 49])
-    _, values, _ = arrays(optimizer, len(indices) * inner, np.float32)
-    values = values.reshape(len(indices), *width)
-    gathered = updated(
-        optimizer, weights[indices].reshape(-1), values.reshape(-1), [each[indices].reshape(-1) for each in state]
-    )
-    expected = [weights.copy(), *(each.copy() for each in state)]
-    for array, new in zip(expected, gathered, strict=True):
-        array[indices] = new.reshape(len(indices), *width)
     small_blocks(np.float32)
-    before = [array.copy() for array in (weights, *state)]
-    new = kernel.updated_rows(
-        optimizer, weights, indices, values, state, scalars=optimizer.scalars(10, 11)[0], divisor=3, clip=0.7
-    )
-    assert_same_bits([weights, *state], before)
-    for array, rows_of_array in zip(before, new, strict=True):
-        array[indices] = rows_of_array
-    assert_same_bits(before, expected)
+    rows = np.array([0, 3, 4, 20, 49])
+    for width, indices in itertools.product([(), (1,), (3,), (2, 3), (0,), (BLOCK + 1,)], (rows, rows[:0])):
+        inner = math.prod(width)
+        flat, _, flat_state = arrays(optimizer, 50 * inner, np.float32)
+        given = [each.reshape(50, *width) for each in (flat, *flat_state)]
+        before = [array.copy() for array in given]
+        _, values, _ = arrays(optimizer, len(indices) * inner, np.float32)
+        values = values.reshape(len(indices), *width)
+        parts, *state = [each[indices].reshape(-1) for each in given]
+        expected = updated(optimizer, parts, values.reshape(-1), state)
+        scalars = optimizer.scalars(10, 11)[0]
+        new = kernel.updated_rows(optimizer, given[0], indices, values, given[1:], scalars=scalars, divisor=3, clip=0.7)
+        assert_same_bits([array.reshape(-1) for array in new], expected)
+        assert_same_bits(given, before)
 
 
-def test_no_rows_change_nothing():
-    weights = np.ones((3, 2), np.float32)
-    none = np.empty((0, 2), np.float32)
-    (new,) = kernel.updated_rows(optim.SGD(), weights, np.empty(0, np.int64), none, [], scalars=(1.0, 0.0, 1.0))
-    assert new.shape == (0, 2)
-    assert (weights == 1).all()
-
-
-def digest() -> str:
+def digest():
     """A digest of what every optimiser does, and of sums of squares."""
     found = hashlib.sha256()
     for optimizer in OPTIMIZERS.values():
@@ -235,8 +209,8 @@ def test_a_processor_with_fewer_instructions_gives_the_same_bits():
 # NaN, infinities, extremes.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@every_row("dtype", DTYPES)
+@every_row("name", OPTIMIZERS)
 def test_nan_shows_in_the_weights_and_only_there(name, dtype):
     optimizer = OPTIMIZERS[name]
     weights, gradient, state = arrays(optimizer, 100, dtype)
@@ -247,15 +221,11 @@ def test_nan_shows_in_the_weights_and_only_there(name, dtype):
         assert np.isnan(mine).nonzero()[0].tolist() in ([17], [])
         np.testing.assert_array_equal(np.delete(mine, 17), np.delete(theirs, 17))
     assert np.isnan(changed[0][17])
+    # A scale of NaN makes all of them NaN.
+    assert np.isnan(updated(optimizer, *arrays(optimizer, 100, dtype), clip=math.nan)[0]).all()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_scale_of_nan_makes_all_weights_nan(name):
-    optimizer = OPTIMIZERS[name]
-    assert np.isnan(updated(optimizer, *arrays(optimizer, 100, np.float32), clip=math.nan)[0]).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_row("dtype", DTYPES)
 def test_lion_moves_by_the_sign_of_any_number(dtype):
     info = np.finfo(dtype)
     tiny = [info.smallest_subnormal, info.tiny, info.eps, 1, info.max, np.inf]
@@ -271,7 +241,7 @@ def test_lion_moves_by_the_sign_of_any_number(dtype):
 # Sums of squares.
 
 
-def in_order(values: Any) -> float:
+def in_order(values):
     """The sum as its docstring says, in plain Python."""
     sums = [0.0] * kernel.LANES
     for place, value in enumerate(values.reshape(-1).tolist()):
@@ -282,13 +252,12 @@ def in_order(values: Any) -> float:
     return sums[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 1000, 16383, 16384, 16385, 50_000])
-def test_the_order_of_a_sum_of_squares_is_fixed(size, dtype):
-    values = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    assert kernel.sum_of_squares(values) == in_order(values)
-    assert kernel.sum_of_squares(values, 3) == in_order(values / dtype(3))
-    assert kernel.sum_of_squares(values) == pytest.approx(math.fsum(values.astype(np.float64) ** 2), rel=1e-14)
+@every_row("dtype", DTYPES)
+def test_the_order_of_a_sum_of_squares_is_fixed(dtype):
+    for size in (0, 1, 2, 3, 5, 1000, 16383, 16384, 16385, 50_000):
+        values = np.random.default_rng(size).standard_normal(size).astype(dtype)
+        assert kernel.sum_of_squares(values) == in_order(values), size
+        assert kernel.sum_of_squares(values, 3) == in_order(values / dtype(3)), size
 
 
 @given(st.lists(st.floats(width=32), max_size=20))
@@ -301,9 +270,6 @@ def test_a_sum_of_squares_is_not_finite_if_an_element_is_not(values):
     else:
         # The square of the largest float32 fits into float64.
         assert found == pytest.approx(math.fsum(each * each for each in values))
-
-
-def test_what_a_sum_of_squares_overflows_to():
     assert kernel.sum_of_squares(np.array([1e200, 1.0])) == math.inf
 
 
@@ -327,80 +293,53 @@ def test_an_update_allocates_its_scratch_memory_and_no_more():
 # What is refused.
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int32, np.complex64, ">f4"])
-def test_leaves_of_other_dtypes_are_refused(dtype):
-    weights = np.zeros(3, dtype)
+def test_leaves_of_other_dtypes_are_refused():
     message = (
         r"the weights must be float32 or float64 for an optimizer, not .*: updates in fewer bits get lost in rounding. "
         "Give it float32 weights, and encoding='bfloat16' if gradients have to be small"
     )
-    with pytest.raises(InvalidArgumentError, match=message):
-        optim.Adam(ema=0.9).initial("ema", weights)
-    with pytest.raises(InvalidArgumentError, match=message):
-        updated(optim.SGD(), weights, weights, [])
-    with pytest.raises(InvalidArgumentError, match="the gradient must be float32 or float64"):
-        kernel.sum_of_squares(weights)
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.int32, np.complex64, ">f4"):
+        weights = np.zeros(3, dtype)
+        with pytest.raises(InvalidArgumentError, match=message):
+            optim.Adam(ema=0.9).initial("ema", weights)
+        with pytest.raises(InvalidArgumentError, match=message):
+            updated(optim.SGD(), weights, weights, [])
+        with pytest.raises(InvalidArgumentError, match="the gradient must be float32 or float64"):
+            kernel.sum_of_squares(weights)
 
 
 def test_arrays_that_do_not_fit_are_refused():
-    def update(optimizer, weights, gradient, state, *, to=None):
-        kernel.update_part(
-            optimizer,
-            weights,
-            gradient,
-            state,
-            scalars=(1.0, 1.0, 0.0),
-            out_weights=weights,
-            out_state=state if to is None else to,
-        )
-
-    four, eight = np.zeros(3, np.float32), np.zeros(3)
-    adam = optim.Adam()
-    with pytest.raises(InvalidArgumentError, match=r"an array for each of \['exp_avg', 'exp_avg_sq'\], not 1 and 1"):
-        update(adam, four, four, [four])
-    with pytest.raises(InvalidArgumentError, match=r"an array for each of .*, not 2 and 1"):
-        update(adam, four, four, [four, four], to=[four])
-    with pytest.raises(InvalidArgumentError, match="the gradient must be float32, like the weights, not float64"):
-        update(adam, four, eight, [four, four])
-    with pytest.raises(InvalidArgumentError, match=r"must all be float32 of shape \(3,\), not float64 of shape \(3,\)"):
-        update(adam, four, four, [four, eight])
-    with pytest.raises(InvalidArgumentError, match=r"must all be float32 of shape \(3,\), not float32 of shape \(2,\)"):
-        update(adam, four, four, [four, four], to=[four, four[1:]])
-    with pytest.raises(InvalidArgumentError, match=r"must be vectors of one length, not of shapes \(3,\) and \(2,\)"):
-        update(optim.SGD(), four, four[1:], [])
-    with pytest.raises(InvalidArgumentError, match="must be vectors of one length"):
-        update(optim.SGD(), four[None], four[None], [])
+    four, eight, adam = np.zeros(3, np.float32), np.zeros(3), optim.Adam()
+    for message, optimizer, weights, gradient, state, *to in (
+        (r"an array for each of \['exp_avg', 'exp_avg_sq'\], not 1 and 1", adam, four, four, [four]),
+        ("an array for each of .*, not 2 and 1", adam, four, four, [four, four], [four]),
+        ("the gradient must be float32, like the weights, not float64", adam, four, eight, [four, four]),
+        (r"must all be float32 of shape \(3,\), not float64 of shape \(3,\)", adam, four, four, [four, eight]),
+        (r"of shape \(3,\), not float32 of shape \(2,\)", adam, four, four, [four, four], [four, four[1:]]),
+        (r"must be vectors of one length, not of shapes \(3,\) and \(2,\)", optim.SGD(), four, four[1:], []),
+        ("must be vectors of one length", optim.SGD(), four[None], four[None], []),
+    ):
+        given = {"scalars": (1.0, 1.0, 0.0), "out_weights": weights, "out_state": to[0] if to else state}
+        with pytest.raises(InvalidArgumentError, match=message):
+            kernel.update_part(optimizer, weights, gradient, state, **given)
 
 
-@pytest.mark.parametrize(
-    ("indices", "shape", "divisor", "message"),
-    [
-        ([0, 3], (2, 2), 1, r"indices must be integers in \[0, 2\], not array\(\[0, 3\]\)"),
-        ([-1, 2], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
-        ([2, 1], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
-        ([0.0, 1.0], (2, 2), 1, r"indices must be integers in \[0, 2\]"),
+def test_rows_that_do_not_fit_are_refused():
+    weights, range_, fit = np.zeros((3, 2), np.float32), r"indices must be integers in \[0, 2\]", "do not fit weights"
+    for indices, shape, divisor, message in (
+        ([0, 3], (2, 2), 1, range_ + r", not array\(\[0, 3\]\)"),
+        ([-1, 2], (2, 2), 1, range_),
+        ([2, 1], (2, 2), 1, range_),
+        ([0.0, 1.0], (2, 2), 1, range_),
         ([0, 0, 1], (3, 2), 1, "indices must be strictly increasing, unlike"),
         ([0, 2, 1, 2], (4, 2), 1, "indices must be strictly increasing, unlike"),
-        (
-            [0, 1],
-            (2, 3),
-            1,
-            r"rows of shape \(2, 3\) with indices of shape \(2,\) do not fit weights of shape \(3, 2\)",
-        ),
-        ([0, 1], (1, 2), 1, "do not fit weights"),
-        ([[0], [1]], (2, 1, 2), 1, "do not fit weights"),
+        ([0, 1], (2, 3), 1, rf"rows of shape \(2, 3\) with indices of shape \(2,\) {fit} of shape \(3, 2\)"),
+        ([0, 1], (1, 2), 1, fit),
+        ([[0], [1]], (2, 1, 2), 1, fit),
         ([0, 1], (2, 2), np.ones(3), r"divisor must have shape \(2,\), like the indices: \(3,\)"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(indices, shape, divisor, message):
-    weights = np.zeros((3, 2), np.float32)
-    with pytest.raises(InvalidArgumentError, match=message):
-        kernel.updated_rows(
-            optim.SGD(),
-            weights,
-            np.array(indices),
-            np.zeros(shape, np.float32),
-            [],
-            scalars=(1.0, 0.0, 1.0),
-            divisor=divisor,
-        )
+    ):
+        rows = np.zeros(shape, np.float32)
+        with pytest.raises(InvalidArgumentError, match=message):
+            kernel.updated_rows(
+                optim.SGD(), weights, np.array(indices), rows, [], scalars=(1.0, 0.0, 1.0), divisor=divisor
+            )

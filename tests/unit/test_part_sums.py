@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.moved_clock import MovedClock
+from support.rows import every_row
 
 import redisacc
-from redisacc._data.encodings import Encoding, encode
-from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.encodings import encode
 from redisacc._data.tree.gradient import tree_gradient
 from redisacc._data.tree.spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
-from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
@@ -37,7 +32,7 @@ WEIGHTS = [1.0, 0.5, 3.0]
 ELEMENTS, ROWS = 45, 30
 
 
-def spec_of(**leaves: Any) -> AccumulatorSpec:
+def spec_of(**leaves):
     return TreeSpec.of(*described_by(leaves), reduction_type="SUM")
 
 
@@ -52,9 +47,9 @@ SPECS = {
 }
 
 
-def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
+def gradient_of(spec, seed):
     random = np.random.default_rng(seed)
-    tree: dict[str, Any] = {}
+    tree = {}
     assert isinstance(spec, TreeSpec)
     for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
         if leaf.is_sparse:
@@ -71,15 +66,15 @@ class Server:
 
     waits = BLOCKING
 
-    def __init__(self) -> None:
-        self.strings: dict[str, bytes] = {}
-        self.inline: dict[str, bytes] = {}
-        self.between: Iterator[Any] = iter(())
+    def __init__(self):
+        self.strings = {}
+        self.inline = {}
+        self.between = iter(())
         # Returns a number below the given one.
-        self.draw: Callable[[int], int] = lambda below: below - 1
-        self.fetched: list[str] = []
+        self.draw = lambda below: below - 1
+        self.fetched = []
 
-    def fetch(self, arrivals: Any) -> None:
+    def fetch(self, arrivals):
         """As ``Transport.fetch``: everything is requested ahead, and answered in order within a lane.
 
         Strings of several lanes arrive at the same time. A connection may break while they do.
@@ -110,11 +105,11 @@ class Server:
                 next(self.between, None)
             requested += arrivals.more()
 
-    def scatter(self, batches: list[list[Any]]) -> list[list[Any]]:
+    def scatter(self, batches):
         return [self.pipeline(batch) for batch in batches]
 
-    def pipeline(self, commands: list[Any]) -> list[Any]:
-        replies: list[Any] = []
+    def pipeline(self, commands):
+        replies = []
         for command in commands:
             if command[0] == "STRLEN":
                 replies.append(len(self.strings.get(command[1], b"")))
@@ -133,14 +128,14 @@ class Upload:
 
     def __init__(
         self,
-        number: int,
-        spec: AccumulatorSpec,
-        seed: int,
-        size: int,
-        encoding: Encoding = "float32",
+        number,
+        spec,
+        seed,
+        size,
+        encoding="float32",
         *,
-        inline: int = 0,
-    ) -> None:
+        inline=0,
+    ):
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
         self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
         self.packed = (
@@ -152,26 +147,39 @@ class Upload:
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
-        self.place: int | None = None
+        self.place = None
         self.admitted = self.refused = False
 
-    def bytes_of(self, part: int) -> bytes:
-        argument: Any = self.parts[part][2]
+    def bytes_of(self, part):
+        argument = self.parts[part][2]
         return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
 
-    def at(self, place: int) -> BufferedGradient:
+    def at(self, place):
         return replace(self.buffered, order=place)
 
 
-def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
+def total_of(spec, uploads):
+    """Returns the sum of gradients, by plain additions in this order."""
+    total = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        total.add(upload.gradient)
+    return total
+
+
+def assert_same_bits(found, expected):
+    for mine, theirs in zip(found.sum().sections, expected.sum().sections, strict=True):
+        np.testing.assert_array_equal(mine.values.view(np.uint8), theirs.values.view(np.uint8))
+        if theirs.indices is not None:
+            np.testing.assert_array_equal(mine.indices, theirs.indices)
+            np.testing.assert_array_equal(mine.counts, theirs.counts)
+
+
+def sum_parts(spec, uploads):
     """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
     cuts = [found[1] for upload in uploads if (found := upload.buffered.cut) is not None]
     if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
         return []
-    total = spec.empty_sum((), where="the test")
-    for upload in uploads:
-        total.add(upload.gradient)
-    sections = total.sum().sections
+    sections = total_of(spec, uploads).sum().sections
     return [
         b"".join(
             sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
@@ -183,9 +191,7 @@ def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_the_sum_is_that_of_the_round_in_the_order_of_places(
-    durations: Callable[..., Any], clock: MovedClock, data: st.DataObject
-) -> None:
+def test_the_sum_is_that_of_the_round_in_the_order_of_places(durations, clock, data):
     durations(sum_patience=0)
     spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
     inline = data.draw(st.sampled_from([0, 0, 300]))
@@ -202,10 +208,6 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(
         )
         for number in range(4)
     ]
-    _play(spec, uploads, data, clock)
-
-
-def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock) -> None:
     server, places = Server(), iter(range(1, 10**6))
     # By worker, places are known before anything arrives. A worker that was started again has two gradients.
     by_worker = data.draw(st.booleans())
@@ -215,7 +217,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
     round_sum = spec.empty_sum((), where="the test")
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
     sums = PartSums(
-        server,  # type: ignore[arg-type]
+        server,
         KEYS,
         round_sum,
         num_expected=num_expected,
@@ -227,19 +229,19 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
             reduced=0,
         ),
     )
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())
 
-    def place_of(upload: Upload) -> int:
+    def place_of(upload):
         return numbers[uploads.index(upload)] if by_worker else next(places)
 
-    def is_repeated(upload: Upload) -> bool:
+    def is_repeated(upload):
         """Returns whether the round has a gradient of the same worker."""
         mine = numbers[uploads.index(upload)]
         return by_worker and any(
             other.admitted and numbers[place] == mine for place, other in enumerate(uploads) if other is not upload
         )
 
-    def act() -> None:
+    def act():
         """Something that a worker does, which the taker may not hear of."""
         upload = data.draw(st.sampled_from(uploads))
         if reliance is not None and data.draw(st.booleans()):
@@ -275,7 +277,6 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
             admit(upload)
             if heard:
                 if not sums.knows(name) or data.draw(st.booleans()):
-                    assert upload.place is not None
                     sums.announce(upload.at(upload.place), admitted=True)
                     inline.expect([upload.at(upload.place)])
                 else:
@@ -289,7 +290,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
                 clock.advance(1)
             sums.skip_stalled()
 
-    def reduce() -> None:
+    def reduce():
         """Something that a reducer does: it stores a part of a sum of any gradients, or of the wrong length."""
         placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
         if not placed:
@@ -305,12 +306,12 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
             if data.draw(st.booleans()):
                 sums.sum_stored(digest, number)
 
-    def stage(upload: Upload, part: int) -> None:
+    def stage(upload, part):
         key, length = KEYS.part(upload.buffered.id, part), upload.buffered.lengths[part]
         server.strings[key] = upload.bytes_of(part)
         assert len(server.strings[key]) == length
 
-    def admit(upload: Upload) -> None:
+    def admit(upload):
         upload.admitted = True
         if upload.place is None:
             upload.place = place_of(upload)
@@ -320,7 +321,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         for part in range(len(upload.buffered.lengths)):
             assert KEYS.part(name, part) in server.strings
 
-    def events() -> Iterator[None]:
+    def events():
         while True:
             if data.draw(st.booleans()):
                 act()
@@ -343,114 +344,73 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
         for _ in range(3):
             reduce()
-    wanted = spec.empty_sum((), where="the test")
-    for upload in taken:
-        wanted.add(upload.gradient)
-    server.fetched.clear()
     described = [upload.at(upload.place or 0) for upload in taken]
-    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
-    assert round_sum.number == wanted.number == len(taken)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
-        if expected.indices is not None:
-            np.testing.assert_array_equal(found.indices, expected.indices)
-            np.testing.assert_array_equal(found.counts, expected.counts)
+    sums.complete(described, InlineReader(server, KEYS.current, described))
+    assert round_sum.number == len(taken)
+    assert_same_bits(round_sum, total_of(spec, taken))
 
 
-def test_a_weight_that_has_changed_since_the_upload_began() -> None:
-    """The step has moved before the gradient was admitted, and with it the staleness."""
-    spec, server = SPECS["both"], Server()
-    upload = Upload(0, spec, 1, 64)
-    round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, KEYS, round_sum, num_expected=1)  # type: ignore[arg-type]
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
-    found = upload.at(0)
-    sums.announce(replace(found, factor=2 * found.factor))
-    for part in range(len(found.lengths)):
-        server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
-        sums.arrive(PartsArrived(found.id, part + 1))
-    sums.look_ahead(inline, lambda: False)
-    sums.complete([found], inline)
-    wanted = spec.empty_sum((), where="the test")
-    wanted.add(upload.gradient)
-    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
-    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(section.values, expected.values)
+class Uploads:
+    """Sums of three expected gradients, and some gradients at given places, or of workers with these numbers."""
 
-
-def test_what_was_added_ahead_is_not_fetched_again() -> None:
-    spec, server = SPECS["both"], Server()
-    uploads = [Upload(number, spec, number, 64) for number in range(3)]
-    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"), num_expected=3)  # type: ignore[arg-type]
-    described = [upload.at(place) for place, upload in enumerate(uploads)]
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
-    for gradient, upload in zip(described, uploads, strict=True):
-        sums.announce(gradient)
-        for part in range(len(gradient.lengths)):
-            data = upload.bytes_of(part)
-            server.strings[KEYS.part(gradient.id, part)] = data
-            sums.arrive(PartsArrived(gradient.id, part + 1))
-            sums.look_ahead(inline, lambda: False)
-    assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
-    server.fetched.clear()
-    sums.complete(described, inline)
-    assert server.fetched == []
-
-
-class ByWorker:
-    """Sums of three expected gradients by worker, and the gradients of some workers."""
-
-    def __init__(self, *numbers: int) -> None:
-        self.server = Server()
-        spec = SPECS["both"]
-        self._sum, self._wanted = (spec.empty_sum((), where="the test") for _ in range(2))
-        self._uploads = [Upload(k, spec, k, 64) for k in range(len(numbers))]
+    def __init__(self, *numbers, by_worker=True):
+        self.server, self._spec = Server(), SPECS["both"]
+        self._sum = self._spec.empty_sum((), where="the test")
+        self._uploads = [Upload(k, self._spec, k, 64) for k in range(len(numbers))]
         self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
-        self.sums = PartSums(
-            self.server,  # type: ignore[arg-type]
-            KEYS,
-            self._sum,
-            num_expected=3,
-            by_worker=True,
-        )
-        self._inline = InlineReader(self.server, KEYS.current, ())  # type: ignore[arg-type]
+        self.sums = PartSums(self.server, KEYS, self._sum, num_expected=3, by_worker=by_worker)
+        self._inline = InlineReader(self.server, KEYS.current, ())
 
-    def upload(self, k: int, parts: int | None = None, *, admitted: bool = False) -> list[str]:
+    def upload(self, k, parts=None, *, admitted=False):
         """Uploads the first parts of a gradient, or all of them. Returns the keys that are fetched then."""
         found = self.every[k]
         self.sums.announce(found)
         number = len(found.lengths) if parts is None else parts
         for part in range(number):
-            data = self._uploads[k].bytes_of(part)
-            self.server.strings[KEYS.part(found.id, part)] = data
+            self.put(k, part)
         if number:
             self.sums.arrive(PartsArrived(found.id, number))
         if admitted:
             self.sums.announce(found, admitted=True)
         return self.look_ahead()
 
-    def look_ahead(self) -> list[str]:
+    def put(self, k, part):
+        self.server.strings[KEYS.part(self.every[k].id, part)] = self._uploads[k].bytes_of(part)
+
+    def skip_stalled_after(self, clock, seconds):
+        clock.advance(seconds)
+        self.sums.skip_stalled()
+
+    def knows(self, k):
+        return self.sums.knows(self.every[k].id)
+
+    def look_ahead(self):
         self.server.fetched.clear()
         self.sums.look_ahead(self._inline, lambda: False)
         return sorted(self.server.fetched)
 
-    def complete(self, *chosen: int) -> list[str]:
+    def complete(self, *chosen):
         """Completes the sum, and compares it with that of these gradients. Returns the keys that are fetched then."""
         self.server.fetched.clear()
         self.sums.complete([self.every[k] for k in chosen], self._inline)
-        for k in chosen:
-            self._wanted.add(self._uploads[k].gradient)
-        for found, expected in zip(self._sum.sum().sections, self._wanted.sum().sections, strict=True):
-            np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        assert_same_bits(self._sum, total_of(self._spec, [self._uploads[k] for k in chosen]))
         return sorted(self.server.fetched)
 
-    def staged(self, k: int, parts: int | None = None) -> list[str]:
+    def staged(self, k, parts=None):
         found = self.every[k]
         return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
 
 
-def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
-    one = ByWorker(2, 0, 1)
+@every_row("by_worker", [False, True])
+def test_what_was_added_ahead_is_not_fetched_again(by_worker):
+    one = Uploads(0, 1, 2, by_worker=by_worker)
+    for k in range(3):
+        assert one.upload(k) == one.staged(k)
+    assert one.complete(0, 1, 2) == []
+
+
+def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
+    one = Uploads(2, 0, 1)
     assert one.upload(0) == []
     # Worker 0 is added before the others have arrived, part by part.
     assert one.upload(1, 2) == one.staged(1, 2)
@@ -461,8 +421,8 @@ def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
     assert one.complete(1, 2, 0) == []
 
 
-def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> None:
-    one = ByWorker(7, 4, 2, 0, 9)
+def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers():
+    one = Uploads(7, 4, 2, 0, 9)
     assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
     one.upload(2, admitted=True)
     assert one.sums._done == 3
@@ -471,85 +431,73 @@ def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> No
     assert one.complete(2, 1, 0) == []
 
 
-def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped() -> None:
-    one = ByWorker(0, 2, 1, 3)
+def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped():
+    one = Uploads(0, 2, 1, 3)
     assert one.upload(0, 7) == one.staged(0, 7)
     for k in (1, 2, 3):
         one.upload(k, admitted=True)
-    assert not one.sums.knows(one.every[0].id)
+    assert not one.knows(0)
     assert one.sums._done == 3
     assert one.complete(2, 1, 3) == []
 
 
-def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first() -> None:
-    one = ByWorker(0, 0, 1, 2)
+def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first():
+    one = Uploads(0, 0, 1, 2)
     assert one.upload(0, 7) == one.staged(0, 7)
     assert one.upload(1) == one.staged(1)
-    assert not one.sums.knows(one.every[0].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(1, 2, 3) == []
+    assert not one.knows(0)
+    # But not if that was admitted.
+    other = Uploads(0, 0, 1, 2)
+    other.upload(0, admitted=True)
+    assert other.upload(1) == []
+    assert not other.knows(1)
+    for k in (2, 3):
+        one.upload(k)
+        other.upload(k)
+    assert one.complete(1, 2, 3) == other.complete(0, 2, 3) == []
 
 
-def test_by_worker_what_is_admitted_is_not_replaced() -> None:
-    one = ByWorker(0, 0, 1, 2)
-    one.upload(0, admitted=True)
-    assert one.upload(1) == []
-    assert not one.sums.knows(one.every[1].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(0, 2, 3) == []
-
-
-def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock: MovedClock) -> None:
-    one = ByWorker(0, 1, 2, 3)
+def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock):
+    one = Uploads(0, 1, 2, 3)
     for k, parts in enumerate((1, None, None)):
         one.upload(k, parts)
-        clock.advance(1)
-        one.sums.skip_stalled()
-    assert one.sums.knows(one.every[0].id)
+        one.skip_stalled_after(clock, 1)
+    assert one.knows(0)
     one.upload(3)
-    clock.advance(1)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(one.every[0].id)
+    one.skip_stalled_after(clock, 1)
+    assert not one.knows(0)
     one.look_ahead()
     assert one.complete(1, 2, 3) == []
 
 
-def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock: MovedClock) -> None:
+def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock):
     clock.stop()
-    one = ByWorker(0, 1, 2, 3)
-    slow = one.every[0]
-    one.sums.announce(slow, lease=10.0)
-    for k in (1, 2, 3):
-        one.sums.announce(one.every[k], lease=1000.0)
-        one.sums.arrive(PartsArrived(one.every[k].id, 1))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
+    one = Uploads(0, 1, 2, 3)
+    for gradient in one.every:
+        one.sums.announce(gradient, lease=10.0 if gradient is one.every[0] else 1000.0)
+        if gradient is not one.every[0]:
+            one.sums.arrive(PartsArrived(gradient.id, 1))
+    one.skip_stalled_after(clock, 9)
     # It says that it continues.
-    one.sums.arrive(PartsArrived(slow.id, 0))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
-    clock.advance(2)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(slow.id)
+    one.sums.arrive(PartsArrived(one.every[0].id, 0))
+    one.skip_stalled_after(clock, 9)
+    assert one.knows(0)
+    one.skip_stalled_after(clock, 2)
+    assert not one.knows(0)
 
 
-def test_parts_that_arrive_in_another_order_are_added_as_they_come() -> None:
-    one = ByWorker(0, 1, 2)
-    first = one.every[0]
+def test_parts_that_arrive_in_another_order_are_added_as_they_come():
+    one = Uploads(0, 1, 2)
     one.upload(0, 0)
-    last = len(first.lengths) - 1
-    one.server.strings[KEYS.part(first.id, last)] = one._uploads[0].bytes_of(last)
-    one.sums.arrive(PartsArrived(first.id, 1, None, last))
-    assert one.look_ahead() == [KEYS.part(first.id, last)]
+    last = len(one.every[0].lengths) - 1
+    one.put(0, last)
+    one.sums.arrive(PartsArrived(one.every[0].id, 1, None, last))
+    assert one.look_ahead() == [KEYS.part(one.every[0].id, last)]
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[..., Any], data: st.DataObject) -> None:
+def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations, data):
     durations(sum_patience=0)
     name = data.draw(st.sampled_from(["dense", "both", "wider"]))
     spec, server = SPECS[name], Server()
@@ -559,14 +507,14 @@ def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[
     stored = data.draw(st.lists(st.permutations(uploads), min_size=1, max_size=3))
     round_sum = spec.empty_sum((), where="the test")
     sums = PartSums(
-        server,  # type: ignore[arg-type]
+        server,
         KEYS,
         round_sum,
         num_expected=required,
         reliance=ReducerReliance(),
         bounds=Bounds(reduced=0),
     )
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())
     for place, upload in enumerate(uploads):
         for part in range(len(upload.buffered.lengths)):
             server.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
@@ -582,18 +530,14 @@ def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[
     sums.look_ahead(inline, lambda: False)
     described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
     sums.complete(described, inline)
-    wanted = spec.empty_sum((), where="the test")
-    for upload in uploads[:granted]:
-        wanted.add(upload.gradient)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+    assert_same_bits(round_sum, total_of(spec, uploads[:granted]))
     # The sum of so few is no smaller than they are, so a taker adds them itself.
     if exact and required > (2 if name == "wider" else 1):
         dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}
         assert dense.isdisjoint(server.fetched)
 
 
-def dense_parts(upload: Upload) -> range:
+def dense_parts(upload):
     """Returns the numbers of the parts with elements of dense sections."""
     found = upload.buffered.cut
     assert found is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from support.rows import every_row
 
 from redisacc._redis.connect import holds_password
 
 
-@pytest.mark.parametrize(
-    ("url", "holds"),
+@every_row(
+    "url, holds",
     [
         ("redis://host:6379/0", False),
         ("redis://user@host:6379/0", False),
@@ -21,5 +21,5 @@ from redisacc._redis.connect import holds_password
         ("rediss://host?ssl_password=secret", True),
     ],
 )
-def test_passwords_are_found_in_urls(url: str, holds: bool) -> None:
+def test_passwords_are_found_in_urls(url, holds):
     assert holds_password(url) is holds

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc import data, errors, optim, raw_ops
 
 
-@pytest.mark.parametrize("module", [redisacc, data, errors, optim, raw_ops])
-def test_all_is_what_is_public(module: object) -> None:
+@every_row("module", [redisacc, data, errors, optim, raw_ops])
+def test_all_is_what_is_public(module):
     public = {
         name
         for name in dir(module)
@@ -24,10 +25,10 @@ def test_all_is_what_is_public(module: object) -> None:
         and _ours(value, module)
     }
     modules = {"data", "errors", "optim", "raw_ops", "types"} if module is redisacc else set()
-    assert set(module.__all__) == public | modules  # type: ignore[attr-defined]
+    assert set(module.__all__) == public | modules
 
 
-def test_type_checkers_see_the_names_that_are_loaded_on_use() -> None:
+def test_type_checkers_see_the_names_that_are_loaded_on_use():
     tree = ast.parse(Path(redisacc.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imported = {
@@ -37,29 +38,33 @@ def test_type_checkers_see_the_names_that_are_loaded_on_use() -> None:
     assert set(redisacc.__all__) == {"errors", *errors.__all__, *imported}
 
 
-@pytest.mark.parametrize(
-    "statement", ["import redisacc", "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)"]
+@every_row(
+    "statement",
+    [
+        "import redisacc",
+        "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)",
+    ],
 )
-def test_an_import_loads_neither_numpy_nor_a_client_library(statement: str) -> None:
+def test_an_import_loads_neither_numpy_nor_a_client_library(statement):
     heavy = {"numpy", "redis", "valkey", "rich", "ml_dtypes", "msgpack", "asyncio", "redisacc._handles.base"}
     program = f"{statement}; import sys; sys.stderr.write(repr(sorted({heavy!r} & set(sys.modules))))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "[]"
 
 
-def test_a_name_that_does_not_exist() -> None:
+def test_a_name_that_does_not_exist():
     assert not hasattr(redisacc, "NoSuchName")
     with pytest.raises(AttributeError, match="module 'redisacc' has no attribute 'TreeAcumulator'"):
-        redisacc.TreeAcumulator  # type: ignore[attr-defined] # noqa: B018
+        redisacc.TreeAcumulator  # noqa: B018
     assert "TreeAccumulator" in dir(redisacc)
 
 
-def _ours(value: object, module: object) -> bool:
+def _ours(value, module):
     home = value.__module__
-    return home.startswith("redisacc") if module in (redisacc, optim) else home == module.__name__  # type: ignore[attr-defined]
+    return home.startswith("redisacc") if module in (redisacc, optim) else home == module.__name__
 
 
-def test_every_error_stands_in_the_tree_with_its_bases() -> None:
+def test_every_error_stands_in_the_tree_with_its_bases():
     tree = errors.__doc__ or ""
     for name in errors.__all__:
         error = getattr(errors, name)
@@ -70,8 +75,8 @@ def test_every_error_stands_in_the_tree_with_its_bases() -> None:
                 assert f"({base.__name__})" in line
 
 
-@pytest.mark.parametrize("name", redisacc.__all__)
-def test_everything_public_is_described(name: str) -> None:
+@every_row("name", redisacc.__all__)
+def test_everything_public_is_described(name):
     thing = getattr(redisacc, name)
     assert inspect.getdoc(thing)
     if inspect.isclass(thing):
@@ -80,16 +85,16 @@ def test_everything_public_is_described(name: str) -> None:
                 assert inspect.getdoc(value), f"{name}.{attribute}"
 
 
-@pytest.mark.parametrize(
-    ("cls", "returned"),
+@every_row(
+    "cls, returned",
     [
         (redisacc.ConditionalAccumulator, "Array"),
         (redisacc.SparseConditionalAccumulator, "tuple[Array, Array, Array]"),
         (redisacc.TreeAccumulator, "Any"),
     ],
 )
-def test_help_names_the_class_of_an_inherited_method_and_what_it_returns_there(cls: type, returned: str) -> None:
-    method = cls.take_grad  # type: ignore[attr-defined]
+def test_help_names_the_class_of_an_inherited_method_and_what_it_returns_there(cls, returned):
+    method = cls.take_grad
     assert inspect.signature(method).return_annotation == returned
     assert method.__qualname__ == f"{cls.__name__}.take_grad"
     assert (inspect.getdoc(method) or "").startswith("Takes the reduced gradient")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from support.moved_clock import MovedClock
-
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 
 
-def test_reliance_doubles_its_pauses_and_success_ends_them(clock: MovedClock) -> None:
+def test_reliance_doubles_its_pauses_and_success_ends_them(clock):
     clock.stop()
     reliance = ReducerReliance()
     for seconds in (1, 2, 4, 8, 16, 32, 64, 64):

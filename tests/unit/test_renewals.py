@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from redisacc._protocol.leases.renewals import renewals_over
 
@@ -17,28 +16,28 @@ class Held:
 
     interval = 0.002
 
-    def __init__(self, server: Server, blocks: threading.Event | None = None) -> None:
+    def __init__(self, server, blocks=None):
         self.is_over = False
         self.renewed = 0
         self._blocks = blocks
-        self.renewals = renewals_over(server)  # type: ignore[arg-type]
+        self.renewals = renewals_over(server)
         self.renewals.add(self)
 
-    def renew(self) -> None:
+    def renew(self):
         self.renewed += 1
         if self._blocks is not None:
             self._blocks.wait()
 
-    def end(self) -> None:
+    def end(self):
         self.is_over = True
         self.renewals.drop_ended()
 
 
-def threads() -> list[str]:
+def threads():
     return [thread.name for thread in threading.enumerate() if thread.name == "redisacc-leases"]
 
 
-def test_leases_are_renewed_until_they_are_over(until: Callable[..., object]) -> None:
+def test_leases_are_renewed_until_they_are_over(until):
     server = Server()
     first, second = Held(server), Held(server)
     until(lambda: first.renewed > 3 and second.renewed > 3)
@@ -55,7 +54,7 @@ def test_leases_are_renewed_until_they_are_over(until: Callable[..., object]) ->
     third.end()
 
 
-def test_a_silent_server_delays_no_lease_on_another(until: Callable[..., object]) -> None:
+def test_a_silent_server_delays_no_lease_on_another(until):
     silence = threading.Event()
     silent, server = Server(), Server()
     waiting, lease = Held(silent, silence), Held(server)
@@ -66,7 +65,7 @@ def test_a_silent_server_delays_no_lease_on_another(until: Callable[..., object]
     lease.end()
 
 
-def test_a_lease_that_is_lost_while_others_are_held_is_dropped(until: Callable[..., object]) -> None:
+def test_a_lease_that_is_lost_while_others_are_held_is_dropped(until):
     server = Server()
     lost, held = Held(server), Held(server)
     until(lambda: lost.renewed > 1)

@@ -6,6 +6,7 @@ import hiredis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rows import every_row
 
 from redisacc._redis.faults import BrokenError, ReplyError
 from redisacc._redis.sockets import reply_reader
@@ -19,7 +20,7 @@ VALUES = st.recursive(
 )
 
 
-def packed(value: object) -> bytes:
+def packed(value):
     """Returns a reply in RESP, by an independent writer."""
     match value:
         case None:
@@ -35,7 +36,7 @@ def packed(value: object) -> bytes:
 
 @settings(max_examples=50)
 @given(st.lists(VALUES, min_size=1, max_size=4), st.lists(st.integers(1, 30), max_size=40))
-def test_replies_are_the_same_however_they_are_cut(values: list[object], cuts: list[int]) -> None:
+def test_replies_are_the_same_however_they_are_cut(values, cuts):
     data, found, reader = b"".join(map(packed, values)), [], ReplyReader()
     reader.expect([("EVALSHA",)] * len(values))
     for cut in cuts:
@@ -45,15 +46,15 @@ def test_replies_are_the_same_however_they_are_cut(values: list[object], cuts: l
     assert found == values
 
 
-@pytest.mark.parametrize("piece", [1, 3, 10**6])
-@pytest.mark.parametrize("kind", [b"*", b">", b"~", b"|"])
-@pytest.mark.parametrize("before", [b"", b"*2\r\n$13\r\n\n*99999999\r\nx\r\n", b"+OK\r\n"])
-@pytest.mark.parametrize("number", [b"1000100", b"999999999999999999999999"])
-def test_arrays_that_claim_too_much_are_refused(piece: int, kind: bytes, before: bytes, number: bytes) -> None:
+@every_row("piece", [1, 3, 10**6])
+@every_row("kind", [b"*", b">", b"~", b"|"])
+@every_row("before", [b"", b"*2\r\n$13\r\n\n*99999999\r\nx\r\n", b"+OK\r\n"])
+@every_row("number", [b"1000100", b"999999999999999999999999"])
+def test_arrays_that_claim_too_much_are_refused(piece, kind, before, number):
     data, reader = before + kind + number + b"\r\n", ReplyReader()
     reader.expect([("HGET", "k", "f"), ("EVALSHA",)])
 
-    def read() -> None:
+    def read():
         for start in range(0, len(data), piece):
             reader.read(data[start : start + piece])
 
@@ -61,22 +62,20 @@ def test_arrays_that_claim_too_much_are_refused(piece: int, kind: bytes, before:
         read()
 
 
-def test_arrays_in_arrays_count_together() -> None:
+def test_arrays_in_arrays_count_together():
     reader = ReplyReader()
     with pytest.raises(BrokenError, match="array of 9999"):
         reader.read(b"*9999\r\n" * (MAX_ELEMENTS // 9999 + 1))
 
 
-def test_a_command_of_many_arguments_may_be_answered_by_as_many() -> None:
+def test_a_command_of_many_arguments_may_be_answered_by_as_many():
     reader, number = ReplyReader(), MAX_ELEMENTS + 5
     reader.expect([("HMGET", "k", *["f"] * number)])
     assert reader.read(b"*%d\r\n" % number + b"_\r\n" * number) == [[None] * number]
 
 
-@pytest.mark.parametrize(("command", "most"), [("EVALSHA", 2000), ("HMGET", 2020), ("HSCAN", 5000), ("GET", 5000)])
-def test_a_reply_may_have_as_many_bytes_as_its_command_allows(
-    command: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@every_row("command, most", [("EVALSHA", 2000), ("HMGET", 2020), ("HSCAN", 5000), ("GET", 5000)])
+def test_a_reply_may_have_as_many_bytes_as_its_command_allows(command, most, monkeypatch):
     for name, value in {"BYTES": 2000, "FIELD_BYTES": 10, "SCAN_BYTES": 5000, "STRING_BYTES": 5000}.items():
         monkeypatch.setattr(reply_reader, f"MAX_{name}", value)
     reader = ReplyReader()
@@ -93,7 +92,7 @@ def test_a_reply_may_have_as_many_bytes_as_its_command_allows(
             reader.read(reply)
 
 
-def test_errors_and_pushes_are_told_apart() -> None:
+def test_errors_and_pushes_are_told_apart():
     error, pushed = ReplyReader().read(b"-NOSCRIPT no\r\n>1\r\n+x\r\n")
     assert isinstance(error, ReplyError)
     assert error.code == "NOSCRIPT"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from support.rows import every_row
 
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.nodes import parse_info
@@ -89,7 +89,7 @@ def test_only_the_latest_rounds_are_remembered():
     assert [of.step for of in history.figures(1000).rounds] == list(range(5, ROUNDS + 5))
 
 
-@pytest.mark.parametrize(
+@every_row(
     "line",
     [
         "applied step=1 count=1 bytes=-5 worker=x",

@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.rows import every_row
 
 from redisacc._redis import running_time as module
 from redisacc._redis.running_time import LONGEST_GAP, running_time
@@ -45,9 +46,7 @@ def test_a_gap_advances_it_by_the_longest_gap(pass_by):
     assert running_time() - began == 3 * LONGEST_GAP
 
 
-@pytest.mark.parametrize(
-    ("waited", "advance"), [(1.0, LONGEST_GAP), (30.0, 30.0), (3600.0, 3600.0), (math.inf, 3600.0)]
-)
+@every_row("waited, advance", [(1.0, LONGEST_GAP), (30.0, 30.0), (3600.0, 3600.0), (math.inf, 3600.0)])
 def test_a_wait_in_one_go_counts(pass_by, waited, advance):
     began = running_time()
     pass_by(3600)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from redisacc._launch.restarts import Restarts
@@ -15,7 +12,7 @@ from redisacc.errors import ServerError
 class Prompt(Restarts):
     """Restarts without pauses."""
 
-    def pause_after(self, lived: float, now: float) -> float | None:
+    def pause_after(self, lived, now):
         return None if super().pause_after(lived, now) is None else 0.0
 
 
@@ -27,27 +24,27 @@ class FailingServer:
 
     pid = 7
 
-    def __init__(self, *outcomes: str | int | None) -> None:
+    def __init__(self, *outcomes):
         self.running = False
-        self.exit_status: int | None = -9
+        self.exit_status = -9
         self._outcomes = [*outcomes]
 
-    def start(self) -> None:
+    def start(self):
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, str):
             raise ServerError(outcome)
         self.running, self.exit_status = outcome is None, outcome
 
-    def log_tail(self, _: int) -> str:
+    def log_tail(self, _):
         return ""
 
 
 @pytest.fixture
-def texts(until: Callable[..., Any]) -> Callable[..., list[str]]:
+def texts(until):
     """Looks after a server until it runs or the run is over, and returns what there is to say."""
 
-    def look(server: FailingServer, limit: int) -> list[str]:
-        keeper = ServerKeeper(server, Prompt(limit), keeps_data=True, name="it")  # type: ignore[arg-type]
+    def look(server, limit):
+        keeper = ServerKeeper(server, Prompt(limit), keeps_data=True, name="it")
         found = [keeper.look()]
         while not keeper.starts and not found[-1].is_over:
             found.append(until(keeper.look))

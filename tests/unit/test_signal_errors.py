@@ -11,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 import redis
+from support.rows import every_row
 
 import redisacc
 from redisacc._data import validation
@@ -81,8 +82,8 @@ def interrupted():
     signal.raise_signal(signal.SIGUSR1)
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("how", KINDS)
+@every_row("kind", ERRORS)
+@every_row("how", KINDS)
 def test_what_a_handler_raises_is_recognised(handled, how, kind):
     error = kind("raised")
     handled(KINDS[how](Handler(error)))
@@ -111,13 +112,13 @@ def unreachable():
     redis.Redis(port=1, retry=None).ping()
 
 
-@pytest.mark.parametrize("function", [refused, silent, silent_tls, unreachable])
+@every_row("function", [refused, silent, silent_tls, unreachable])
 def test_what_a_socket_raises_is_not_taken_for_it(handled, function):
     handled(Handler(OSError()))
     assert interrupt_in(raised_by(function)) is None
 
 
-@pytest.mark.parametrize("function", [refused, silent])
+@every_row("function", [refused, silent])
 def test_nor_is_it_while_what_a_handler_raised_is_being_handled(handled, function):
     handled(Handler(TimeoutError()))
     try:
@@ -128,7 +129,7 @@ def test_nor_is_it_while_what_a_handler_raised_is_being_handled(handled, functio
     assert interrupt_in(failure) is None
 
 
-@pytest.mark.parametrize("kind", ERRORS)
+@every_row("kind", ERRORS)
 def test_an_error_that_a_library_has_made_of_it_gives_it_back(handled, kind):
     error = kind("raised")
     handled(Handler(error))
@@ -163,7 +164,7 @@ def test_it_is_neither_translated_nor_suppressed(handled):
         {}["missing"]
 
 
-@pytest.mark.parametrize("kind", ERRORS)
+@every_row("kind", ERRORS)
 def test_an_array_that_is_interrupted_while_it_is_read_is_not_called_unreadable(handled, kind):
     class Slow:
         def __array__(self, dtype=None, copy=None):
@@ -175,8 +176,8 @@ def test_an_array_that_is_interrupted_while_it_is_read_is_not_called_unreadable(
     assert raised_by(lambda: validation.array(Slow(), "gradient")) is error
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+@every_row("kind", ERRORS)
+@every_row("scheme", ["redis", "rediss"])
 def test_the_making_of_a_connection_can_be_interrupted(handled, scheme, kind):
     """The client's library turns what the handler raises into errors of its own."""
     error = kind("raised")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from support.rows import every_row
 
 import redisacc
 import redisacc.asyncio
@@ -19,7 +18,7 @@ MOST = 12
 ACCUMULATORS = ("ConditionalAccumulator", "SparseConditionalAccumulator", "TreeAccumulator")
 
 
-def options_of(function: Callable[..., Any]) -> list[str]:
+def options_of(function):
     """Returns the keyword-only parameters."""
     parameters = inspect.signature(function).parameters.values()
     return [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -29,7 +28,7 @@ def options_of(function: Callable[..., Any]) -> list[str]:
 PASS_ON = ("embedded.Server.client", "embedded.Cluster.client", "asyncio.ConditionalAccumulatorBase")
 
 
-def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+def public_functions():
     for module in (redisacc, redisacc.asyncio, embedded, optim, raw_ops):
         for name in module.__all__:
             thing = getattr(module, name)
@@ -42,7 +41,7 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
                         yield f"{module.__name__}.{name}.{method}", value
 
 
-def test_no_function_has_more_options_than_anybody_can_read() -> None:
+def test_no_function_has_more_options_than_anybody_can_read():
     found = dict(public_functions())
     assert len(found) > 200
     for name, function in found.items():
@@ -52,9 +51,9 @@ def test_no_function_has_more_options_than_anybody_can_read() -> None:
         assert inspect.Parameter.VAR_KEYWORD not in kinds or name.endswith(PASS_ON), name
 
 
-@pytest.mark.parametrize("module", [redisacc, redisacc.asyncio])
-@pytest.mark.parametrize("name", ACCUMULATORS)
-def test_every_accumulator_has_the_same_options(module: Any, name: str) -> None:
+@every_row("module", [redisacc, redisacc.asyncio])
+@every_row("name", ACCUMULATORS)
+def test_every_accumulator_has_the_same_options(module, name):
     assert options_of(getattr(module, name)) == list(AccumulatorOptions.__annotations__)
     assert options_of(redisacc.TreeAccumulator.like) == list(AccumulatorOptions.__annotations__)
     for option in AccumulatorOptions.__annotations__:
@@ -62,7 +61,7 @@ def test_every_accumulator_has_the_same_options(module: Any, name: str) -> None:
         assert f"        {option}: " in (redisacc.ConditionalAccumulatorBase.__doc__ or "")
 
 
-def test_a_training_and_its_halves_describe_their_options() -> None:
+def test_a_training_and_its_halves_describe_their_options():
     assert set(TrainingOptions.__annotations__) < set(options_of(redisacc.Training))
     for option in options_of(redisacc.Training):
         assert f"        {option}: " in (redisacc.Training.__doc__ or "")
@@ -72,22 +71,22 @@ def test_a_training_and_its_halves_describe_their_options() -> None:
         assert f"``{option}``" in (redisacc.Chief.__doc__ or "")
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
+@every_row(
+    "call, name",
     [
-        (lambda: redisacc.ConditionalAccumulator("float32", [2], stalness=2), "ConditionalAccumulator"),  # type: ignore[call-arg]
-        (lambda: redisacc.Chief("t", {}, stalness=2), "Chief"),  # type: ignore[call-arg]
-        (lambda: redisacc.Training("t", {}, stalness=2), "Training"),  # type: ignore[call-arg]
-        (lambda: redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator={"stalness": 2}), "accumulator=dict"),  # type: ignore[typeddict-unknown-key]
+        (lambda: redisacc.ConditionalAccumulator("float32", [2], stalness=2), "ConditionalAccumulator"),
+        (lambda: redisacc.Chief("t", {}, stalness=2), "Chief"),
+        (lambda: redisacc.Training("t", {}, stalness=2), "Training"),
+        (lambda: redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator={"stalness": 2}), "accumulator=dict"),
     ],
 )
-def test_an_option_that_there_is_not(call: Callable[[], Any], name: str) -> None:
+def test_an_option_that_there_is_not(call, name):
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'stalness'$"):
         call()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@every_row(
+    "options, message",
     [
         ({"limits": 7}, r"limits must be a redisacc\.Limits or None, not 7"),
         ({"limits": redisacc.Limits(in_place=-1)}, r"limits\.in_place must be in \[0, "),
@@ -98,20 +97,20 @@ def test_an_option_that_there_is_not(call: Callable[[], Any], name: str) -> None
         ({"order": "name"}, "order must be 'arrival' or 'worker', not 'name'"),
     ],
 )
-def test_invalid_groups(options: dict[str, Any], message: str) -> None:
+def test_invalid_groups(options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         redisacc.ConditionalAccumulator("float32", [2], **options)
 
 
-def test_options_of_a_training_that_are_no_dict() -> None:
+def test_options_of_a_training_that_are_no_dict():
     with pytest.raises(redisacc.InvalidArgumentError, match=r"accumulator must be a dict of options, .* not \['w'\]"):
-        redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator=["w"])  # type: ignore[arg-type]
+        redisacc.Training("t", {}, optimizer=optim.SGD(1.0), accumulator=["w"])
     with pytest.raises(redisacc.InvalidArgumentError, match="finite is an option of Worker"):
         redisacc.Chief("t", {}, accumulator={"finite": True})
 
 
-@pytest.mark.parametrize("name", ["mean", "limits"])
-def test_a_group_of_a_training_that_is_none(name: str) -> None:
+@every_row("name", ["mean", "limits"])
+def test_a_group_of_a_training_that_is_none(name):
     for optimizer in (optim.SGD(1.0), None):
         with pytest.raises(redisacc.InvalidArgumentError, match=rf"^{name} must be a redisacc\.\w+ or None"):
-            redisacc.Chief("t", {}, workers=1, optimizer=optimizer, accumulator={name: "count"})  # type: ignore[misc]
+            redisacc.Chief("t", {}, workers=1, optimizer=optimizer, accumulator={name: "count"})

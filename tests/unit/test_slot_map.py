@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.rows import every_row
 
 from redisacc._redis.cluster.slot_map import SLOTS, Address, SlotMap, key_slot, redirection, slot_of, slots_of
 from redisacc._redis.faults import BrokenError, ReplyError
@@ -10,8 +11,8 @@ from redisacc._redis.faults import BrokenError, ReplyError
 ASKED = Address("10.0.0.1", 7000)
 
 
-@pytest.mark.parametrize(
-    ("key", "slot"),
+@every_row(
+    "key, slot",
     [
         # From the specification of Redis Cluster, and from CLUSTER KEYSLOT of a Valkey 9.1.
         ("123456789", 0x31C3 % SLOTS),
@@ -31,8 +32,8 @@ def test_the_slot_of_a_key(key, slot):
     assert key_slot(key) == slot
 
 
-@pytest.mark.parametrize(
-    ("command", "key"),
+@every_row(
+    "command, key",
     [
         (("GET", "foo"), "foo"),
         (("MEMORY", "USAGE", "foo"), "foo"),
@@ -102,7 +103,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("reply", FORGED.values(), ids=FORGED)
+@every_row("reply", FORGED.values())
 def test_forged_replies_are_refused(reply):
     with pytest.raises(BrokenError) as failure:
         SlotMap.of_reply(reply, ASKED)
@@ -117,8 +118,8 @@ def test_a_node_without_a_hostname_names_the_setting():
         SlotMap.of_reply([[0, 16383, [b"?", 7001]]], ASKED)
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
+@every_row(
+    "text, address",
     [
         ("MOVED 12182 10.0.0.2:7001", Address("10.0.0.2", 7001)),
         ("ASK 12182 node-2.example:7001", Address("node-2.example", 7001)),
@@ -130,8 +131,16 @@ def test_where_a_refusal_redirects(text, address):
     assert redirection(ReplyError(text), ASKED) == address
 
 
-@pytest.mark.parametrize(
-    "text", ["MOVED", "MOVED 1", "MOVED x 10.0.0.2:7001", "ASK 1 10.0.0.2:", "ASK 1 10.0.0.2:99999", "MOVED 1 ?:7001"]
+@every_row(
+    "text",
+    [
+        "MOVED",
+        "MOVED 1",
+        "MOVED x 10.0.0.2:7001",
+        "ASK 1 10.0.0.2:",
+        "ASK 1 10.0.0.2:99999",
+        "MOVED 1 ?:7001",
+    ],
 )
 def test_forged_redirections_are_refused(text):
     with pytest.raises(BrokenError):

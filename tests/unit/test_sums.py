@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.rows import every_row
 
 from redisacc._data import sums as _totals
 from redisacc._data.dtypes import find_dtype
@@ -14,10 +15,10 @@ from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 
 
-def sequential(gradients: list[Section], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sequential(gradients, dtype):
     """Adds row by row, in order: the obvious way."""
-    rows: dict[int, np.ndarray] = {}
-    counts: dict[int, int] = {}
+    rows = {}
+    counts = {}
     for gradient in gradients:
         for index, row in zip(gradient.indices.tolist(), gradient.values, strict=True):
             rows[index] = rows[index] + row.astype(dtype) if index in rows else row.astype(dtype)
@@ -30,7 +31,7 @@ def sequential(gradients: list[Section], dtype: np.dtype) -> tuple[np.ndarray, n
     )
 
 
-def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Section]:
+def random_gradients(rng, name, kind):
     dtype = find_dtype(name).storage
     gradients = []
     for k in range(40):
@@ -49,10 +50,10 @@ def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Sec
 
 @pytest.mark.slow(keep="float32|bfloat16|int8")
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint64", "complex64"])
-@pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
-@pytest.mark.parametrize("window", [0, 1000, 10**9])
-@pytest.mark.parametrize("table", [0, 10**9])
-def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_row("kind", ["identical", "disjoint", "random"])
+@every_row("window", [0, 1000, 10**9])
+@every_row("table", [0, 10**9])
+def test_sparse_sums(name, kind, window, table, monkeypatch):
     monkeypatch.setattr(_totals, "WINDOW_BYTES", window)
     monkeypatch.setattr(_totals, "DENSE_UNION", table)
     dtype = find_dtype(name)
@@ -79,8 +80,8 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
         np.testing.assert_array_equal(whole.counts, counts)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "int32", "complex128"])
-def test_dense_sums(name: str) -> None:
+@every_row("name", ["float32", "float16", "int32", "complex128"])
+def test_dense_sums(name):
     dtype = find_dtype(name)
     rng = np.random.default_rng(3)
     arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
@@ -95,12 +96,12 @@ def test_dense_sums(name: str) -> None:
     assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
 
 
-def test_an_empty_total_is_empty() -> None:
+def test_an_empty_total_is_empty():
     indices, values = SparseSum(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
     assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
 
 
-@pytest.mark.parametrize("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
+@every_row("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
 def test_sums_formed_in_place_come_out_in_order_however_many(number):
     rng = np.random.default_rng(number)
     # Some above 2**53, where a double would lose digits.

@@ -6,15 +6,15 @@ import copy
 import datetime
 import pickle
 
-import pytest
+from support.rows import every_row
 
 import redisacc
 from redisacc._monitoring.facts import bytes_text
 from redisacc._text import MESSAGE, QUOTED, age_text, printable, seconds_text, shown
 
 
-@pytest.mark.parametrize(
-    ("foreign", "expected"),
+@every_row(
+    "foreign, expected",
     [
         ("plain ünï 日本 😀", "plain ünï 日本 😀"),
         ("ünï 😀".encode(), "ünï 😀"),
@@ -29,7 +29,7 @@ def test_printable(foreign, expected):
     assert printable(expected) == expected
 
 
-@pytest.mark.parametrize("foreign", ["x" * 10**6, b"\xff" * 10**6, "日" * 10**6, "日".encode() * 10**6], ids=range(4))
+@every_row("foreign", ["x" * 10**6, b"\xff" * 10**6, "日" * 10**6, "日".encode() * 10**6])
 def test_printable_is_bounded(foreign):
     found = printable(foreign, 50)
     assert len(found) == 50
@@ -55,10 +55,17 @@ def deep(levels):
     return value
 
 
-@pytest.mark.parametrize(
+@every_row(
     "value",
-    [Escaping(), "\x1b" * 1000, b"\x1b" * 10**6, deep(10**5), [b"\x1b"] * 10**6, 10**5000, {"\x1b": "\ud800"}],
-    ids=["repr", "str", "bytes", "deep", "wide", "large", "dict"],
+    [
+        Escaping(),
+        "\x1b" * 1000,
+        b"\x1b" * 10**6,
+        deep(10**5),
+        [b"\x1b"] * 10**6,
+        10**5000,
+        {"\x1b": "\ud800"},
+    ],
 )
 def test_any_value_can_be_quoted(value):
     found = shown(value)
@@ -66,7 +73,7 @@ def test_any_value_can_be_quoted(value):
     assert 0 < len(found) <= QUOTED
 
 
-@pytest.mark.parametrize("kind", [redisacc.CorruptDataError, redisacc.ServerUnavailableError])
+@every_row("kind", [redisacc.CorruptDataError, redisacc.ServerUnavailableError])
 def test_no_error_carries_raw_text(kind):
     error = kind("a\x1b]0;pwn\a: " + "x" * 10**5)
     for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):

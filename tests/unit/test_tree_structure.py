@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from support.rows import every_row
 
 from redisacc._data.tree import structure as trees
 from redisacc._data.tree.structure import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
@@ -44,37 +45,31 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("case", TREES)
-def test_a_tree_is_taken_apart_and_put_together(case):
-    tree, paths, built, text = TREES[case]
-    structure, leaves = flatten(tree, "tree")
-    assert list(structure.paths) == paths
-    assert structure.numbers == {path: number for number, path in enumerate(paths)}
-    assert structure.leaves_of(tree, "tree") == leaves
-    again = structure.build(leaves)
-    assert again == built
-    assert repr(again) == repr(built), "the types and the order of keys, too"
-    assert structure.text(["x"] * len(leaves)) == text
-    parsed, texts = parse_structure(text)
-    assert (parsed.paths, texts) == (structure.paths, ["x"] * len(leaves))
-    assert repr(parsed.build(leaves)) == repr(built)
+def test_a_tree_is_taken_apart_and_put_together():
+    for case, (tree, paths, built, text) in TREES.items():
+        structure, leaves = flatten(tree, "tree")
+        assert list(structure.paths) == paths, case
+        assert structure.numbers == {path: number for number, path in enumerate(paths)}, case
+        assert structure.leaves_of(tree, "tree") == leaves, case
+        again = structure.build(leaves)
+        assert again == built, case
+        assert repr(again) == repr(built), f"{case}: the types and the order of keys, too"
+        assert structure.text(["x"] * len(leaves)) == text, case
+        parsed, texts = parse_structure(text)
+        assert (parsed.paths, texts) == (structure.paths, ["x"] * len(leaves)), case
+        assert repr(parsed.build(leaves)) == repr(built), case
 
 
 def test_leaves_keep_their_identity():
     arrays = [np.zeros(2), object(), "text", b"bytes", {1, 2}, range(3)]
     structure, leaves = flatten({"a": arrays[:3], "b": tuple(arrays[3:])}, "tree")
-    assert all(given is found for given, found in zip(arrays, leaves, strict=True))
     built = structure.build(leaves)
-    assert all(given is found for given, found in zip(arrays, [*built["a"], *built["b"]], strict=True))
-
-
-def test_one_object_in_two_places_is_two_leaves():
+    for found in (leaves, [*built["a"], *built["b"]]):
+        assert all(given is leaf for given, leaf in zip(arrays, found, strict=True))
+    # One object in two places is two leaves.
     shared = {"w": 1}
     structure, leaves = flatten([shared, shared], "tree")
     assert (structure.paths, leaves) == (("0/w", "1/w"), [1, 1])
-
-
-def test_further_leaves():
     structure, leaves = flatten({"a": (1, 2), "b": (3,)}, "tree", is_leaf=lambda node: node == (1, 2))
     assert (structure.paths, leaves) == (("a", "b/0"), [(1, 2), 3])
 
@@ -87,58 +82,48 @@ def nested(depth, leaf=1):
 
 
 def cyclic(*, key):
-    tree: dict = {"a": {}}
+    tree = {"a": {}}
     tree["a"][key] = tree
     return tree
 
 
 def cyclic_list():
-    tree: list = [1]
+    tree = [1]
     tree.append({"b": tree})
     return tree
 
 
 RENAME = "a key that contains a slash, or is a number, reads like the way to the other leaf. Rename it"
-CONTROL = r"the keys of tree must be texts without control characters, and not empty, unlike "
-
-REFUSED = {
-    "no leaf": ({}, "tree must have at least one leaf, but {} has none"),
-    "only None": ({"a": None, "b": [(), None]}, "tree must have at least one leaf"),
-    "None": (None, "tree must have at least one leaf, but None has none"),
-    "cycle": (cyclic(key="b"), "tree contains itself at 'a/b'"),
-    "cycle of lists": (cyclic_list(), "tree contains itself at '1/b'"),
-    "deep": (nested(MAX_DEPTH + 1), f"tree has more than {MAX_DEPTH} levels at '0/0/"),
-    "very deep": (nested(10_000), f"tree has more than {MAX_DEPTH} levels at '0/0/"),
-    "number": ({0: 1}, CONTROL + "0"),
-    "bytes": ({b"a": 1}, CONTROL + "b'a'"),
-    "empty key": ({"": 1}, CONTROL + "''"),
-    "NUL": ({"a\x00b": 1}, CONTROL + r"'a\\x00b'"),
-    "escape": ({"\x1b[31m": 1}, CONTROL + r"'\\x1b\[31m'"),
-    "delete": ({"\x7f": 1}, CONTROL + r"'\\x7f'"),
-    "8-bit escape": ({"\x9b31m": 1}, CONTROL + r"'\\x9b31m'"),
-    "line separator": ({"a\u2028b": 1}, CONTROL + r"'a\\u2028b'"),
-    "surrogate": ({"\ud800": 1}, CONTROL + r"'\\ud800'"),
-    "keys of two types": ({"a": 1, 2: 3}, CONTROL + "2"),
-    "below": ({"a": {"b": [{3: 1}]}}, "the keys of tree under 'a/b/0' must be texts"),
-    "slash": (
-        {"a/b": 1, "a": {"b": 2}},
-        "tree has two leaves with the path 'a/b': " + RENAME,
+OF_KEYS = "the keys of tree must be texts without control characters, and not empty"
+NO_KEYS = (0, b"a", "", "a\x00b", "\x1b[31m", "\x7f", "\x9b31m", "a\u2028b", "\ud800")
+REFUSED = [
+    ({}, "tree must have at least one leaf, but {} has none"),
+    ({"a": None, "b": [(), None]}, "tree must have at least one leaf"),
+    (None, "tree must have at least one leaf, but None has none"),
+    (cyclic(key="b"), "tree contains itself at 'a/b'"),
+    (cyclic_list(), "tree contains itself at '1/b'"),
+    *((nested(depth), f"tree has more than {MAX_DEPTH} levels at '0/0/") for depth in (MAX_DEPTH + 1, 10_000)),
+    *(
+        ({key: 1}, "the keys of tree must be texts without control characters, and not empty, unlike")
+        for key in NO_KEYS
     ),
-    "number in text": ({"a/0": 1, "a": [2]}, "tree has two leaves with the path 'a/0'"),
-    "long path": ({"a" * 1000: {"b" * 25: 1}}, f"tree has a path of more than {MAX_PATH_BYTES} bytes: 'aaa"),
-    "long path of emoji": ({"🙂" * 257: 1}, f"tree has a path of more than {MAX_PATH_BYTES} bytes"),
-    "many": ([0] * 41, "tree has more than 40 leaves"),
-}
+    ({"a": 1, 2: 3}, "the keys of tree must be texts without control characters, and not empty, unlike 2"),
+    ({"a": {"b": [{3: 1}]}}, "the keys of tree under 'a/b/0' must be texts"),
+    ({"a/b": 1, "a": {"b": 2}}, "tree has two leaves with the path 'a/b': " + RENAME),
+    ({"a/0": 1, "a": [2]}, "tree has two leaves with the path 'a/0'"),
+    ({"a" * 1000: {"b" * 25: 1}}, f"tree has a path of more than {MAX_PATH_BYTES} bytes: 'aaa"),
+    ({"🙂" * 257: 1}, f"tree has a path of more than {MAX_PATH_BYTES} bytes"),
+    ([0] * 41, "tree has more than 40 leaves"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_a_tree(case, monkeypatch):
+def test_what_is_not_a_tree(monkeypatch):
     monkeypatch.setattr(trees, "MAX_LEAVES", 40)
-    tree, message = REFUSED[case]
-    with pytest.raises(InvalidArgumentError, match=message) as failure:
-        flatten(tree, "tree")
-    assert len(str(failure.value)) < 500
-    assert str(failure.value).isprintable()
+    for tree, message in REFUSED:
+        with pytest.raises(InvalidArgumentError, match=message) as failure:
+            flatten(tree, "tree")
+        assert len(str(failure.value)) < 500
+        assert str(failure.value).isprintable()
 
 
 def test_the_limits_are_allowed():
@@ -158,41 +143,36 @@ class Unprintable:
 
 # What a tree of the structure {"a": [leaf, (leaf, leaf)], "b": {"c": leaf, "d": None}} must not look like.
 RIGHT = {"a": [1, (2, 3)], "b": {"c": 4, "d": None}}
-OTHERS = {
-    "missing": ({"a": RIGHT["a"]}, "grad lacks 'b'"),
-    "missing below": ({"a": [1, (2, 3)], "b": {"d": None}}, "grad lacks 'b/c'"),
-    "missing None": ({"a": [1, (2, 3)], "b": {"c": 4}}, "grad lacks 'b/d'"),
-    "surplus": ({**RIGHT, "z": 1}, "grad has 'z', which is surplus"),
-    "surplus None": ({**RIGHT, "z": None}, "grad has 'z', which is surplus"),
-    "surplus number": ({**RIGHT, 7: 1}, "grad has '7', which is surplus"),
-    "surplus object": ({**RIGHT, Unprintable(): 1}, "grad has '<Unprintable .*>', which is surplus"),
-    "renamed": ({"a": RIGHT["a"], "B": RIGHT["b"]}, "grad lacks 'b'"),
-    "short list": ({"a": [1], "b": RIGHT["b"]}, "grad lacks 'a/1'"),
-    "long list": ({"a": [1, (2, 3), 4], "b": RIGHT["b"]}, "grad has 'a/2', which is surplus"),
-    "short tuple": ({"a": [1, (2,)], "b": RIGHT["b"]}, "grad lacks 'a/1/1'"),
-    "empty": ({}, "grad lacks 'a'"),
-    "list": ([1, 2], r"grad must be a dict, not \[1, 2\]"),
-    "array": (np.zeros(3), r"grad must be a dict, not array"),
-    "None": (None, "grad must be a dict, not None"),
-    "pairs": (list(RIGHT.items()), "grad must be a dict"),
-    "tuple for list": ({"a": (1, (2, 3)), "b": RIGHT["b"]}, "grad at 'a' must be a list, not"),
-    "list for tuple": ({"a": [1, [2, 3]], "b": RIGHT["b"]}, r"grad at 'a/1' must be a tuple, not \[2, 3\]"),
-    "array for list": ({"a": np.zeros((2, 2)), "b": RIGHT["b"]}, "grad at 'a' must be a list, not array"),
-    "text for list": ({"a": "ab", "b": RIGHT["b"]}, "grad at 'a' must be a list, not 'ab'"),
-    "leaf for dict": ({"a": RIGHT["a"], "b": 7}, "grad at 'b' must be a dict, not 7"),
-    "leaf for None": ({"a": RIGHT["a"], "b": {"c": 4, "d": 0}}, "grad at 'b/d' must be None, not 0"),
-    "the first of several": ({"a": [1, (2,)], "b": {}}, "grad lacks 'a/1/1'"),
-    "unprintable": ({"a": Unprintable(), "b": {}}, "grad at 'a' must be a list, not <Unprintable"),
-}
+OTHERS = [
+    ({"a": RIGHT["a"]}, "grad lacks 'b'"),
+    ({"a": [1, (2, 3)], "b": {"d": None}}, "grad lacks 'b/c'"),
+    ({"a": [1, (2, 3)], "b": {"c": 4}}, "grad lacks 'b/d'"),
+    *(({**RIGHT, "z": value}, "grad has 'z', which is surplus") for value in (1, None)),
+    ({**RIGHT, 7: 1}, "grad has '7', which is surplus"),
+    ({**RIGHT, Unprintable(): 1}, "grad has '<Unprintable .*>', which is surplus"),
+    ({"a": RIGHT["a"], "B": RIGHT["b"]}, "grad lacks 'b'"),
+    ({"a": [1], "b": RIGHT["b"]}, "grad lacks 'a/1'"),
+    ({"a": [1, (2, 3), 4], "b": RIGHT["b"]}, "grad has 'a/2', which is surplus"),
+    # The first of several.
+    ({"a": [1, (2,)], "b": {}}, "grad lacks 'a/1/1'"),
+    ([1, 2], r"grad must be a dict, not \[1, 2\]"),
+    (np.zeros(3), r"grad must be a dict, not array"),
+    (None, "grad must be a dict, not None"),
+    ({"a": (1, (2, 3)), "b": RIGHT["b"]}, "grad at 'a' must be a list, not"),
+    ({"a": [1, [2, 3]], "b": RIGHT["b"]}, r"grad at 'a/1' must be a tuple, not \[2, 3\]"),
+    ({"a": np.zeros((2, 2)), "b": RIGHT["b"]}, "grad at 'a' must be a list, not array"),
+    ({"a": RIGHT["a"], "b": 7}, "grad at 'b' must be a dict, not 7"),
+    ({"a": RIGHT["a"], "b": {"c": 4, "d": 0}}, "grad at 'b/d' must be None, not 0"),
+    ({"a": Unprintable(), "b": {}}, "grad at 'a' must be a list, not <Unprintable"),
+]
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_another_structure(case):
+def test_another_structure():
     structure, leaves = flatten(RIGHT, "spec")
     assert structure.leaves_of(RIGHT, "grad") == leaves == [1, 2, 3, 4]
-    tree, message = OTHERS[case]
-    with pytest.raises(InvalidArgumentError, match=message):
-        structure.leaves_of(tree, "grad")
+    for tree, message in OTHERS:
+        with pytest.raises(InvalidArgumentError, match=message):
+            structure.leaves_of(tree, "grad")
 
 
 def test_leaves_may_be_anything_and_dicts_in_any_order():
@@ -208,44 +188,23 @@ def test_a_tree_that_is_a_leaf():
 
 
 # Texts that redisacc does not write.
-FOREIGN = {
-    "nothing": "",
-    "no JSON": "{",
-    "binary": "\x00\xff",
-    "deep": "[" * 10_000,
-    "deep and whole": "[" * 10_000 + '"x"' + "]" * 10_000,
-    "deep dicts": '{"a":' * 10_000 + '"x"' + "}" * 10_000,
-    "one level too many": "[" * (MAX_DEPTH + 1) + '"x"' + "]" * (MAX_DEPTH + 1),
-    "no leaf": "{}",
-    "null": "null",
-    "number": "[1]",
-    "long number": "[" + "1" * 10_000 + "]",
-    "float": '{"a":1.5}',
-    "NaN": "[NaN]",
-    "true": "[true]",
-    "spaces": '{"a": "x"}',
-    "keys out of order": '{"b":"x","a":"x"}',
-    "duplicate keys": '{"a":"x","a":"x"}',
-    "escapes": '{"\\u0061":"x"}',
-    "lone surrogate as a key": '{"\\ud800":"x"}',
-    "lone surrogate as a leaf": '["\\ud800"]',
-    "control character": '{"\\u0000":"x"}',
-    "empty key": '{"":"x"}',
-    "two leaves of one path": '{"a":{"b":"x"},"a/b":"x"}',
-    "more after the end": '"x""x"',
-    "a line feed": '"x"\n',
-    "long path": json.dumps({"k" * 2000: "x"}, separators=(",", ":")),
-    "too many leaves": json.dumps(["x"] * 41, separators=(",", ":")),
-}
+FOREIGN = [
+    *("", "{", "\x00\xff", "[" * 10_000, "[" * 10_000 + '"x"' + "]" * 10_000, '{"a":' * 10_000 + '"x"' + "}" * 10_000),
+    "[" * (MAX_DEPTH + 1) + '"x"' + "]" * (MAX_DEPTH + 1),
+    *("{}", "null", "[1]", "[" + "1" * 10_000 + "]", '{"a":1.5}', "[NaN]", "[true]"),
+    *('{"a": "x"}', '{"b":"x","a":"x"}', '{"a":"x","a":"x"}', '{"\\u0061":"x"}', '{"\\ud800":"x"}', '["\\ud800"]'),
+    *('{"\\u0000":"x"}', '{"":"x"}', '{"a":{"b":"x"},"a/b":"x"}', '"x""x"', '"x"\n', '{"' + "k" * 2000 + '":"x"}'),
+    "[" + '"x",' * 40 + '"x"]',
+]
 
 
-@pytest.mark.parametrize("case", FOREIGN)
-def test_a_structure_that_redisacc_did_not_write(case, monkeypatch):
+def test_a_structure_that_redisacc_did_not_write(monkeypatch):
     monkeypatch.setattr(trees, "MAX_LEAVES", 40)
-    with pytest.raises(ValueError, match=r".") as failure:
-        parse_structure(FOREIGN[case])
-    assert not isinstance(failure.value, UnicodeError)
-    assert len(str(failure.value)) < 500
+    for text in FOREIGN:
+        with pytest.raises(ValueError, match=r".") as failure:
+            pytest.fail(f"{text[:50]!r} was read as {parse_structure(text)}")
+        assert not isinstance(failure.value, UnicodeError), text[:50]
+        assert len(str(failure.value)) < 500
 
 
 def test_a_structure_that_is_too_long(monkeypatch):
@@ -262,8 +221,8 @@ def parsed(tree):
     return structure, [str(leaf) for leaf in leaves]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
+@every_row(
+    "first, second, expected",
     [
         ({"a": "x"}, {"a": "y"}, ("a", True, "x", "y")),
         ("x", ["x"], (".", True, "x", "a list")),

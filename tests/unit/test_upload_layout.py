@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from support.rows import every_row
 
 from redisacc._data.encodings import encode
 from redisacc._data.tree.gradient import leaf_elements, tree_gradient
@@ -15,10 +15,10 @@ from redisacc._format.upload_layout import UploadLayout
 SHAPES = {"a": (7,), "b": (300, 401), "c": (), "d": (0, 3), "e": (70_001,), "f": (100_003,)}
 
 
-@pytest.mark.parametrize("missing", ["zero", "skip"])
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("others", [{}, {"b": "float64", "c": "int32"}])
+@every_row("missing", ["zero", "skip"])
+@every_row("partitions", [1, 3])
+@every_row("encoding", ["float32", "bfloat16", "int8"])
+@every_row("others", [{}, {"b": "float64", "c": "int32"}])
 def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, others):
     dtypes = {path: others.get(path, "float32") for path in SHAPES}
     described = described_by({path: (dtypes[path], shape) for path, shape in SHAPES.items()})

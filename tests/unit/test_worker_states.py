@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-import pytest
+from support.rows import every_row
 
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.worker_states import workers_by_state
@@ -12,31 +12,29 @@ from redisacc._format.worker_states import workers_by_state
 NOW = datetime.datetime(2026, 11, 23, 12, 0, 0, tzinfo=datetime.UTC)
 
 
-def ago(seconds: float) -> datetime.datetime:
+def ago(seconds):
     return NOW - datetime.timedelta(seconds=seconds)
 
 
-def worker(
-    name: str, seen: float, *, step: int | None = 6, in_round: int = 0, lease: float | None = None
-) -> WorkerInfo:
+def worker(name, seen, *, step=6, in_round=0, lease=None):
     """Returns a worker that was seen so many seconds ago, and whose lease lasts for so many more."""
     return WorkerInfo(name, in_round, 1, 0, ago(seen), step, None if lease is None else ago(-lease))
 
 
-def state(one: WorkerInfo, *others: WorkerInfo) -> str:
+def state(one, *others):
     """Returns the state of a worker at step 7."""
     found = workers_by_state([one, *others], 7, NOW)
     return next(state for state, workers in found.items() if one in workers)
 
 
-@pytest.mark.parametrize("seen", [0, 10, 3600])
-@pytest.mark.parametrize("lease", [None, 5.0, -5.0])
+@every_row("seen", [0, 10, 3600])
+@every_row("lease", [None, 5.0, -5.0])
 def test_a_worker_whose_gradient_counts_is_in_the_round_whatever_else_holds(seen, lease):
     assert state(worker("a", seen, step=1, in_round=1, lease=lease)) == "in the round"
 
 
-@pytest.mark.parametrize(
-    ("seen", "latest", "expected"),
+@every_row(
+    "seen, latest, expected",
     [
         (4.999, 4.0, "expected"),
         (5.0, 4.0, "late"),
@@ -54,18 +52,18 @@ def test_a_worker_is_late_once_it_needs_twice_as_long_as_the_others(seen, latest
         assert state(worker("a", seen, lease=lease), *others) == expected
 
 
-@pytest.mark.parametrize("seen", [0, 100, 599])
+@every_row("seen", [0, 100, 599])
 def test_nobody_is_late_in_a_round_that_has_just_begun(seen):
     assert state(worker("a", seen), worker("b", 0)) == "expected"
 
 
-@pytest.mark.parametrize(("step", "seen", "expected"), [(5, 4.999, "expected"), (5, 5, "late"), (6, 500, "expected")])
+@every_row("step, seen, expected", [(5, 4.999, "expected"), (5, 5, "late"), (6, 500, "expected")])
 def test_a_worker_without_which_a_round_was_taken_is_late(step, seen, expected):
     assert state(worker("a", seen, step=step), worker("b", 0, step=7, in_round=1)) == expected
 
 
-@pytest.mark.parametrize(
-    ("seen", "lease", "expected"),
+@every_row(
+    "seen, lease, expected",
     [
         (599.999, None, "expected"),
         (600, None, "gone"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from support.rows import every_row
 
 from redisacc._format.keys import Keys
 from redisacc._protocol.applying.attempts import written
 
 
-@pytest.mark.parametrize(("megabytes", "expiry_ms"), [(0.1, 60_000), (60, 60_000), (300, 300_000)])
+@every_row("megabytes, expiry_ms", [(0.1, 60_000), (60, 60_000), (300, 300_000)])
 def test_parts_have_a_second_for_each_megabyte_that_is_sent_with_them(megabytes, expiry_ms):
     # Nothing is written to it, so it takes no memory.
     half = memoryview(np.empty(int(megabytes * 1e6 / 2), np.uint8))

@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from support.planting import TEXTS as PLANTED
 from support.planting import raw_text
+from support.rows import every_row
 from support.strategies import mutated
 
 import redisacc
@@ -241,7 +242,7 @@ def test_files(search, real_client, run):
     search(one, st.sampled_from(["w", "s"]), files(), st.booleans(), examples=15)
 
 
-@pytest.mark.parametrize("file", FILES)
+@every_row("file", FILES)
 def test_each_file(real_client, run, file):
     populate(real_client)
     accepted = {"w": ("dense", "dense.npz", "version 2", "big-endian", "lzma", "bz2", "int"), "s": ("sparse",)}
