@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from redisacc._interrupts import interrupt_in
 from redisacc._redis.faults import (
@@ -21,17 +21,19 @@ from redisacc._redis.faults import (
     reason_of,
 )
 from redisacc._text import printable
-from redisacc.errors import InvalidArgumentError
 
 _LIBRARIES = ("redis", "valkey")
+
+
+def _in_both(*names: str) -> frozenset[str]:
+    return frozenset(f"{library}.{name}" for library in _LIBRARIES for name in names)
+
 
 # Subclasses of these are accepted, too, such as the classes of FakeRedis and FakeValkey.
 _CLUSTERS = frozenset(("redis.cluster.RedisCluster", "valkey.cluster.ValkeyCluster"))
 _CLIENTS = frozenset(("redis.client.Redis", "valkey.client.Valkey")) | _CLUSTERS
 # These are subclasses of clients, but collect commands instead of sending them.
-_PIPELINES = frozenset(
-    f"{library}.{name}" for library in _LIBRARIES for name in ("client.Pipeline", "cluster.ClusterPipeline")
-)
+_PIPELINES = _in_both("client.Pipeline", "cluster.ClusterPipeline")
 # Clients for asyncio → the class that redisacc accepts instead.
 _ASYNCIO = {
     "redis.asyncio.client.Redis": "redis.Redis",
@@ -39,29 +41,14 @@ _ASYNCIO = {
     "valkey.asyncio.client.Valkey": "valkey.Valkey",
     "valkey.asyncio.cluster.ValkeyCluster": "valkey.ValkeyCluster",
 }
-# The transports of their connections.
-_WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
-    "Connection": "tcp",
-    "SSLConnection": "tls",
-    "UnixDomainSocketConnection": "unix",
-}
-
-_ASYNCIO_WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
-    f"{library}.asyncio.connection.{name}": wire for library in _LIBRARIES for name, wire in _WIRES.items()
-}
-
-# Exactly these classes, because a subclass may change the bytes that it sends and receives. Once connected, a
-# connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
-_PLAIN = frozenset(
-    f"{library}.{name}"
-    for library in _LIBRARIES
-    for name in ("connection.Connection", "connection.UnixDomainSocketConnection", "sentinel.SentinelManagedConnection")
+# The pools and connections whose settings are all there is to them. Exactly these classes, because a subclass may
+# change where a connection leads, or the bytes that it sends and receives.
+_POOLS = _in_both("connection.ConnectionPool", "connection.BlockingConnectionPool", "sentinel.SentinelConnectionPool")
+_CONNECTIONS = _in_both(
+    *("connection.Connection", "connection.SSLConnection", "connection.UnixDomainSocketConnection"),
+    *("sentinel.SentinelManagedConnection", "sentinel.SentinelManagedSSLConnection"),
 )
-_TLS = frozenset(
-    f"{library}.{name}"
-    for library in _LIBRARIES
-    for name in ("connection.SSLConnection", "sentinel.SentinelManagedSSLConnection")
-)
+_SENTINELS = _in_both("sentinel.Sentinel")
 
 # The libraries remove the code from the text of these errors.
 _CODES = {
@@ -107,46 +94,29 @@ def is_cluster(client: object) -> bool:
     return not _CLUSTERS.isdisjoint(_ancestors(client))
 
 
-def wire_for_asyncio(client: object) -> Literal["tcp", "tls", "unix"] | None:
-    """Returns what carries the bytes of a client for asyncio of one server; None for anything else."""
-    if _ASYNCIO.keys().isdisjoint(_ancestors(client)):
-        return None
-    kind = getattr(getattr(client, "connection_pool", None), "connection_class", None)
-    return None if kind is None else _ASYNCIO_WIRES.get(_names(kind)[0])
-
-
 def instead_of(client: object) -> str | None:
     """Returns the class that redisacc accepts in place of an asyncio client's; None for anything else."""
     return next((_ASYNCIO[name] for name in _ancestors(client) if name in _ASYNCIO), None)
 
 
-def check_usable(client: Any) -> None:
-    """Raises if a client can never connect, whatever its server does.
-
-    Raises:
-        InvalidArgumentError: redis-py 7.0 to 8.0.0 asks for notifications of maintenance under RESP3, which needs the
-            name of a host, and a Unix socket has none: making a connection raises a ValueError (its issue 4086).
-    """
-    settings = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None) or {}
-    if "path" in settings and getattr(settings.get("maint_notifications_config"), "enabled", False):
-        raise InvalidArgumentError(
-            "this client cannot connect: redis-py 7.0 to 8.0.0 fails over a Unix socket with RESP3 (redis-py issue "
-            "4086). Upgrade to redis-py 8.0.1 or later, or give the client protocol=2, or "
-            "maint_notifications_config=redis.maint_notifications.MaintNotificationsConfig(enabled=False)"
-        )
+def is_for_asyncio(client: object) -> bool:
+    """Returns whether an object is a client for asyncio of one server."""
+    return not _ASYNCIO.keys().isdisjoint(_ancestors(client)) and hasattr(client, "connection_pool")
 
 
-def wire_of(pooled: Any) -> Literal["plain", "tls", "unknown"]:
-    """Returns what carries the bytes of a connection: a plain socket, a TLS socket, or something of its own."""
-    name = _ancestors(pooled)[0]
-    if name in _PLAIN:
-        wire: Literal["plain", "tls"] = "plain"
-    elif name in _TLS:
-        wire = "tls"
-    else:
-        return "unknown"
-    # The cache of valkey-py and of redis-py 5.1 listens to what the server pushes over this connection.
-    return wire if getattr(pooled, "client_cache", None) is None else "unknown"
+def has_copyable_connections(pool: Any) -> bool:
+    """Returns whether the settings of a pool, also one for asyncio, are all that is needed to open its connections."""
+    if not (_is_one_of(_POOLS, type(pool)) and _is_one_of(_CONNECTIONS, pool.connection_class)):
+        return False
+    manager = getattr(pool, "sentinel_manager", None)
+    return manager is None or (
+        _is_one_of(_SENTINELS, type(manager))
+        and all(has_copyable_connections(client.connection_pool) for client in manager.sentinels)
+    )
+
+
+def _is_one_of(names: frozenset[str], kind: type) -> bool:
+    return _names(kind)[0].replace(".asyncio.", ".") in names
 
 
 def fault_of(error: Exception) -> Exception | None:
@@ -181,7 +151,7 @@ def _defuse(error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, Exception) and _ancestors(link)[0].partition(".")[0] in _LIBRARIES:
+        if isinstance(link, Exception) and is_of_library(link):
             link.args = tuple(printable(arg) if isinstance(arg, str) else arg for arg in link.args)
         link = link.__cause__ or link.__context__
 
@@ -213,3 +183,9 @@ def translated() -> Iterator[None]:
         if fault is None or fault is error:
             raise
         raise fault from error
+
+
+def disconnect(pooled: Any) -> None:
+    """Closes a connection of a library, whatever that raises, unless a signal handler raises it."""
+    with contextlib.suppress(*FAULTS), translated():
+        pooled.disconnect()

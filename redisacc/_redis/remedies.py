@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from redisacc._redis.faults import SilentError
 
@@ -81,11 +80,6 @@ _WITHOUT_TLS = _table(
     ("no such file", START),
     ("protocol error|not RESP", "Something listens there that is no Redis server: check the address"),
 )
-
-
-def speaks_tls(pool: Any) -> bool:
-    """Returns whether the connections of a pool speak TLS."""
-    return "SSL" in getattr(getattr(pool, "connection_class", None), "__name__", "")
 
 
 def remedy_for(error: BaseException, reason: str, *, tls: bool, cluster: bool) -> str:

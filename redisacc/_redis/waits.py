@@ -67,11 +67,9 @@ class Waits(Protocol):
     """A way to wait.
 
     Attributes:
-        keeps: how many idle connections a node keeps for itself, out of the pool.
         opens_lanes: whether a large fetch may use several connections.
     """
 
-    keeps: int
     opens_lanes: bool
 
     def sleep(self, seconds: float) -> None:
@@ -86,8 +84,12 @@ class Waits(Protocol):
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a new lock that may be held while its holder waits for the server. A forked child finds it free."""
 
-    def turns(self) -> Turns | None:
-        """Returns what limits the connections of a node; None: its pool does."""
+    def turns(self, most: int | None) -> Turns | None:
+        """Returns what limits how many calls use a node at the same time; None: nothing does.
+
+        Args:
+            most: how many connections it may have; None: as many as are needed.
+        """
 
     def openings(self) -> Turns | None:
         """Returns what limits how many connections of a node are opened at the same time; None: nothing does."""
@@ -140,8 +142,6 @@ class ThreadAlarm:
 class _Blocking:
     """Blocks the thread of the caller."""
 
-    # The others go back to the client's pool, which may be the user's own.
-    keeps = 1
     opens_lanes = True
 
     def sleep(self, seconds: float) -> None:
@@ -156,7 +156,7 @@ class _Blocking:
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         return forks.lock()
 
-    def turns(self) -> Turns | None:
+    def turns(self, most: int | None) -> Turns | None:  # noqa: ARG002
         return None
 
     def openings(self) -> Turns | None:

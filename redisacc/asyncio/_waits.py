@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import logging
 import os
-import socket
 import ssl
 import threading
 import weakref
@@ -16,8 +15,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from redisacc._interrupts import suppressed
-from redisacc._redis.client_libraries import wire_of
-from redisacc._redis.faults import RejectedError, SilentError
+from redisacc._redis.faults import SilentError
 from redisacc._redis.running_time import running_time
 from redisacc._redis.sockets.fast_socket import TICK, Connection
 from redisacc.asyncio import _calls
@@ -47,7 +45,6 @@ class LoopWaits:
         call_later: its method of that name, by which calls wait.
     """
 
-    keeps = CONNECTIONS
     opens_lanes = False
 
     def __init__(self) -> None:
@@ -119,8 +116,9 @@ class LoopWaits:
     def lock(self) -> LoopLock:
         return LoopLock(self.loop)
 
-    def turns(self) -> LoopTurns:
-        return LoopTurns(self.loop, CONNECTIONS)
+    def turns(self, most: int | None) -> LoopTurns:
+        # One is left to listen on.
+        return LoopTurns(self.loop, CONNECTIONS if most is None else max(1, min(most - 1, CONNECTIONS)))
 
     def openings(self) -> LoopTurns:
         return LoopTurns(self.loop, OPENINGS)
@@ -129,12 +127,8 @@ class LoopWaits:
         return TaskLocal()
 
     def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
-        wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
-        if wire == "plain" and type(sock) is socket.socket:
-            return LoopConnection(pooled, sock, self.loop, self._clock, tick)
-        if wire == "tls" and isinstance(sock, ssl.SSLSocket):
-            return LoopTlsConnection(pooled, sock, self.loop, self._clock, tick)
-        raise RejectedError(f"redisacc.asyncio cannot use a connection of the class {type(pooled).__qualname__}")
+        kind = LoopTlsConnection if isinstance(pooled._sock, ssl.SSLSocket) else LoopConnection
+        return kind(pooled, pooled._sock, self.loop, self._clock, tick)
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
         if not _calls.is_call():

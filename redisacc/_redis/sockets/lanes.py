@@ -4,14 +4,12 @@ While a machine receives uploads, the acknowledgements of the data that it sends
 in a switch. TCP's congestion control then sends accordingly little on each connection, so several of them fetch more.
 On one machine nothing waits, and one connection is fastest. docs/explanations/measurements.md has the figures.
 
-The connections come from the client's pool, so they have its address, authentication, TLS and database. They are opened
-in the background when they are first needed. A fetch uses those that are there and never waits for one. If one breaks,
-the fetch is repeated over a single connection.
+They are opened in the background when they are first needed. A fetch uses those that are there and never waits for one.
+If one breaks, the fetch is repeated over a single connection.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import os
@@ -21,13 +19,12 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import Generic
 
 from redisacc._clock import clock
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import translated
-from redisacc._redis.faults import FAULTS, BrokenError, reason_of
+from redisacc._redis.faults import BrokenError, reason_of
 from redisacc._redis.sockets.fast_socket import (
     CLOSED,
     SLOWEST,
@@ -39,7 +36,6 @@ from redisacc._redis.sockets.fast_socket import (
     SocketConnection,
     check_silence,
     check_tick,
-    connection_of,
     length_of,
 )
 
@@ -47,8 +43,8 @@ logger = logging.getLogger("redisacc")
 
 # How many lanes there are, the first connection included. Eight were no faster than four.
 LANES = 4
-# A pool that may have fewer connections than this gives none away for lanes.
-LARGE_POOL = 32
+# A client that may have fewer connections than this gives none away for lanes.
+LEAST_CONNECTIONS = 32
 # After a connection broke or could not be opened, no more are opened for this long, in seconds.
 PAUSE = 10.0
 
@@ -59,21 +55,20 @@ _LONGEST_LINE = 64 * 1024
 
 
 class Lanes:
-    """The connections of a pool that fetches use besides their first one.
+    """The connections to a server that fetches use besides their first one.
 
     Args:
-        pool: the pool; None if the client has none, so that there are no lanes.
-        get_connection: takes a connection out of the pool.
+        open_one: opens a connection.
+        most: how many connections there may be, others included; None: as many as are needed.
 
     Attributes:
         idle: the connections that are open and not in use.
     """
 
-    def __init__(self, pool: Any, get_connection: Callable[[], Any]) -> None:
+    def __init__(self, open_one: Callable[[], Connection | None], most: int | None) -> None:
         self.idle: list[SocketConnection] = []
-        self._pool = pool
-        self._get_connection = get_connection
-        self._may_open = getattr(pool, "max_connections", 0) >= LARGE_POOL
+        self._open_one = open_one
+        self._may_open = most is None or most >= LEAST_CONNECTIONS
         # Guards the number of connections: those that are idle, in use or being opened.
         self._lock = forks.lock()
         self._begin()
@@ -110,16 +105,12 @@ class Lanes:
                 connection = self.idle.pop()
             except IndexError:
                 break
-            if connection.alive() and _is_quiet(connection.sock):
+            if _is_quiet(connection.sock):
                 borrowed.append(connection)
             else:
                 self._close(connection)
         self._open_missing()
         return borrowed
-
-    def give_back(self, borrowed: Sequence[SocketConnection]) -> None:
-        """Takes back connections whose requests have all been answered."""
-        self.idle.extend(borrowed)
 
     def spoil(self, borrowed: Sequence[SocketConnection]) -> None:
         """Closes connections, because the next request would take unread replies for its own."""
@@ -131,9 +122,7 @@ class Lanes:
     def _close(self, connection: SocketConnection) -> None:
         with self._lock:
             self._number -= 1
-        with contextlib.suppress(*FAULTS), translated():
-            connection.pooled.disconnect()
-        self._pool.release(connection.pooled)
+        connection.close()
 
     def _open_missing(self) -> None:
         with self._lock:
@@ -150,22 +139,17 @@ class Lanes:
 
     def _open(self, number: int) -> None:
         for opened in range(number):
+            connection = None
             try:
-                pooled = self._get_connection()
-                connection = connection_of(pooled)
+                connection = self._open_one()
             except Exception as error:  # noqa: BLE001 - whatever it is, one connection suffices
                 logger.debug("no more than %d of %d lanes: %s", opened, number, reason_of(error))
-                connection = None
-            if isinstance(connection, SocketConnection):
-                self.idle.append(connection)
-                continue
-            if connection is not None:
-                connection.release()
-                self._pool.release(connection.pooled)
-            self._paused_until = clock.now() + PAUSE
-            with self._lock:
-                self._number -= number - opened
-            return
+            if not isinstance(connection, SocketConnection):
+                self._paused_until = clock.now() + PAUSE
+                with self._lock:
+                    self._number -= number - opened
+                return
+            self.idle.append(connection)
 
 
 def is_remote(sock: socket.socket) -> bool:

@@ -39,24 +39,22 @@ NOT_YET = object()
 
 
 class ReplyReader:
-    """Reads the replies of one connection."""
+    """Reads the replies of one connection. Whoever begins an exchange sets the attributes.
+
+    Attributes:
+        commands: data from now on answer these commands.
+        claimed: how many elements arrays have claimed in this exchange.
+        received: how many bytes were received in it.
+    """
+
+    commands: Sequence[Sequence[Any]] = ()
+    claimed = received = 0
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(protocolError=BrokenError, replyError=ReplyError, notEnoughData=NOT_YET)
         self._gets = self._reader.gets
         # The beginning of a head, which the next data continues.
         self._held = b""
-        self.expect(())
-
-    def expect(self, commands: Sequence[Sequence[Any]]) -> None:
-        """Begins an exchange: data from now on answer these commands."""
-        self._commands = commands
-        self._claimed = self._received = 0
-
-    @property
-    def received(self) -> int:
-        """How many bytes were received in this exchange."""
-        return self._received
 
     def read(self, data: bytes) -> list[Any]:
         """Returns the elements that this data completes: replies, errors as ReplyError, and pushes.
@@ -65,8 +63,8 @@ class ReplyReader:
             BrokenError: it is not RESP, or more than the commands can be answered with.
         """
         found: list[Any] = []
-        self._received += len(data)
-        if self._received > MAX_BYTES:
+        self.received += len(data)
+        if self.received > MAX_BYTES:
             self._check_bytes()
         # One search for each end of a line costs a small reply less than half a microsecond.
         if self._held or _at_start(data) or _at_line(data):
@@ -95,25 +93,23 @@ class ReplyReader:
         return data[start:]
 
     def _claim(self, elements: int) -> None:
-        self._claimed += elements
-        if self._claimed > MAX_ELEMENTS + sum(map(len, self._commands)):
+        self.claimed += elements
+        if self.claimed > MAX_ELEMENTS + sum(map(len, self.commands)):
             raise BrokenError(
                 f"it sent an array of {elements} elements in reply to {self._names()}, which cannot have that many"
             )
 
     def _check_bytes(self) -> None:
-        allowed = sum(map(_allowed, self._commands))
-        if self._received > max(allowed, MAX_BYTES):
-            raise BrokenError(
-                f"it sent {self._received} bytes in reply to {self._names()}, which cannot have that many"
-            )
+        allowed = sum(map(_allowed, self.commands))
+        if self.received > max(allowed, MAX_BYTES):
+            raise BrokenError(f"it sent {self.received} bytes in reply to {self._names()}, which cannot have that many")
 
     def reads_data(self) -> bool:
         """Returns whether the commands read gradients, which may take long over a slow network."""
-        return any(command[0] in DATA_COMMANDS for command in self._commands)
+        return any(command[0] in DATA_COMMANDS for command in self.commands)
 
     def _names(self) -> str:
-        names = dict.fromkeys(str(command[0]) for command in self._commands[:100])
+        names = dict.fromkeys(str(command[0]) for command in self.commands[:100])
         return ", ".join(names) or "no command"
 
 
