@@ -14,11 +14,10 @@ from typing import Any
 import redis
 
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import ACCEPTED, instead_of, is_client, is_cluster
-from redisacc._redis.cluster.routing import Cluster, cluster_of
-from redisacc._redis.cluster.slot_map import Address
-from redisacc._redis.endpoints import Endpoint, endpoint_of
+from redisacc._redis.clients import ACCEPTED, Endpoint, endpoint_of, instead_of, is_client, is_cluster
+from redisacc._redis.cluster import Cluster, cluster_of
 from redisacc._redis.node import Node
+from redisacc._redis.slot_map import Address
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import is_unicode

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from redisacc._clock import running_time
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import translated
-from redisacc._redis.endpoints import Endpoint, GivenPool
-from redisacc._redis.faults import BrokenError, ReplyError, SilentError, reason_of
-from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import (
+from redisacc._redis.clients import Endpoint, GivenPool, translated
+from redisacc._redis.faults import PASSING, REDIRECTIONS, BrokenError, ReplyError, SilentError, reason_of, refusal_of
+from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.replies import check_form
+from redisacc._redis.sockets import (
     TICK,
     VALUES,
     A,
@@ -30,8 +30,6 @@ from redisacc._redis.sockets.fast_socket import (
     get_commands,
     put,
 )
-from redisacc._redis.sockets.lanes import Lanes, fetch_over
-from redisacc._redis.sockets.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 

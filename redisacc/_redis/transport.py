@@ -1,12 +1,11 @@
-"""The transport: sends commands over connections of a client's pool, and sends them again if a connection breaks.
+"""The transport: sends commands, and sends them again if a connection breaks.
 
 Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
 recognise a request that they have seen. So a broken connection becomes an error only when the server has been silent
 for the whole ``timeout`` of a call.
 
-The client's library does what it is good at: addresses, authentication, TLS, Sentinel and pools. The retry is ours: it
-has a time limit instead of a number of tries, and is the same for every library, version and client. Beneath it is
-either one server (``node.py``) or a cluster (``cluster/routing.py``), which both offer single attempts.
+The retry has a time limit instead of a number of tries, and is the same for every client. Beneath it is either one
+server (``node.py``) or a cluster (``cluster.py``), which both offer single attempts.
 """
 
 from __future__ import annotations
@@ -23,19 +22,26 @@ from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._clock import durations
-from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError
-from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot
-from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
-from redisacc._redis.in_parallel import in_parallel
+from redisacc._clock import durations, running_time
+from redisacc._redis.cluster import Cluster, UnreachableNodeError
+from redisacc._redis.faults import (
+    FAULTS,
+    PASSING,
+    NotPermittedError,
+    RejectedError,
+    ReplyError,
+    SilentError,
+    reason_of,
+    refusal_of,
+    rejection_of,
+    remedy_for,
+)
 from redisacc._redis.node import Node, Send
-from redisacc._redis.remedies import remedy_for
-from redisacc._redis.reply_errors import PASSING, NotPermittedError, refusal_of, rejection_of
-from redisacc._redis.running_time import running_time
+from redisacc._redis.replies import check_form
 from redisacc._redis.script_loader import Script
-from redisacc._redis.sockets.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
-from redisacc._redis.sockets.reply_forms import check_form
-from redisacc._redis.waits import BLOCKING, Waits
+from redisacc._redis.slot_map import Address, SlotMap, key_slot
+from redisacc._redis.sockets import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.waits import BLOCKING, Waits, in_parallel
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, ServerUnavailableError
 

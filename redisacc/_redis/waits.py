@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from redisacc._clock import clock
-from redisacc._redis import forks
-from redisacc._redis.sockets import fast_socket
-from redisacc._redis.sockets.fast_socket import TICK, Connection
+from redisacc._redis import forks, sockets
+from redisacc._redis.sockets import TICK, Connection
 
 Value = TypeVar("Value")
 
@@ -166,8 +166,7 @@ class _Blocking:
         return threading.local()
 
     def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
-        # Looked up in the module, for tests that use every connection through its client.
-        return fast_socket.connection_of(pooled, tick)
+        return sockets.connection_of(pooled, tick)
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:  # noqa: ARG002
         return function()
@@ -177,3 +176,45 @@ class _Blocking:
 
 
 BLOCKING: Waits = _Blocking()
+
+
+# How long to wait for a call before looking again, in seconds. Each call has its own limit.
+_LOOK = 60.0
+
+
+def in_parallel(calls: Sequence[Callable[[], Value]], waits: Waits) -> list[Value]:
+    """Returns the values of all calls. The first runs in the caller itself.
+
+    All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves
+    the others to themselves.
+
+    Args:
+        calls: the calls. They see no context variables of the caller.
+        waits: how the caller waits.
+    """
+    values: list[Any] = [None] * len(calls)
+    errors: list[Exception | None] = [None] * len(calls)
+
+    def run(number: int, ended: Event | None = None) -> None:
+        try:
+            values[number] = calls[number]()
+        except Exception as error:  # noqa: BLE001 - it is raised in the caller
+            errors[number] = error
+        finally:
+            if ended is not None:
+                ended.set()
+
+    all_ended = []
+    for number in range(1, len(calls)):
+        ended = waits.event()
+        waits.start(partial(run, number, ended), "redisacc-node")
+        all_ended.append(ended)
+    if calls:
+        run(0)
+    for ended in all_ended:
+        while not ended.is_set():
+            ended.wait(_LOOK)
+    for error in errors:
+        if error is not None:
+            raise error
+    return values

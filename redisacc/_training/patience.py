@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._clock import durations
-from redisacc._redis.running_time import running_time
+from redisacc._clock import durations, running_time
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from redisacc._clock import running_time
 from redisacc._interrupts import suppressed
 from redisacc._redis.faults import SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import TICK, Connection
+from redisacc._redis.sockets import TICK, Connection
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from redisacc._redis.cluster import routing as cluster_module
-from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError
-from redisacc._redis.cluster.slot_map import Address, key_slot
+from redisacc._clock import running_time
+from redisacc._redis import cluster as cluster_module
+from redisacc._redis.cluster import Cluster, UnreachableNodeError
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
+from redisacc._redis.slot_map import Address, key_slot
 from redisacc.errors import ServerError
 
 A, B, C = (Address("10.0.0.1", port) for port in (7000, 7001, 7002))
@@ -27,7 +27,7 @@ class ScriptedNode:
 
     def __init__(self, address):
         self.address = str(address)
-        self.reached = True
+        self.reached, self.tls = True, False
         self.map: Any = None
         self.script: list[Any] = []
         self.got: list[list[tuple[Any, ...]]] = []

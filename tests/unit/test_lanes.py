@@ -11,11 +11,11 @@ import pytest
 import redis
 from support.strings import Strings
 
+from redisacc._clock import running_time
+from redisacc._redis import lanes
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets import lanes
-from redisacc._redis.sockets.fast_socket import SocketConnection
-from redisacc._redis.sockets.lanes import Lanes, fetch_over
+from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.sockets import SocketConnection
 
 
 class Peers:
@@ -169,26 +169,20 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "is_remote", lambda _: True)
 
 
-class Pool:
-    """A pool with connections to peers, which may be too small or refuse."""
+class Server:
+    """Opens connections to peers, and may refuse."""
 
-    def __init__(self, peers: Peers, *, max_connections: int = 100, refuses_after: int = 100) -> None:
-        self.max_connections = max_connections
-        self.refuses_after = refuses_after
-        self.made: list[Any] = []
-        self.released: list[Any] = []
-        self._peers = peers
+    def __init__(self, peers: Peers, refuses_after: int = 100) -> None:
+        self.made: list[SocketConnection] = []
+        self._peers, self._refuses_after = peers, refuses_after
 
-    def get_connection(self) -> Any:
-        if len(self.made) >= self.refuses_after:
-            raise redis.ConnectionError("too many clients")
-        pooled = redis.Connection()
-        pooled._sock = self._peers.connections[len(self.made)].sock
-        self.made.append(pooled)
-        return pooled
-
-    def release(self, pooled: Any) -> None:
-        self.released.append(pooled)
+    def open(self) -> SocketConnection:
+        if len(self.made) >= self._refuses_after:
+            raise BrokenError("too many clients")
+        made = self._peers.connections[len(self.made)]
+        made.pooled._sock = made.sock
+        self.made.append(made)
+        return made
 
 
 @pytest.fixture
@@ -201,62 +195,60 @@ def first(peers: Callable[[int], Peers]) -> Any:
 def test_lanes_are_opened_in_the_background_and_used_again(
     peers: Callable[[int], Peers], first: Any, until: Any
 ) -> None:
-    pool = Pool(peers(8))
-    found = Lanes(pool, pool.get_connection)
+    server = Server(peers(8))
+    found = Lanes(server.open, None)
     assert found.borrow(first) == []
     until(lambda: len(found.idle) == 3)
     borrowed = found.borrow(first)
     assert len(borrowed) == 3
     # Another thread that fetches meanwhile gets none, and none is opened for it.
     assert found.borrow(first) == []
-    found.give_back(borrowed)
+    found.idle.extend(borrowed)
     assert {id(one) for one in found.borrow(first)} == {id(one) for one in borrowed}
-    assert len(pool.made) == 3
-    assert pool.released == []
+    assert len(server.made) == 3
 
 
 @pytest.mark.usefixtures("remote")
 def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
     made = peers(8)
-    pool = Pool(made)
-    found = Lanes(pool, pool.get_connection)
+    server = Server(made)
+    found = Lanes(server.open, None)
     found.borrow(first)
     until(lambda: len(found.idle) == 3)
     made.theirs[1].close()
     assert len(found.borrow(first)) == 2
-    assert pool.released == [pool.made[1]]
+    assert server.made[1].pooled._sock is None
     until(lambda: len(found.idle) == 1)
-    assert len(pool.made) == 4
+    assert len(server.made) == 4
 
 
 @pytest.mark.usefixtures("remote")
 def test_after_a_fault_one_connection_suffices(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
-    pool = Pool(peers(8))
-    found = Lanes(pool, pool.get_connection)
+    server = Server(peers(8))
+    found = Lanes(server.open, None)
     found.borrow(first)
     until(lambda: len(found.idle) == 3)
     found.spoil(found.borrow(first))
-    assert len(pool.released) == 3
-    assert all(pooled._sock is None for pooled in pool.made)
+    assert all(connection.pooled._sock is None for connection in server.made)
     assert found.borrow(first) == []
-    assert len(pool.made) == 3
+    assert len(server.made) == 3
 
 
 @pytest.mark.usefixtures("remote")
 def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
-    pool = Pool(peers(8), refuses_after=1)
-    found = Lanes(pool, pool.get_connection)
+    server = Server(peers(8), refuses_after=1)
+    found = Lanes(server.open, None)
     found.borrow(first)
     until(lambda: len(found.idle) == 1 and found._number == 1)
     assert len(found.borrow(first)) == 1
-    assert len(pool.made) == 1
+    assert len(server.made) == 1
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_small_pool_keeps_its_connections(peers: Callable[[int], Peers], first: Any) -> None:
-    pool = Pool(peers(1), max_connections=lanes.LARGE_POOL - 1)
-    assert Lanes(pool, pool.get_connection).borrow(first) == []
-    assert pool.made == []
+def test_a_client_with_few_connections_gives_none_for_lanes(peers: Callable[[int], Peers], first: Any) -> None:
+    server = Server(peers(1))
+    assert Lanes(server.open, lanes.LEAST_CONNECTIONS - 1).borrow(first) == []
+    assert server.made == []
 
 
 def test_only_a_server_on_another_machine_is_remote(first: Any) -> None:

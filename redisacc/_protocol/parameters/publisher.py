@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
@@ -36,7 +36,6 @@ from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
 from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError, ServerError

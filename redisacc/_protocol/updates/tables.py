@@ -28,7 +28,7 @@ from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
-from redisacc._redis.sockets.fast_socket import Pieces
+from redisacc._redis.sockets import Pieces
 from redisacc._redis.transport import Transport
 from redisacc.optim.kernel import sum_of_squares, updated_rows
 

@@ -25,7 +25,7 @@ from redisacc._clock import clock
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.faults import BrokenError, reason_of
-from redisacc._redis.sockets.fast_socket import (
+from redisacc._redis.sockets import (
     CLOSED,
     SLOWEST,
     TICK,

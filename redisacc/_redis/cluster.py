@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
 
-from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
-from redisacc._redis.endpoints import Endpoint, GivenPool, endpoint_of
+from redisacc._clock import running_time
+from redisacc._redis.clients import Endpoint, GivenPool, endpoint_of
 from redisacc._redis.faults import (
     FAULTS,
+    REDIRECTIONS,
     BrokenError,
     RejectedError,
     ReplyError,
@@ -31,9 +32,8 @@ from redisacc._redis.faults import (
     reason_of,
 )
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
-from redisacc._redis.reply_errors import REDIRECTIONS
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
+from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc._redis.sockets import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import ServerError
 
@@ -100,7 +100,7 @@ class Cluster:
     @property
     def tls(self) -> bool:
         """Whether connections to its nodes speak TLS."""
-        return self._way_to(self._seeds[0]).tls
+        return self._node(self._seeds[0]).tls
 
     def close(self) -> None:
         """Closes the connections to all nodes. No call may be under way, and none may follow."""

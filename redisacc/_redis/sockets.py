@@ -23,11 +23,11 @@ from typing import Any, Protocol, TypeVar
 
 import hiredis
 
+from redisacc._clock import running_time
 from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.client_libraries import disconnect, translated
+from redisacc._redis.clients import disconnect, translated
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.reply_reader import ReplyReader
+from redisacc._redis.replies import ReplyReader
 from redisacc._text import shown
 
 
