@@ -55,8 +55,7 @@ def connect(where: object) -> Transport:
             ``rediss+cluster``.
 
     Raises:
-        InvalidArgumentError: it is none of these, the URL cannot be read, or the client's version of redis-py cannot
-            connect with its settings.
+        InvalidArgumentError: it is none of these, or the URL cannot be read.
     """
     if isinstance(where, Transport):
         return where

@@ -17,10 +17,11 @@ import pytest
 import redis.asyncio
 import redis.asyncio.sentinel
 import valkey.asyncio
-from support.clients import authority, tls_gateway, unix_gateway
+from support.clients import authority, sentinel, tls_gateway, unix_gateway
 
 import redisacc
 import redisacc.asyncio
+from redisacc.asyncio import _sharing
 
 pytestmark = pytest.mark.servers("valkey")
 # The most connections of the handles of one loop.
@@ -204,6 +205,10 @@ async def test_ways_to_the_server(real_server, library, wire, tmp_path):
             await where.aclose()
 
 
+class OwnConnection(redis.asyncio.Connection):
+    """It may do something of its own with what it sends and receives."""
+
+
 async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_server):
     client = redis.asyncio.Redis.from_url(real_server.url)
     with pytest.raises(
@@ -215,15 +220,47 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
         await accumulator(real_server.client())
     with pytest.raises(redisacc.InvalidArgumentError, match=r"redis\+cluster://HOST:PORT"):
         await accumulator(redis.asyncio.RedisCluster(host="127.0.0.1", port=1))
-    sentinel = redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("main")
+    unknown = redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool(connection_class=OwnConnection))
     with pytest.raises(redisacc.InvalidArgumentError, match="connections are of an unknown class"):
-        await accumulator(sentinel)
+        await accumulator(unknown)
     own = redis.asyncio.Redis(redis_connect_func=lambda connection: connection.on_connect())
     with pytest.raises(redisacc.InvalidArgumentError, match="cannot await its connect function: give it a URL"):
         await accumulator(own)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"a client for asyncio .*, not builtins\.int"):
         await accumulator(7)
     await client.aclose()
+
+
+async def test_a_client_that_sentinels_lead(real_server):
+    with sentinel(real_server.port) as port:
+        client = redis.asyncio.sentinel.Sentinel([("127.0.0.1", port)]).master_for("main", db=3)
+        async with accumulator(client) as acc:
+            assert await acc.apply_grad([1.0, 2.0])
+            assert (await acc.take_grad(1)).tolist() == [1.0, 2.0]
+            await acc.delete()
+
+
+def test_loops_in_several_threads_open_handles_at_the_same_time():
+    """Each thread adds its loop to a dict of all loops, and removes those that are closed."""
+
+    async def use():
+        for _ in range(20):
+            shared = _sharing.borrow("redis://127.0.0.1:1")
+            await asyncio.sleep(0)
+            await _sharing.give_back(shared)
+
+    def work():
+        for _ in range(30):
+            asyncio.run(use())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for job in [threads.submit(work) for _ in range(8)]:
+                job.result()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 async def test_a_server_that_is_not_there():

@@ -37,7 +37,6 @@ INSERTED = "\0"
 # The file of a test → the advice that it looks for, each a part of one message. {} is what the message inserts.
 PRODUCED: dict[str, tuple[str, ...]] = {
     "behaviour/test_compaction.py": ("Take the round, or create the accumulator with a larger limits.buffer",),
-    "behaviour/test_clients.py": ("Upgrade to redis-py 8.0.1 or later, or give the client protocol=2, or maint_",),
     "behaviour/test_inputs.py": ("call filled() first",),
     "behaviour/test_round_owner.py": ("Do not use its gradient, because the new owner does",),
     "behaviour/test_opening.py": ("pass the step that the gradient was computed for",),
