@@ -396,9 +396,8 @@ class HandshakeParser(DefaultParser):  # type: ignore[misc,valid-type]
         reader: Any = getattr(self, "_reader", None)
         # redis-py without hiredis reads an array element by element, and needs no bounds.
         if reader is not None:
-            self._reader = _BoundedReader(
-                reader, time.monotonic() + max(durations.handshake, connection.socket_timeout or 0.0)
-            )
+            limit = max(durations.handshake, connection.socket_timeout or 0.0)
+            self._reader = _BoundedReader(reader, time.monotonic() + limit)
 
 
 class _BoundedReader:

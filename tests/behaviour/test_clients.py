@@ -417,7 +417,8 @@ def test_a_pool_of_the_users_own_class_is_used_as_it_is(real_server):
         exercise(client)
         exercise(client, limit=0)
         assert pool.calls > 20
-        assert not pool._in_use_connections
+        # A take may still be listening.
+        assert len(pool._in_use_connections) <= 1
     pool.disconnect()
 
 
