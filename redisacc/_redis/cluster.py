@@ -224,6 +224,9 @@ class Cluster:
             node = self._owner(slot, deadline)
             nodes.setdefault(node.address, node)
             owners.append(node.address)
+        if not all(node.gathers for node in nodes.values()):
+            fetch_together(self, arrivals, deadline)
+            return
         addresses = list(nodes)
         routes = [addresses.index(address) for address in owners]
         try:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from redisacc._clock import running_time
+from redisacc._clock import clock, running_time
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.clients import Endpoint, GivenPool, translated
 from redisacc._redis.faults import PASSING, REDIRECTIONS, BrokenError, ReplyError, SilentError, reason_of, refusal_of
-from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.lanes import LANES, fetch_over, is_quiet, is_remote
 from redisacc._redis.replies import check_form
 from redisacc._redis.sockets import (
     TICK,
@@ -26,18 +28,21 @@ from redisacc._redis.sockets import (
     ClientConnection,
     Command,
     Connection,
-    SocketConnection,
-    get_commands,
-    put,
 )
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
 
 Answer = TypeVar("Answer")
 
 # Sends a command, and returns the reply.
 Send = Callable[[Command], Any]
 
+# A client that may have fewer connections than this has none for lanes.
+LEAST_CONNECTIONS = 32
+# After connections for lanes were opened, or one broke, no more are opened for this long, in seconds.
+LANES_PAUSE = 10.0
 # The pause between two looks for a connection where the client's max_connections are in use, in seconds.
 _PAUSE = 0.002
 
@@ -107,6 +112,7 @@ class Node:
         tls: whether they speak TLS.
         losses: counts the exchanges that break off.
         reached: whether a connection was ever made.
+        gathers: whether a fetch may use several of its connections, or some of several nodes, at the same time.
     """
 
     def __init__(
@@ -127,12 +133,15 @@ class Node:
         self._opener = _Opener(endpoint, waits)
         # Connections that are open and not in use.
         self._idle: list[Connection] = []
-        self._lanes = Lanes(self._opener.open, endpoint.most if waits.opens_lanes and endpoint.is_own else 0)
+        self.gathers = waits.opens_lanes and endpoint.is_own
+        # Whether a fetch may use several, and when connections for that may be opened.
+        self._has_lanes = self.gathers and (endpoint.most is None or endpoint.most >= LEAST_CONNECTIONS)
+        self._next_lanes_at = 0.0
         self._freshness = endpoint.freshness
         # Whether a connection that was used needs nothing but a place among them.
         self._keeps = self._turns is None and endpoint.is_own and self._freshness == math.inf
         self._is_closed = False
-        self._leave = weakref.finalize(self, _close, self._idle, self._lanes.idle)
+        self._leave = weakref.finalize(self, _close, self._idle)
         self._leave.atexit = False
 
     def close(self) -> None:
@@ -231,18 +240,40 @@ class Node:
         if self._turns is not None:
             deadline += self._turns.take()
         connection = self._borrow(deadline)
-        more = self._lanes.borrow(connection) if arrivals.lanes > 1 and connection.is_remote is not False else ()
+        more = self._more(connection) if arrivals.lanes > 1 and connection.is_remote is not False else []
         try:
             if more:
                 fetch_over([connection, *more], arrivals, deadline)
             else:
                 connection.fetch(arrivals, deadline)
         except BaseException as error:
-            self._lanes.spoil(more)
+            _close(more)
+            self._next_lanes_at = clock.now() + LANES_PAUSE
             self._spoil(connection, error)
             raise
-        self._lanes.idle.extend(more)
-        self._give_back(connection)
+        for one in (*more, connection):
+            self._give_back(one)
+
+    def _more(self, first: Connection) -> list[Connection]:
+        """Returns further connections for a fetch from another machine, and has those opened that are missing."""
+        if first.is_remote is None:
+            first.is_remote = is_remote(first.sock)
+        more: list[Connection] = []
+        while first.is_remote and self._has_lanes and len(more) < LANES - 1:
+            try:
+                more.append(self._idle.pop())
+            except IndexError:
+                now = clock.now()
+                if now >= self._next_lanes_at:
+                    self._next_lanes_at = now + LANES_PAUSE
+                    opens = partial(_open_more, self._opener, LANES - 1 - len(more), self._idle)
+                    # RuntimeError: the interpreter ends, or the machine has no thread left.
+                    with contextlib.suppress(RuntimeError):
+                        self._waits.start(opens, "redisacc-lanes")
+                break
+            if more[-1].pid != os.getpid() or not is_quiet(more[-1].sock):
+                more.pop().close()
+        return more
 
     @contextlib.contextmanager
     def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:  # noqa: ARG002
@@ -334,7 +365,7 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
     """GETs strings from several servers at once, straight into the memory where they are used.
 
     Args:
-        nodes: the servers.
+        nodes: the servers, all of which gather.
         routes: for each lane the position of its server among them.
         arrivals: the strings.
         deadline: when a server counts as silent if it sends nothing, on ``running_time()``'s clock.
@@ -343,26 +374,11 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         ReplyError, BrokenError, RejectedError: as ``Node.fetch``.
     """
     borrowed: list[Connection] = []
-    turns: list[Node] = []
     try:
-        # All calls take their turns in the same order, so that none waits for another one that waits for it.
-        for node in sorted(nodes, key=lambda node: node.address):
-            if node._turns is not None:
-                deadline += node._turns.take()
-                turns.append(node)
         for node in nodes:
-            if node in turns:
-                # From here on, it is given back with the connection.
-                turns.remove(node)
-            borrowed.append(node._borrow(deadline))
-        if all(isinstance(connection, SocketConnection) for connection in borrowed) and nodes[0]._waits.opens_lanes:
-            fetch_over(borrowed, arrivals, deadline, routes)
-        else:
-            _fetch_in_turn(borrowed, routes, arrivals, deadline)
+            borrowed.append(node._borrow(deadline))  # noqa: PERF401 - those before an error have to be closed
+        fetch_over(borrowed, arrivals, deadline, routes)
     except BaseException as error:
-        for node in turns:
-            if node._turns is not None:
-                node._turns.give_back()
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):
                 node._spoil(connection, error)
@@ -372,27 +388,28 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         node._give_back(connection)
 
 
+def _open_more(opener: _Opener, number: int, idle: list[Connection]) -> None:
+    """Opens connections for lanes."""
+    for _ in range(number):
+        try:
+            connection = opener.open()
+        except Exception as error:  # noqa: BLE001 - whatever it is, one connection suffices
+            logger.debug("no more lanes: %s", reason_of(error))
+            return
+        if connection is None:
+            return
+        idle.append(connection)
+
+
 def _raise_fault(error: BaseException) -> None:
     """Raises BrokenError if an error means that. Returns if it does not, or if a signal handler has raised it."""
     if isinstance(error, OSError) and interrupt_in(error) is None:
         raise BrokenError(reason_of(error)) from error
 
 
-def _fetch_in_turn(
-    connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
-) -> None:
-    """Does the same, one after the other, over connections that can only exchange commands."""
-    while wanted := arrivals.wanted():
-        for number, connection in enumerate(connections):
-            of_one = [arrival for arrival in wanted if routes[arrival.lane] == number]
-            if of_one:
-                put(connection.exchange(get_commands(of_one), deadline), of_one, arrivals)
-
-
-def _close(*idle: list[Any]) -> None:
-    for connections in idle:
-        while connections:
-            connections.pop().close()
+def _close(connections: list[Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _raise_passing(replies: Sequence[Any]) -> None:

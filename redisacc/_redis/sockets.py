@@ -153,12 +153,14 @@ class Connection:
 
     Attributes:
         pooled: the connection of redis-py.
+        sock: its socket.
         pid: the process that it belongs to. After a fork it still belongs to the parent.
         fresh_until: until when it may be used once more.
         is_remote: whether it leads to another machine; None: nobody has asked yet.
         place: its place among the connections that a client may have.
     """
 
+    sock: Any = None
     fresh_until = math.inf
     is_remote: bool | None = False
     place: object = None
@@ -262,15 +264,8 @@ class ClientConnection(Connection):
             return [self.pooled.read_response(disable_decoding=True, push_request=True)]
 
 
-class Exchange(Protocol):
-    """Whatever commands can be exchanged with: a connection, or a whole cluster."""
-
-    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
-        """Sends commands and returns their replies, which may be errors."""
-
-
-def fetch_together(connection: Exchange, arrivals: Arrivals[A], deadline: float) -> None:
-    """GETs strings, some at a time, where they cannot be received into the memory where they are used."""
+def fetch_together(connection: Any, arrivals: Arrivals[A], deadline: float) -> None:
+    """GETs strings over a connection or from a cluster, some at a time, and copies them to where they are used."""
     while wanted := arrivals.wanted()[:_FETCH_TOGETHER]:
         put(connection.exchange(get_commands(wanted), deadline), wanted, arrivals)
 
@@ -311,11 +306,7 @@ def length_of(head: bytes) -> int | None:
 
 
 class SocketConnection(Connection):
-    """A connection that is nothing but a socket.
-
-    Attributes:
-        sock: the socket.
-    """
+    """A connection that is nothing but a socket."""
 
     def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
         super().__init__(pooled)

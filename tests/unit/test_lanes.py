@@ -13,8 +13,10 @@ from support.strings import Strings
 
 from redisacc._clock import running_time
 from redisacc._redis import lanes
+from redisacc._redis import node as node_module
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.lanes import fetch_over
+from redisacc._redis.node import LANES_PAUSE, LEAST_CONNECTIONS, Node
 from redisacc._redis.sockets import SocketConnection
 
 
@@ -166,23 +168,29 @@ def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server counts as one on another machine."""
-    monkeypatch.setattr(lanes, "is_remote", lambda _: True)
+    monkeypatch.setattr(node_module, "is_remote", lambda _: True)
 
 
 class Server:
-    """Opens connections to peers, and may refuse."""
+    """Where connections lead to peers. It may refuse some."""
 
-    def __init__(self, peers: Peers, refuses_after: int = 100) -> None:
-        self.made: list[SocketConnection] = []
+    address, tls, is_own, freshness = "peers", False, True, float("inf")
+
+    def __init__(self, peers: Peers, refuses_after: int = 100, most: int | None = None) -> None:
+        self.made: list[redis.Connection] = []
+        self.most = most
         self._peers, self._refuses_after = peers, refuses_after
 
-    def open(self) -> SocketConnection:
+    def open(self) -> redis.Connection:
         if len(self.made) >= self._refuses_after:
             raise BrokenError("too many clients")
-        made = self._peers.connections[len(self.made)]
-        made.pooled._sock = made.sock
-        self.made.append(made)
-        return made
+        pooled = redis.Connection()
+        pooled._sock = self._peers.connections[len(self.made)].sock
+        self.made.append(pooled)
+        return pooled
+
+    def discard(self, pooled: redis.Connection) -> None:
+        pooled.disconnect()
 
 
 @pytest.fixture
@@ -193,61 +201,42 @@ def first(peers: Callable[[int], Peers]) -> Any:
 
 @pytest.mark.usefixtures("remote")
 def test_lanes_are_opened_in_the_background_and_used_again(
-    peers: Callable[[int], Peers], first: Any, until: Any
+    peers: Callable[[int], Peers], first: Any, until: Any, clock: Any
 ) -> None:
-    server = Server(peers(8))
-    found = Lanes(server.open, None)
-    assert found.borrow(first) == []
-    until(lambda: len(found.idle) == 3)
-    borrowed = found.borrow(first)
-    assert len(borrowed) == 3
-    # Another thread that fetches meanwhile gets none, and none is opened for it.
-    assert found.borrow(first) == []
-    found.idle.extend(borrowed)
-    assert {id(one) for one in found.borrow(first)} == {id(one) for one in borrowed}
-    assert len(server.made) == 3
-
-
-@pytest.mark.usefixtures("remote")
-def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
     made = peers(8)
     server = Server(made)
-    found = Lanes(server.open, None)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 3)
-    made.theirs[1].close()
-    assert len(found.borrow(first)) == 2
-    assert server.made[1].pooled._sock is None
-    until(lambda: len(found.idle) == 1)
-    assert len(server.made) == 4
-
-
-@pytest.mark.usefixtures("remote")
-def test_after_a_fault_one_connection_suffices(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
-    server = Server(peers(8))
-    found = Lanes(server.open, None)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 3)
-    found.spoil(found.borrow(first))
-    assert all(connection.pooled._sock is None for connection in server.made)
-    assert found.borrow(first) == []
+    node = Node(server)
+    assert node._more(first) == []
+    until(lambda: len(node._idle) == 3)
+    more = node._more(first)
+    assert len(more) == 3
+    # Another thread that fetches meanwhile gets none, and none is opened for it soon.
+    assert node._more(first) == []
     assert len(server.made) == 3
+    node._idle.extend(more)
+    # One that ended while it was idle is replaced later.
+    made.theirs[1].close()
+    assert len(node._more(first)) == 2
+    assert server.made[1]._sock is None
+    clock.advance(LANES_PAUSE)
+    node._more(first)
+    until(lambda: len(node._idle) == 3)
 
 
 @pytest.mark.usefixtures("remote")
 def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
     server = Server(peers(8), refuses_after=1)
-    found = Lanes(server.open, None)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 1 and found._number == 1)
-    assert len(found.borrow(first)) == 1
+    node = Node(server)
+    node._more(first)
+    until(lambda: len(node._idle) == 1)
+    assert len(node._more(first)) == 1
     assert len(server.made) == 1
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_client_with_few_connections_gives_none_for_lanes(peers: Callable[[int], Peers], first: Any) -> None:
-    server = Server(peers(1))
-    assert Lanes(server.open, lanes.LEAST_CONNECTIONS - 1).borrow(first) == []
+def test_a_client_with_few_connections_has_none_for_lanes(peers: Callable[[int], Peers], first: Any) -> None:
+    server = Server(peers(1), most=LEAST_CONNECTIONS - 1)
+    assert Node(server)._more(first) == []
     assert server.made == []
 
 
