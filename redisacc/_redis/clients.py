@@ -274,10 +274,6 @@ class Endpoint:
                     sentinel.close()
             return pooled
 
-    def discard(self, pooled: Any) -> None:
-        """Closes a connection that nobody has used."""
-        disconnect(pooled)
-
     def _sentinels(self) -> Any:
         """Returns what asks the same Sentinels for the same master, over connections of its own."""
         given, manager = self.pool, self.pool.sentinel_manager
@@ -330,12 +326,6 @@ class GivenPool:
                 with contextlib.suppress(Exception):
                     self.pool.disconnect(*arguments)
             raise
-
-    def discard(self, pooled: Any) -> None:
-        """Closes a connection, and gives it back. The pool opens it again."""
-        disconnect(pooled)
-        with translated():
-            self.pool.release(pooled)
 
 
 def endpoint_of(pool: Any) -> Endpoint | GivenPool:

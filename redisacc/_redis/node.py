@@ -86,14 +86,13 @@ class _Opener:
                 self._places.add(place)
         try:
             with translated():
-                pooled = self._waits.call(self.endpoint.open, self.endpoint.discard)
+                if isinstance(self.endpoint, GivenPool):
+                    return ClientConnection(self.endpoint.open(), self.endpoint.pool)
+                connection = self._waits.open(self.endpoint, tick)
         except BaseException:
             # The library has waited for as long as its own timeout says.
             running_time(waited=math.inf)
             raise
-        if isinstance(self.endpoint, GivenPool):
-            return ClientConnection(pooled, self.endpoint.pool)
-        connection = self._waits.connection_of(pooled, tick)
         connection.place = place
         return connection
 
@@ -129,7 +128,6 @@ class Node:
         self.reached = False
         self._waits = waits
         self._turns = waits.turns(endpoint.most)
-        self._openings = waits.openings()
         self._opener = _Opener(endpoint, waits)
         # Connections that are open and not in use.
         self._idle: list[Connection] = []
@@ -240,7 +238,8 @@ class Node:
         if self._turns is not None:
             deadline += self._turns.take()
         connection = self._borrow(deadline)
-        more = self._more(connection) if arrivals.lanes > 1 and connection.is_remote is not False else []
+        lanes = self._has_lanes and arrivals.lanes > 1 and connection.is_remote is not False
+        more = self._more(connection) if lanes else []
         try:
             if more:
                 fetch_over([connection, *more], arrivals, deadline)
@@ -259,7 +258,7 @@ class Node:
         if first.is_remote is None:
             first.is_remote = is_remote(first.sock)
         more: list[Connection] = []
-        while first.is_remote and self._has_lanes and len(more) < LANES - 1:
+        while first.is_remote and len(more) < LANES - 1:
             try:
                 more.append(self._idle.pop())
             except IndexError:
@@ -316,16 +315,7 @@ class Node:
 
     def _opened(self) -> Connection | None:
         try:
-            if self._openings is None:
-                connection = self._opener.open()
-            else:
-                self._openings.take()
-                try:
-                    connection = self._opener.open()
-                except BaseException as error:
-                    self._openings.give_back(silent=isinstance(error, SilentError))
-                    raise
-                self._openings.give_back()
+            connection = self._opener.open()
         except BaseException as error:
             if self._turns is not None:
                 self._turns.give_back(silent=isinstance(error, SilentError))

@@ -10,14 +10,17 @@ import os
 import ssl
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from redisacc._clock import running_time
 from redisacc._interrupts import suppressed
+from redisacc._redis.clients import Endpoint, disconnect, translated
 from redisacc._redis.faults import SilentError
-from redisacc._redis.sockets import TICK, Connection
+from redisacc._redis.sockets import Connection
+from redisacc._redis.waits import Waits
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
@@ -31,13 +34,13 @@ Value = TypeVar("Value")
 # How many connections a node has at most for the calls of a loop. All calls share one thread, so more would not be
 # faster, and a thousand takes that poll once a second are served by far fewer.
 CONNECTIONS = 16
-# How many of them are opened at the same time. A client's library blocks while it opens one, so a thread of the loop's
-# executor does it, and by default that has only five threads on a machine with one processor. If the server is silent,
-# openings that waited for a thread would end seconds after the first ones.
+# How many of them are opened at the same time. redis-py blocks while it opens one, so a thread of the loop's executor
+# does it, and by default that has only five threads on a machine with one processor. If the server is silent, openings
+# that waited for a thread would end seconds after the first ones.
 OPENINGS = 4
 
 
-class LoopWaits:
+class LoopWaits(Waits):
     """Lets an event loop run other tasks. It belongs to the loop that runs when it is made.
 
     Attributes:
@@ -57,6 +60,7 @@ class LoopWaits:
         self._runner = _calls.Calls()
         self._calls = 0
         self._is_idle = asyncio.Event()
+        self._openings: defaultdict[str, LoopTurns] = defaultdict(partial(LoopTurns, self.loop, OPENINGS))
 
     # For tasks
 
@@ -113,20 +117,26 @@ class LoopWaits:
     def event(self) -> LoopEvent:
         return LoopEvent(self)
 
-    def lock(self) -> LoopLock:
-        return LoopLock(self.loop)
+    def lock(self) -> LoopTurns:
+        return LoopTurns(self.loop, 1)
 
     def turns(self, most: int | None) -> LoopTurns:
         # One is left to listen on.
         return LoopTurns(self.loop, CONNECTIONS if most is None else max(1, min(most - 1, CONNECTIONS)))
 
-    def openings(self) -> LoopTurns:
-        return LoopTurns(self.loop, OPENINGS)
-
     def local(self) -> TaskLocal:
         return TaskLocal()
 
-    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
+    def open(self, endpoint: Endpoint, tick: float) -> Connection:
+        openings = self._openings[endpoint.address]
+        openings.take()
+        try:
+            with translated():
+                pooled = self.call(endpoint.open, disconnect)
+        except BaseException as error:
+            openings.give_back(silent=isinstance(error, SilentError))
+            raise
+        openings.give_back()
         kind = LoopTlsConnection if isinstance(pooled._sock, ssl.SSLSocket) else LoopConnection
         return kind(pooled, pooled._sock, self.loop, self._clock, tick)
 
@@ -301,18 +311,13 @@ class LoopTurns:
                 return
         self._free += 1
 
-
-class LoopLock:
-    """A lock that may be held while its holder waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._turns = LoopTurns(loop, 1)
+    # As a lock that may be held while its holder waits
 
     def __enter__(self) -> None:
-        self._turns.take()
+        self.take()
 
     def __exit__(self, *error: object) -> None:
-        self._turns.give_back()
+        self.give_back()
 
 
 class TaskLocal:
