@@ -35,7 +35,7 @@ from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import GradientRequest, Request, Session
 from redisacc._redis.connect import connect
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.script_loader import load, names
 
 HOUR_MS = 3_600_000

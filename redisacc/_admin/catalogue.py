@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from redisacc._format.keys import NAMES, PREFIX
-from redisacc._redis import item_scan
+from redisacc._redis import scans
 from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
@@ -22,7 +22,7 @@ def _check(pattern: str) -> None:
 def scan_keys(transport: Transport, match: str) -> Iterator[str]:
     """Yields all keys that match a pattern, each once. Keys that are not text cannot be ours and are left out."""
     _check(match)
-    for key in item_scan.scan_keys(transport, match):
+    for key in scans.scan_keys(transport, match):
         try:
             yield key.decode()
         except UnicodeDecodeError:
@@ -37,7 +37,7 @@ def escape_glob(text: str) -> str:
 def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
     """Returns everything in the set of names that matches a pattern, as it is there."""
     _check(pattern)
-    return item_scan.scan_members(transport, NAMES, match=pattern)
+    return scans.scan_members(transport, NAMES, match=pattern)
 
 
 def _is_text(name: bytes) -> bool:

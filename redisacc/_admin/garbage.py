@@ -39,7 +39,7 @@ from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 

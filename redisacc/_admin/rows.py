@@ -24,7 +24,7 @@ from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.rounds.peek import StartedRead, read_round, snapshot
 from redisacc._protocol.rounds.record_reader import RecordReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError

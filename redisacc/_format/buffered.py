@@ -35,7 +35,7 @@ from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
 from redisacc._format.weights import parse_weight
-from redisacc._redis.sockets.fast_socket import Pieces
+from redisacc._redis.sockets import Pieces
 from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 

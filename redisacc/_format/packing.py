@@ -9,7 +9,7 @@ import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Layout, Schema
-from redisacc._redis.sockets.fast_socket import GATHER_BYTES
+from redisacc._redis.sockets import GATHER_BYTES
 
 
 def packed(schema: Schema, arrays: Sequence[Array] | Mapping[int, Array], layout: Layout) -> list[memoryview]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from redisacc._redis.cluster.slot_map import SlotMap, key_slot
+from redisacc._redis.slot_map import SlotMap, key_slot
 
 # The most partitions: a Redis Cluster has at most about a thousand nodes.
 MOST_PARTITIONS = 1000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from redisacc._format.keys import Keys
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._text import printable
 
 # Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.

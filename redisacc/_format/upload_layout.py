@@ -18,7 +18,7 @@ from redisacc._data.validation import Array
 from redisacc._format import attempts
 from redisacc._format import buffered as buffered_format
 from redisacc._format.element_cut import Dense
-from redisacc._redis.sockets.fast_socket import Pieces
+from redisacc._redis.sockets import Pieces
 
 
 class _Extent(NamedTuple):

@@ -23,7 +23,7 @@ from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.connect import connect
-from redisacc._redis.eviction import warn_if_evicting
+from redisacc._redis.server_state import warn_if_evicting
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry
 

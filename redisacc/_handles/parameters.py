@@ -23,7 +23,7 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.version_wait import VersionWait
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._redis.connect import connect
-from redisacc._redis.eviction import warn_if_evicting
+from redisacc._redis.server_state import warn_if_evicting
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, NotFoundError

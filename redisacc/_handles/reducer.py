@@ -21,8 +21,8 @@ from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis import forks
 from redisacc._redis.connect import connect
+from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
-from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable, shown
 from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError, ServerUnavailableError

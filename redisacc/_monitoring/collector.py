@@ -15,7 +15,7 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._monitoring.view import View
 from redisacc._protocol.lifecycle.info import read_info, summary_commands
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Transport, limited
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 

@@ -18,7 +18,7 @@ from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.keys import PartitionedKeys
 from redisacc._format.weights import parse_weight
 from redisacc._redis.script_loader import load
-from redisacc._redis.sockets.fast_socket import Argument, Command
+from redisacc._redis.sockets import Argument, Command
 from redisacc._redis.transport import TIMEOUT, Hint, Transport
 from redisacc._text import EVICTED, QUOTED, printable, shown
 from redisacc.errors import (

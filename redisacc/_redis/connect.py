@@ -9,19 +9,15 @@ import contextlib
 import encodings.idna  # noqa: F401
 import os
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from redisacc._clock import durations
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import ACCEPTED, check_usable, instead_of, is_client
-from redisacc._redis.cluster.routing import Cluster
-from redisacc._redis.cluster.slot_map import Address
-from redisacc._redis.sockets.handshake import HandshakeParser
+from redisacc._redis.clients import ACCEPTED, Endpoint, endpoint_of, instead_of, is_client, is_cluster
+from redisacc._redis.cluster import Cluster, cluster_of
+from redisacc._redis.node import Node
+from redisacc._redis.slot_map import Address
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import is_unicode
@@ -59,8 +55,7 @@ def connect(where: object) -> Transport:
             ``rediss+cluster``.
 
     Raises:
-        InvalidArgumentError: it is none of these, the URL cannot be read, or the client's version of redis-py cannot
-            connect with its settings.
+        InvalidArgumentError: it is none of these, or the URL cannot be read.
     """
     if isinstance(where, Transport):
         return where
@@ -87,16 +82,18 @@ def transport_to(where: Any, waits: Waits = BLOCKING, blocking: Transport | None
     """Returns a new transport. Nothing is sent yet.
 
     Args:
-        where: a URL, or a client.
+        where: a URL, a client, or an endpoint.
         waits: how its calls wait.
-        blocking: another transport to the same place, if they do not block. The connections of the client are then
-            closed with the transport.
+        blocking: another transport to the same place, if they do not block.
     """
-    if isinstance(where, str) and _scheme_of(where) in _CLUSTER_SCHEMES:
-        return Transport(where, _cluster_at(where, waits), waits=waits, blocking=blocking)
-    client = _client_of(where) if isinstance(where, str) else where
-    check_usable(client)
-    return Transport(client, waits=waits, blocking=blocking)
+    server: Node | Cluster
+    if isinstance(where, str):
+        server = _cluster_at(where, waits) if _scheme_of(where) in _CLUSTER_SCHEMES else Node(_at(where), waits=waits)
+    elif isinstance(where, Endpoint):
+        server = Node(where, waits=waits)
+    else:
+        server = cluster_of(where) if is_cluster(where) else Node(endpoint_of(where.connection_pool), waits=waits)
+    return Transport(where, server, waits=waits, blocking=blocking)
 
 
 def holds_password(url: str) -> bool:
@@ -122,21 +119,15 @@ def _cluster_at(url: str, waits: Waits) -> Cluster:
             "the URL of a cluster must have no database, because a cluster has only 0: leave out what follows the slash"
         )
     access, at, hosts = address.rpartition("@")
-    clients = [_client_of(f"{scheme}://{access}{at}{host}{slash}{mark}{settings}", url) for host in hosts.split(",")]
+    ways = [_at(f"{scheme}://{access}{at}{host}{slash}{mark}{settings}", url) for host in hosts.split(",")]
     if any(not host or host.startswith(":") for host in hosts.split(",")):
         raise InvalidArgumentError("the URL of a cluster must name at least one host, as in redis+cluster://HOST:PORT")
-    pool = clients[0].connection_pool
-
-    def pool_at(address: Address) -> Any:
-        kwargs = {**pool.connection_kwargs, "host": address.host, "port": address.port}
-        return type(pool)(connection_class=pool.connection_class, max_connections=pool.max_connections, **kwargs)
-
-    each = [client.connection_pool.connection_kwargs for client in clients]
-    return Cluster([Address(kwargs["host"], kwargs.get("port", 6379)) for kwargs in each], pool_at, waits=waits)
+    seeds = [Address(way.settings["host"], way.settings.get("port", 6379)) for way in ways]
+    return Cluster(seeds, lambda at: ways[0].having(host=at.host, port=at.port), waits=waits)
 
 
-def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
-    """Returns the client for a URL.
+def _at(url: str, given_url: str | None = None) -> Endpoint:
+    """Returns where a URL leads.
 
     Args:
         url: the URL.
@@ -154,42 +145,14 @@ def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
     url = scheme + colon + rest
     given = (given_url or given).partition(":")[0]
     with contextlib.suppress(ValueError, TypeError, AttributeError):
-        client = redis.Redis.from_url(url, **_own_settings(is_unix=scheme == "unix"))
+        pool = redis.ConnectionPool.from_url(url)
         # A setting that redis-py does not know raises only when a connection is made.
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
-        return client
+        pool.connection_class(**pool.connection_kwargs)
+        if isinstance(way := endpoint_of(pool), Endpoint):
+            return way
     # Raised outside of the except clause, because redis-py's error quotes what it could not read: a part of the
     # password, if that was not percent-encoded.
     raise InvalidArgumentError(
         f"this {given}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
         "question mark, or a password in it has characters that must be percent-encoded"
     )
-
-
-def client_with(connection_class: type[redis.Connection], settings: Mapping[str, Any]) -> redis.Redis:
-    """Returns a client of redisacc's own.
-
-    Args:
-        connection_class: the class of its connections.
-        settings: where these lead, and as whom.
-    """
-    own = _own_settings(is_unix="path" in settings)
-    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **{**settings, **own}))
-
-
-def _own_settings(*, is_unix: bool) -> dict[str, Any]:
-    """Returns how the clients make connections that redisacc makes itself."""
-    settings: dict[str, Any] = {
-        # The transport retries by itself.
-        "retry": Retry(NoBackoff(), 0),
-        "health_check_interval": 0,
-        # Limits only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default was no
-        # limit, and a server that accepted a connection and then stalled blocked the caller forever.
-        "socket_timeout": durations.handshake,
-        "parser_class": HandshakeParser,
-        # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
-        "protocol": 2,
-    }
-    if not is_unix:
-        settings |= {"socket_connect_timeout": durations.handshake, "socket_keepalive": True}
-    return settings

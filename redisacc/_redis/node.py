@@ -1,43 +1,50 @@
-"""One server: the connections of a client's pool to it, and what travels over them."""
+"""One server: the connections to it, and what travels over them."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
+import logging
 import math
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from redisacc._clock import clock, running_time
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
-from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, reason_of
-from redisacc._redis.remedies import speaks_tls
-from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import (
+from redisacc._redis.clients import Endpoint, GivenPool, translated
+from redisacc._redis.faults import PASSING, REDIRECTIONS, BrokenError, ReplyError, SilentError, reason_of, refusal_of
+from redisacc._redis.lanes import LANES, fetch_over, is_quiet, is_remote
+from redisacc._redis.replies import check_form
+from redisacc._redis.sockets import (
+    TICK,
     VALUES,
     A,
     Arrivals,
     ClientConnection,
     Command,
     Connection,
-    SocketConnection,
-    get_commands,
-    put,
 )
-from redisacc._redis.sockets.lanes import Lanes, fetch_over
-from redisacc._redis.sockets.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
 
 Answer = TypeVar("Answer")
 
 # Sends a command, and returns the reply.
 Send = Callable[[Command], Any]
+
+# A client that may have fewer connections than this has none for lanes.
+LEAST_CONNECTIONS = 32
+# After connections for lanes were opened, or one broke, no more are opened for this long, in seconds.
+LANES_PAUSE = 10.0
+# The pause between two looks for a connection where the client's max_connections are in use, in seconds.
+_PAUSE = 0.002
 
 
 @dataclass(slots=True)
@@ -47,54 +54,98 @@ class Losses:
     count: int = 0
 
 
-class Node:
-    """The way to one server through one pool. Threads and, after a fork, processes may share it.
+class _Place:
+    """One of the connections that a client may have. It is free again when nothing refers to this object."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
+class _Opener:
+    """Opens connections to an endpoint, as many as a client may have.
 
     Args:
-        pool: the pool of connections.
-        losses: counts the exchanges that break off.
-        address: where the pool's connections lead. None: as the pool says.
-        owns_pool: whether to close the pool's connections when this object is no longer in use.
+        endpoint: where they lead.
+        waits: how calls wait.
+    """
+
+    def __init__(self, endpoint: Endpoint | GivenPool, waits: Waits) -> None:
+        self.endpoint = endpoint
+        self._waits = waits
+        # Guards the next one.
+        self._lock = forks.lock()
+        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
+
+    def open(self, tick: float = TICK) -> Connection | None:
+        """Returns a new connection; None if there are as many as there may be."""
+        place = _Place()
+        if self.endpoint.most is not None:
+            with self._lock:
+                if sum(taken.pid == place.pid for taken in self._places) >= self.endpoint.most:
+                    return None
+                self._places.add(place)
+        try:
+            with translated():
+                if isinstance(self.endpoint, GivenPool):
+                    return ClientConnection(self.endpoint.open(), self.endpoint.pool)
+                connection = self._waits.open(self.endpoint, tick)
+        except BaseException:
+            # The library has waited for as long as its own timeout says.
+            running_time(waited=math.inf)
+            raise
+        connection.place = place
+        return connection
+
+
+class Node:
+    """The way to one server. Threads and, after a fork, processes may share it.
+
+    Args:
+        endpoint: where its connections lead.
+        losses: counts the exchanges that break off; None: a counter of its own.
+        address: where the connections lead. None: as the endpoint says.
         waits: how calls wait.
 
     Attributes:
-        address: where the pool's connections lead, without a password.
-        tls: whether the pool's connections speak TLS.
+        address: where the connections lead, without a password.
+        tls: whether they speak TLS.
+        losses: counts the exchanges that break off.
         reached: whether a connection was ever made.
+        gathers: whether a fetch may use several of its connections, or some of several nodes, at the same time.
     """
 
     def __init__(
         self,
-        pool: Any,
-        losses: Losses,
+        endpoint: Endpoint | GivenPool,
+        losses: Losses | None = None,
         address: str | None = None,
         *,
-        owns_pool: bool = False,
         waits: Waits = BLOCKING,
     ) -> None:
-        forks.release_locks_of(pool)
-        self._pool = pool
-        self._losses = losses
-        self._waits = waits
-        self._turns = waits.turns()
-        self._openings = waits.openings()
-        self._get_connection = _getter(pool, waits)
-        # Connections stay out of the pool between calls, unless the pool is so small that others may wait for them.
-        self._kept: list[Connection] = []
-        self._keeps = waits.keeps if getattr(pool, "max_connections", 0) >= 16 else 0
-        self.address = address or _address(pool)
-        self.tls = speaks_tls(pool)
+        self.losses = losses or Losses()
+        self.address = address or endpoint.address
+        self.tls = endpoint.tls
         self.reached = False
-
-        self._lanes = Lanes(pool if waits.opens_lanes else None, self._get_connection)
-
-        self._leave = weakref.finalize(self, _leave, pool, owns_pool, self._kept, self._lanes.idle)
+        self._waits = waits
+        self._turns = waits.turns(endpoint.most)
+        self._opener = _Opener(endpoint, waits)
+        # Connections that are open and not in use.
+        self._idle: list[Connection] = []
+        self.gathers = waits.opens_lanes and endpoint.is_own
+        # Whether a fetch may use several, and when connections for that may be opened.
+        self._has_lanes = self.gathers and (endpoint.most is None or endpoint.most >= LEAST_CONNECTIONS)
+        self._next_lanes_at = 0.0
+        self._freshness = endpoint.freshness
+        # Whether a connection that was used needs nothing but a place among them.
+        self._keeps = self._turns is None and endpoint.is_own and self._freshness == math.inf
+        self._is_closed = False
+        self._leave = weakref.finalize(self, _close, self._idle)
         self._leave.atexit = False
 
     def close(self) -> None:
-        """Gives back, or closes, the connections that were kept. No call may be under way."""
-        # A settle() may follow, of the handle or of an error: its connection then goes back to the pool.
-        self._keeps = 0
+        """Closes the connections that are not in use. No call may be under way."""
+        # A settle() may follow, of the handle or of an error: its connection is then closed.
+        self._is_closed, self._keeps = True, False
         self._leave()
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
@@ -111,7 +162,7 @@ class Node:
         """
         if self._turns is not None:
             deadline += self._turns.take()
-        connection = self._borrow()
+        connection = self._borrow(deadline)
         try:
             if commands and commands[-1][0] == "WAIT":
                 # The server waits for its replicas for that long before it replies, and is not silent meanwhile.
@@ -122,7 +173,10 @@ class Node:
         except BaseException as error:
             self._spoil(connection, error)
             raise
-        self._return(connection)
+        if self._keeps:
+            self._idle.append(connection)
+        else:
+            self._give_back(connection)
         return replies
 
     def converse(
@@ -147,9 +201,6 @@ class Node:
             ReplyError: a reply is a refusal that passes by itself, or a redirection to another node.
             RedisAccError: another refusal, or an error that ``talk`` raises.
         """
-        if self._turns is not None:
-            deadline += self._turns.take()
-        connection = self._borrow()
 
         def send(command: Command) -> Any:
             # ASKING lasts for one command.
@@ -163,16 +214,19 @@ class Node:
             check_form(command, reply, self.address)
             return reply
 
+        if self._turns is not None:
+            deadline += self._turns.take()
+        connection = self._borrow(deadline)
         try:
             answer = talk(send)
         except RedisAccError:
             # A refusal, or a reply that makes no sense: everything that was sent has been answered.
-            self._return(connection)
+            self._give_back(connection)
             raise
         except BaseException as error:
             self._spoil(connection, error)
             raise
-        self._return(connection)
+        self._give_back(connection)
         return answer
 
     def converse_with_all(self, talk: Callable[[Send], Answer], timeout: float, deadline: float) -> list[Answer]:
@@ -183,19 +237,42 @@ class Node:
         """GETs strings straight into the memory where they are used, over one connection or several."""
         if self._turns is not None:
             deadline += self._turns.take()
-        connection = self._borrow()
-        more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
+        connection = self._borrow(deadline)
+        lanes = self._has_lanes and arrivals.lanes > 1 and connection.is_remote is not False
+        more = self._more(connection) if lanes else []
         try:
             if more:
                 fetch_over([connection, *more], arrivals, deadline)
             else:
                 connection.fetch(arrivals, deadline)
         except BaseException as error:
-            self._lanes.spoil(more)
+            _close(more)
+            self._next_lanes_at = clock.now() + LANES_PAUSE
             self._spoil(connection, error)
             raise
-        self._lanes.give_back(more)
-        self._return(connection)
+        for one in (*more, connection):
+            self._give_back(one)
+
+    def _more(self, first: Connection) -> list[Connection]:
+        """Returns further connections for a fetch from another machine, and has those opened that are missing."""
+        if first.is_remote is None:
+            first.is_remote = is_remote(first.sock)
+        more: list[Connection] = []
+        while first.is_remote and len(more) < LANES - 1:
+            try:
+                more.append(self._idle.pop())
+            except IndexError:
+                now = clock.now()
+                if now >= self._next_lanes_at:
+                    self._next_lanes_at = now + LANES_PAUSE
+                    opens = partial(_open_more, self._opener, LANES - 1 - len(more), self._idle)
+                    # RuntimeError: the interpreter ends, or the machine has no thread left.
+                    with contextlib.suppress(RuntimeError):
+                        self._waits.start(opens, "redisacc-lanes")
+                break
+            if more[-1].pid != os.getpid() or not is_quiet(more[-1].sock):
+                more.pop().close()
+        return more
 
     @contextlib.contextmanager
     def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:  # noqa: ARG002
@@ -205,35 +282,40 @@ class Node:
             channel: plays no role here.
             tick: how long the connection listens before it returns without a message, in seconds.
         """
-        connection = self._opened(self._get_connection(), tick)
+        connection = self._opener.open(tick)
+        if connection is None:
+            raise self._too_many()
         try:
             yield connection
         except OSError as error:
             _raise_fault(error)
             raise
         finally:
-            with contextlib.suppress(*FAULTS):
-                connection.close()
-            self._pool.release(connection.pooled)
+            connection.close()
 
     # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
     # command more time than all checks.
 
-    def _borrow(self) -> Connection:
-        """Returns a connection that was kept, or one of the pool. If turns are taken, it is the caller's turn."""
+    def _borrow(self, deadline: float) -> Connection:
+        """Returns a connection that is open, or opens one. If turns are taken, it is the caller's turn."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                if (opened := self._opened()) is not None:
+                    return opened
+                if running_time() >= deadline:
+                    raise self._too_many() from None
+                self._waits.sleep(_PAUSE)
+                continue
+            # After a fork it is the parent's.
+            if connection.pid == os.getpid() and connection.fresh_until > time.monotonic():
+                return connection
+            connection.close()
+
+    def _opened(self) -> Connection | None:
         try:
-            while True:
-                connection = self._kept.pop()
-                # After a fork it is the parent's. If it was closed meanwhile, the pool opens it again.
-                if connection.pid == os.getpid():
-                    if connection.alive():
-                        return connection
-                    connection.release()
-                    self._pool.release(connection.pooled)
-        except IndexError:
-            pass
-        try:
-            connection = self._new()
+            connection = self._opener.open()
         except BaseException as error:
             if self._turns is not None:
                 self._turns.give_back(silent=isinstance(error, SilentError))
@@ -241,62 +323,39 @@ class Node:
         self.reached = True
         return connection
 
-    def _new(self) -> Connection:
-        """Returns a connection of the pool, which may have to open it."""
-        if self._openings is None:
-            return self._opened(self._get_connection())
-        self._openings.take()
-        try:
-            connection = self._opened(self._get_connection())
-        except BaseException as error:
-            self._openings.give_back(silent=isinstance(error, SilentError))
-            raise
-        self._openings.give_back()
-        return connection
+    def _too_many(self) -> BrokenError:
+        return BrokenError(f"no connection available: all {self._opener.endpoint.most} of the client's are in use")
 
-    def _opened(self, pooled: Any, *tick: float) -> Connection:
-        """Returns the way to use a connection of the pool."""
-        try:
-            return self._waits.connection_of(pooled, *tick)
-        except BaseException as error:
-            self._discard(ClientConnection(pooled), error)
-            raise
-
-    def _return(self, connection: Connection) -> None:
-        if len(self._kept) < self._keeps:
-            # Taking a connection out of the pool and putting it back would cost as much as a small command.
-            self._kept.append(connection)
-        else:
+    def _give_back(self, connection: Connection) -> None:
+        """Ends the use of a connection whose requests have all been answered."""
+        if isinstance(connection, ClientConnection):
             connection.release()
-            self._pool.release(connection.pooled)
+        elif self._is_closed:
+            connection.close()
+        else:
+            connection.fresh_until = time.monotonic() + self._freshness
+            self._idle.append(connection)
         if self._turns is not None:
             self._turns.give_back()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
-        """Ends the use of a connection that broke, or was interrupted. Raises BrokenError if its socket failed."""
-        if self._turns is not None:
-            self._turns.give_back(silent=isinstance(error, SilentError))
-        self._discard(connection, error)
-
-    def _discard(self, connection: Connection, error: BaseException) -> None:
-        """Closes a connection, because the next command would take unread replies for its own.
+        """Closes a connection that broke, or was interrupted: the next command would take unread replies for its own.
 
         Raises:
-            BrokenError: the error means that.
+            BrokenError: its socket failed.
         """
-        self._losses.count += 1
-        lost = not connection.alive()
+        self.losses.count += 1
         connection.close()
-        with translated():
-            self._pool.release(connection.pooled)
-        _raise_fault(error, lost=lost)
+        if self._turns is not None:
+            self._turns.give_back(silent=isinstance(error, SilentError))
+        _raise_fault(error)
 
 
 def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arrivals[A], deadline: float) -> None:
     """GETs strings from several servers at once, straight into the memory where they are used.
 
     Args:
-        nodes: the servers.
+        nodes: the servers, all of which gather.
         routes: for each lane the position of its server among them.
         arrivals: the strings.
         deadline: when a server counts as silent if it sends nothing, on ``running_time()``'s clock.
@@ -305,116 +364,42 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         ReplyError, BrokenError, RejectedError: as ``Node.fetch``.
     """
     borrowed: list[Connection] = []
-    turns: list[Node] = []
     try:
-        # All calls take their turns in the same order, so that none waits for another one that waits for it.
-        for node in sorted(nodes, key=lambda node: node.address):
-            if node._turns is not None:
-                deadline += node._turns.take()
-                turns.append(node)
         for node in nodes:
-            if node in turns:
-                # From here on, it is given back with the connection.
-                turns.remove(node)
-            borrowed.append(node._borrow())
-        if all(isinstance(connection, SocketConnection) for connection in borrowed) and nodes[0]._waits.opens_lanes:
-            fetch_over(borrowed, arrivals, deadline, routes)
-        else:
-            _fetch_in_turn(borrowed, routes, arrivals, deadline)
+            borrowed.append(node._borrow(deadline))  # noqa: PERF401 - those before an error have to be closed
+        fetch_over(borrowed, arrivals, deadline, routes)
     except BaseException as error:
-        for node in turns:
-            if node._turns is not None:
-                node._turns.give_back()
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):
                 node._spoil(connection, error)
         _raise_fault(error)
         raise
     for node, connection in zip(nodes, borrowed, strict=True):
-        node._return(connection)
+        node._give_back(connection)
 
 
-def _raise_fault(error: BaseException, *, lost: bool = False) -> None:
-    """Raises BrokenError if that is what an error means. Returns if it does not, or if a signal handler has raised it.
+def _open_more(opener: _Opener, number: int, idle: list[Connection]) -> None:
+    """Opens connections for lanes."""
+    for _ in range(number):
+        try:
+            connection = opener.open()
+        except Exception as error:  # noqa: BLE001 - whatever it is, one connection suffices
+            logger.debug("no more lanes: %s", reason_of(error))
+            return
+        if connection is None:
+            return
+        idle.append(connection)
 
-    Args:
-        error: the error.
-        lost: whether the client had lost the connection by then.
-    """
-    if interrupt_in(error) is not None:
-        return
-    if lost and isinstance(error, STUMBLES):
-        raise BrokenError("another thread closed the connection") from error
-    if isinstance(error, OSError):
+
+def _raise_fault(error: BaseException) -> None:
+    """Raises BrokenError if an error means that. Returns if it does not, or if a signal handler has raised it."""
+    if isinstance(error, OSError) and interrupt_in(error) is None:
         raise BrokenError(reason_of(error)) from error
 
 
-def _fetch_in_turn(
-    connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
-) -> None:
-    """Does the same, one after the other, over connections that can only exchange commands."""
-    while wanted := arrivals.wanted():
-        for number, connection in enumerate(connections):
-            of_one = [arrival for arrival in wanted if routes[arrival.lane] == number]
-            if of_one:
-                put(connection.exchange(get_commands(of_one), deadline), of_one, arrivals)
-
-
-def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
-    """Puts the connections that were kept back into the pool, which counts them as in use, or closes all of them."""
-    for connections in kept:
-        while connections:
-            connection = connections.pop()
-            if connection.pid == os.getpid():
-                connection.release()
-                pool.release(connection.pooled)
-    if owns_pool:
-        with contextlib.suppress(*FAULTS), translated():
-            pool.disconnect()
-
-
-def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
-    """Returns the function that takes a connection out of a pool."""
-    required = any(
-        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        for p in inspect.signature(pool.get_connection).parameters.values()
-    )
-    # valkey-py, and redis-py before 5.3, require the command's name; later versions warn about it.
-    arguments = ("EVALSHA",) if required else ()
-
-    def make() -> Any:
-        with forks.opening():
-            return pool.get_connection(*arguments)
-
-    def discard(pooled: Any) -> None:
-        with contextlib.suppress(*FAULTS), translated():
-            pooled.disconnect()
-        pool.release(pooled)
-
-    def get() -> Any:
-        try:
-            return waits.call(make, discard)
-        except BaseException as error:
-            # The library has waited for as long as its own timeout says.
-            running_time(waited=math.inf)
-            # An error of the library's own closes the connection that was being made. Another one, such as an
-            # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or
-            # with database 0 where another one was asked for.
-            if not is_of_library(error):
-                close_idle()
-            # Spelled out, because a context manager would cost a small command too much.
-            fault = fault_of(error) if isinstance(error, Exception) else None
-            if fault is None or fault is error:
-                raise
-            raise fault from error
-
-    def close_idle() -> None:
-        # Before redis-py 7, the blocking pool has no argument that leaves connections in use open.
-        arguments = (False,) if inspect.signature(pool.disconnect).parameters else ()
-        with contextlib.suppress(Exception):
-            pool.disconnect(*arguments)
-
-    return get
+def _close(connections: list[Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _raise_passing(replies: Sequence[Any]) -> None:
@@ -422,13 +407,3 @@ def _raise_passing(replies: Sequence[Any]) -> None:
     for reply in replies:
         if isinstance(reply, ReplyError) and reply.code in PASSING:
             raise reply
-
-
-def _address(pool: Any) -> str:
-    """Returns where a pool's connections lead, without its password."""
-    settings = getattr(pool, "connection_kwargs", None) or {}
-    if "path" in settings:
-        return f"unix://{settings['path']}"
-    if "host" in settings:
-        return f"{settings['host']}:{settings.get('port', 6379)}/{settings.get('db', 0)}"
-    return type(pool).__name__

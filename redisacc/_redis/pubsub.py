@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from redisacc._clock import clock, durations
 from redisacc._redis import forks
-from redisacc._redis.client_libraries import STUMBLES
+from redisacc._redis.clients import STUMBLES
 from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
-from redisacc._redis.sockets.fast_socket import Connection
+from redisacc._redis.sockets import Connection
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import Event
 from redisacc.errors import ServerError

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from redisacc._redis.sockets.fast_socket import Argument
+    from redisacc._redis.sockets import Argument
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -1,12 +1,11 @@
-"""The transport: sends commands over connections of a client's pool, and sends them again if a connection breaks.
+"""The transport: sends commands, and sends them again if a connection breaks.
 
 Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
 recognise a request that they have seen. So a broken connection becomes an error only when the server has been silent
 for the whole ``timeout`` of a call.
 
-The client's library does what it is good at: addresses, authentication, TLS, Sentinel and pools. The retry is ours: it
-has a time limit instead of a number of tries, and is the same for every library, version and client. Beneath it is
-either one server (``node.py``) or a cluster (``cluster/routing.py``), which both offer single attempts.
+The retry has a time limit instead of a number of tries, and is the same for every client. Beneath it is either one
+server (``node.py``) or a cluster (``cluster.py``), which both offer single attempts.
 """
 
 from __future__ import annotations
@@ -23,19 +22,26 @@ from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._clock import durations
-from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError, cluster_of
-from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot
-from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
-from redisacc._redis.in_parallel import in_parallel
-from redisacc._redis.node import Losses, Node, Send
-from redisacc._redis.remedies import remedy_for
-from redisacc._redis.reply_errors import PASSING, NotPermittedError, refusal_of, rejection_of
-from redisacc._redis.running_time import running_time
+from redisacc._clock import durations, running_time
+from redisacc._redis.cluster import Cluster, UnreachableNodeError
+from redisacc._redis.faults import (
+    FAULTS,
+    PASSING,
+    NotPermittedError,
+    RejectedError,
+    ReplyError,
+    SilentError,
+    reason_of,
+    refusal_of,
+    rejection_of,
+    remedy_for,
+)
+from redisacc._redis.node import Node, Send
+from redisacc._redis.replies import check_form
 from redisacc._redis.script_loader import Script
-from redisacc._redis.sockets.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
-from redisacc._redis.sockets.reply_forms import check_form
-from redisacc._redis.waits import BLOCKING, Waits
+from redisacc._redis.slot_map import Address, SlotMap, key_slot
+from redisacc._redis.sockets import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.waits import BLOCKING, Waits, in_parallel
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, ServerUnavailableError
 
@@ -85,19 +91,6 @@ _BYTES = frozenset((bytes,))
 _ITEMS = frozenset((bytes, str, int))
 
 
-@dataclass(slots=True)
-class Call:
-    """A call of a script that may be repeated.
-
-    Attributes:
-        script: the script.
-        commands: the EVALSHA, and the commands that follow it.
-    """
-
-    script: Script
-    commands: PackedCommands
-
-
 class Hint(tuple[Argument, ...]):
     """A command that only saves time, so it may fail. If it publishes a message, that goes to a channel of its slot.
 
@@ -141,7 +134,7 @@ class Transport:
     def __init__(
         self,
         where: Any,
-        cluster: Cluster | None = None,
+        server: Node | Cluster,
         *,
         waits: Waits = BLOCKING,
         blocking: Transport | None = None,
@@ -149,22 +142,18 @@ class Transport:
         """Initialises the transport.
 
         Args:
-            where: a client; with ``cluster``, a URL.
-            cluster: the cluster where the URL leads.
+            where: the client or the URL.
+            server: the way there.
             waits: how its calls wait.
             blocking: another transport to the same place, if the calls of this one do not block.
         """
         self.waits = waits
         self._blocking = blocking
         self.where = where
-        self.losses = Losses()
-        self.cluster = cluster or cluster_of(where)
-        self._server: Node | Cluster = self.cluster or Node(
-            where.connection_pool, self.losses, owns_pool=blocking is not None, waits=waits
-        )
-        if self.cluster is not None:
-            self.losses = self.cluster.losses
-        self.address = self._server.address
+        self._server = server
+        self.cluster = server if isinstance(server, Cluster) else None
+        self.losses = server.losses
+        self.address = server.address
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"
@@ -308,15 +297,17 @@ class Transport:
 
     def prepare(
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
-    ) -> Call:
+    ) -> PackedCommands:
         """Returns what ``run_and_read`` would send, for ``repeat`` to send."""
         if self.cluster is not None and self._shards(TIMEOUT):
             script = script.sharded
-        return Call(script, PackedCommands((("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after)))
+        packed = PackedCommands((("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after))
+        packed.script = script
+        return packed
 
-    def repeat(self, call: Call, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
-        """Does the same as ``run_and_read``, for a call that was prepared."""
-        return self._run(call.script, call.commands, 0, timeout)
+    def repeat(self, packed: PackedCommands, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
+        """Does the same as ``run_and_read``, for what was prepared."""
+        return self._run(packed.script, packed, 0, timeout)
 
     def _run(
         self, script: Script, commands: Sequence[Command], here: int, timeout: float

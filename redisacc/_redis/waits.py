@@ -2,22 +2,26 @@
 
 All of redisacc is written as blocking code. Wherever it has to wait, it asks the ``Waits`` of its transport. The one
 for threads, ``BLOCKING``, blocks. The one for event loops (``redisacc/asyncio/_waits.py``) lets the loop run other
-tasks meanwhile. So one copy of the protocol serves both.
+tasks meanwhile. So one copy of everything serves both: what is sent, how replies are read, what is sent again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from redisacc._clock import clock
 from redisacc._redis import forks
-from redisacc._redis.sockets import fast_socket
-from redisacc._redis.sockets.fast_socket import TICK, Connection
+from redisacc._redis.clients import Endpoint
+from redisacc._redis.sockets import Connection, connection_of
 
 Value = TypeVar("Value")
+
+# How long to wait for a call before looking again, in seconds. Each call has its own limit.
+_LOOK = 60.0
 
 
 class Alarm(Protocol):
@@ -46,7 +50,7 @@ class Event(Protocol):
 
 
 class Turns(Protocol):
-    """Limits how many calls use a connection at the same time. Those that wait are served in order of arrival."""
+    """Limits how many calls use something at the same time. Those that wait are served in order of arrival."""
 
     def take(self) -> float:
         """Waits until it is the caller's turn. Returns for how many seconds, which are not the server's fault.
@@ -60,57 +64,6 @@ class Turns(Protocol):
 
         Args:
             silent: whether the server was silent. Calls that wait then fail as well, and not one after the other.
-        """
-
-
-class Waits(Protocol):
-    """A way to wait.
-
-    Attributes:
-        keeps: how many idle connections a node keeps for itself, out of the pool.
-        opens_lanes: whether a large fetch may use several connections.
-    """
-
-    keeps: int
-    opens_lanes: bool
-
-    def sleep(self, seconds: float) -> None:
-        """Waits for some seconds."""
-
-    def alarm(self) -> Alarm:
-        """Returns a new alarm, which is not set."""
-
-    def event(self) -> Event:
-        """Returns a new event, which is not set."""
-
-    def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a new lock that may be held while its holder waits for the server. A forked child finds it free."""
-
-    def turns(self) -> Turns | None:
-        """Returns what limits the connections of a node; None: its pool does."""
-
-    def openings(self) -> Turns | None:
-        """Returns what limits how many connections of a node are opened at the same time; None: nothing does."""
-
-    def local(self) -> Any:
-        """Returns a new namespace in which each caller, a thread or a task, sees its own values."""
-
-    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
-        """Returns the way to use a connection of a client's pool."""
-
-    def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
-        """Returns what a function returns that blocks in any case, such as a library's own.
-
-        Args:
-            function: the function. On a loop, a thread runs it.
-            discard: gets the value if the caller was cancelled before it was there.
-        """
-
-    def start(self, run: Callable[[], object], name: str) -> None:
-        """Lets a function run in the background.
-
-        Raises:
-            RuntimeError: the interpreter ends, or the machine has no thread left.
         """
 
 
@@ -137,43 +90,102 @@ class ThreadAlarm:
         self._lock.acquire(timeout=max(timeout, 0.0))
 
 
-class _Blocking:
-    """Blocks the thread of the caller."""
+class Waits:
+    """A way to wait. This one blocks the thread of the caller.
 
-    # The others go back to the client's pool, which may be the user's own.
-    keeps = 1
+    Attributes:
+        opens_lanes: whether a large fetch may use several connections.
+    """
+
     opens_lanes = True
 
     def sleep(self, seconds: float) -> None:
+        """Waits for some seconds."""
         clock.sleep(seconds)
 
     def alarm(self) -> Alarm:
+        """Returns a new alarm, which is not set."""
         return ThreadAlarm()
 
     def event(self) -> Event:
+        """Returns a new event, which is not set."""
         return forks.event()
 
     def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a new lock that may be held while its holder waits for the server. A forked child finds it free."""
         return forks.lock()
 
-    def turns(self) -> Turns | None:
-        return None
+    def turns(self, most: int | None) -> Turns | None:  # noqa: ARG002
+        """Returns what limits how many calls use a node at the same time; None: nothing does.
 
-    def openings(self) -> Turns | None:
+        Args:
+            most: how many connections it may have; None: as many as are needed.
+        """
         return None
 
     def local(self) -> Any:
+        """Returns a new namespace in which each caller, a thread or a task, sees its own values."""
         return threading.local()
 
-    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
-        # Looked up in the module, for tests that use every connection through its client.
-        return fast_socket.connection_of(pooled, tick)
+    def open(self, endpoint: Endpoint, tick: float) -> Connection:
+        """Returns a new connection.
+
+        Args:
+            endpoint: where it leads.
+            tick: by how many seconds it may notice too late that a deadline has passed.
+        """
+        return connection_of(endpoint.open(), tick)
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:  # noqa: ARG002
+        """Returns what a function returns that blocks in any case, such as a library's own.
+
+        Args:
+            function: the function. On a loop, a thread runs it.
+            discard: gets the value if the caller was cancelled before it was there.
+        """
         return function()
 
     def start(self, run: Callable[[], object], name: str) -> None:
+        """Lets a function run in the background.
+
+        Raises:
+            RuntimeError: the interpreter ends, or the machine has no thread left.
+        """
         threading.Thread(target=run, name=name, daemon=True).start()
 
 
-BLOCKING: Waits = _Blocking()
+BLOCKING = Waits()
+
+
+def in_parallel(calls: Sequence[Callable[[], Value]], waits: Waits) -> list[Value]:
+    """Returns the values of all calls. The first runs in the caller itself.
+
+    All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves
+    the others to themselves.
+
+    Args:
+        calls: the calls. They see no context variables of the caller.
+        waits: how the caller waits.
+    """
+    values: list[Any] = [None] * len(calls)
+    errors: list[Exception] = []
+    ends = [waits.event() for _ in calls]
+
+    def run(number: int) -> None:
+        try:
+            values[number] = calls[number]()
+        except Exception as error:  # noqa: BLE001 - it is raised in the caller
+            errors.append(error)
+        finally:
+            ends[number].set()
+
+    for number in range(1, len(calls)):
+        waits.start(partial(run, number), "redisacc-node")
+    if calls:
+        run(0)
+    for end in ends:
+        while not end.is_set():
+            end.wait(_LOOK)
+    if errors:
+        raise errors[0]
+    return values

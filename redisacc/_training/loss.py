@@ -25,7 +25,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
-from redisacc._redis.data_age import may_have_lost_data
+from redisacc._redis.server_state import may_have_lost_data
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError
 

@@ -13,10 +13,9 @@ from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._handles.environment import is_started_again
-from redisacc._redis.reply_errors import WritesRefusedError
-from redisacc._redis.running_time import running_time
+from redisacc._redis.faults import WritesRefusedError
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError

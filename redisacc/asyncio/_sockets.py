@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.sockets.fast_socket import TICK, SocketConnection, TlsConnection, pack_commands
+from redisacc._interrupts import interrupt_in
+from redisacc._redis.sockets import TICK, SocketConnection, TlsConnection, pack_commands
 from redisacc.asyncio._calls import wait
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -277,37 +277,18 @@ class LoopSocket:
         elif was_full:
             self._loop.remove_writer(self._fileno)
 
-    def is_quiet(self) -> bool:
-        """Returns whether nothing arrived while nobody was receiving: no stray reply, and no end."""
-        if self._is_watched:
-            return True
-        try:
-            if self._tls is not None:
-                self._tls.recv(1)
-            else:
-                self._sock.recv(1, socket.MSG_PEEK)
-        except _WOULD_BLOCK:
-            self._watch()
-            return True
-        except OSError as error:
-            if interrupt_in(error) is not None:
-                raise
-        return False
-
     def detach(self) -> None:
-        """Leaves the socket to others. The loop does not watch it any more."""
+        """Lets the loop watch the socket no longer."""
         self._unwatch()
         with contextlib.suppress(RuntimeError):
             self._loop.remove_writer(self._fileno)
-        with suppressed(OSError):
-            self._sock.setblocking(True)
 
 
 class _OnLoop:
     """What differs for a connection of an event loop.
 
     Args:
-        pooled: the connection of the client's pool.
+        pooled: the connection of redis-py.
         sock: its socket.
         loop: the event loop.
         clock: ends the ticks of its socket.
@@ -315,30 +296,17 @@ class _OnLoop:
     """
 
     sock: Any
-    pooled: Any
 
     def __init__(
         self, pooled: Any, sock: socket.socket, loop: asyncio.AbstractEventLoop, clock: Clock, tick: float
     ) -> None:
         super().__init__(pooled, LoopSocket(sock, loop, clock, tick), tick)  # type: ignore[call-arg]
-        self._raw = sock
 
     def _set_tick(self, tick: float) -> None:
         """The socket has it already."""
 
     def tell(self, *command: str) -> None:
         self.sock.push(b"".join(pack_commands([command])))
-
-    def alive(self) -> bool:
-        return self.pooled._sock is self._raw and self.sock.is_quiet()
-
-    def release(self) -> None:
-        if self.alive():
-            self.sock.detach()
-            with suppressed(OSError):
-                self._raw.settimeout(self.pooled.socket_timeout)
-        else:
-            self.close()
 
     def close(self) -> None:
         # First: a number of a file that was closed may soon belong to another one.

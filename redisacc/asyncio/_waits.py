@@ -7,19 +7,20 @@ import contextlib
 import contextvars
 import logging
 import os
-import socket
 import ssl
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from redisacc._clock import running_time
 from redisacc._interrupts import suppressed
-from redisacc._redis.client_libraries import wire_of
-from redisacc._redis.faults import RejectedError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import TICK, Connection
+from redisacc._redis.clients import Endpoint, disconnect, translated
+from redisacc._redis.faults import SilentError
+from redisacc._redis.sockets import Connection
+from redisacc._redis.waits import Waits
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
@@ -33,13 +34,13 @@ Value = TypeVar("Value")
 # How many connections a node has at most for the calls of a loop. All calls share one thread, so more would not be
 # faster, and a thousand takes that poll once a second are served by far fewer.
 CONNECTIONS = 16
-# How many of them are opened at the same time. A client's library blocks while it opens one, so a thread of the loop's
-# executor does it, and by default that has only five threads on a machine with one processor. If the server is silent,
-# openings that waited for a thread would end seconds after the first ones.
+# How many of them are opened at the same time. redis-py blocks while it opens one, so a thread of the loop's executor
+# does it, and by default that has only five threads on a machine with one processor. If the server is silent, openings
+# that waited for a thread would end seconds after the first ones.
 OPENINGS = 4
 
 
-class LoopWaits:
+class LoopWaits(Waits):
     """Lets an event loop run other tasks. It belongs to the loop that runs when it is made.
 
     Attributes:
@@ -47,7 +48,6 @@ class LoopWaits:
         call_later: its method of that name, by which calls wait.
     """
 
-    keeps = CONNECTIONS
     opens_lanes = False
 
     def __init__(self) -> None:
@@ -60,6 +60,7 @@ class LoopWaits:
         self._runner = _calls.Calls()
         self._calls = 0
         self._is_idle = asyncio.Event()
+        self._openings: defaultdict[str, LoopTurns] = defaultdict(partial(LoopTurns, self.loop, OPENINGS))
 
     # For tasks
 
@@ -116,25 +117,28 @@ class LoopWaits:
     def event(self) -> LoopEvent:
         return LoopEvent(self)
 
-    def lock(self) -> LoopLock:
-        return LoopLock(self.loop)
+    def lock(self) -> LoopTurns:
+        return LoopTurns(self.loop, 1)
 
-    def turns(self) -> LoopTurns:
-        return LoopTurns(self.loop, CONNECTIONS)
-
-    def openings(self) -> LoopTurns:
-        return LoopTurns(self.loop, OPENINGS)
+    def turns(self, most: int | None) -> LoopTurns:
+        # One is left to listen on.
+        return LoopTurns(self.loop, CONNECTIONS if most is None else max(1, min(most - 1, CONNECTIONS)))
 
     def local(self) -> TaskLocal:
         return TaskLocal()
 
-    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
-        wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
-        if wire == "plain" and type(sock) is socket.socket:
-            return LoopConnection(pooled, sock, self.loop, self._clock, tick)
-        if wire == "tls" and isinstance(sock, ssl.SSLSocket):
-            return LoopTlsConnection(pooled, sock, self.loop, self._clock, tick)
-        raise RejectedError(f"redisacc.asyncio cannot use a connection of the class {type(pooled).__qualname__}")
+    def open(self, endpoint: Endpoint, tick: float) -> Connection:
+        openings = self._openings[endpoint.address]
+        openings.take()
+        try:
+            with translated():
+                pooled = self.call(endpoint.open, disconnect)
+        except BaseException as error:
+            openings.give_back(silent=isinstance(error, SilentError))
+            raise
+        openings.give_back()
+        kind = LoopTlsConnection if isinstance(pooled._sock, ssl.SSLSocket) else LoopConnection
+        return kind(pooled, pooled._sock, self.loop, self._clock, tick)
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
         if not _calls.is_call():
@@ -307,18 +311,13 @@ class LoopTurns:
                 return
         self._free += 1
 
-
-class LoopLock:
-    """A lock that may be held while its holder waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._turns = LoopTurns(loop, 1)
+    # As a lock that may be held while its holder waits
 
     def __enter__(self) -> None:
-        self._turns.take()
+        self.take()
 
     def __exit__(self, *error: object) -> None:
-        self._turns.give_back()
+        self.give_back()
 
 
 class TaskLocal:

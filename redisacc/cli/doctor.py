@@ -22,7 +22,7 @@ from redisacc._handles.options import Limits
 from redisacc._monitoring.facts import bytes_text, count_text
 from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
-from redisacc._redis.reply_errors import NotPermittedError
+from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.cluster import examine_cluster, examine_partitions

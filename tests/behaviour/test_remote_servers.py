@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from support.selection import ONE_NODE
 
+import redisacc
+
 # The connections of a node of a cluster are the same, but are found elsewhere.
 # On an event loop, a large fetch uses one connection.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.fixed("client")]
@@ -101,14 +103,13 @@ def test_a_child_process_opens_connections_of_its_own(opened, connections):
     assert len(before & connections("get")) == MORE
 
 
-def test_connections_end_with_their_client(open_dense, client, connections, until):
+def test_connections_end_with_the_last_handle(real_server, connections, until):
     # Clients of other tests may not have been collected yet.
     others = connections()
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    held = [redisacc.ConditionalAccumulator("float32", [ELEMENTS], redis=real_server.client(), reduction_type="SUM")]
     rows = gradients(2)
     # When all of them have been used, none is being opened, which would escape.
-    until(lambda: take_all(acc, rows) is not None and len(connections("get") - others) == MORE)
+    until(lambda: take_all(held[0], rows) is not None and len(connections("get") - others) == MORE)
     used = connections() - others
-    client.connection_pool.disconnect()
+    held.pop().close()
     until(lambda: not used & connections())
-    np.testing.assert_array_equal(take_all(acc, rows), added(rows))

@@ -17,10 +17,11 @@ import pytest
 import redis.asyncio
 import redis.asyncio.sentinel
 import valkey.asyncio
-from support.clients import authority, tls_gateway, unix_gateway
+from support.clients import authority, sentinel, tls_gateway, unix_gateway
 
 import redisacc
 import redisacc.asyncio
+from redisacc.asyncio import _sharing
 
 pytestmark = pytest.mark.servers("valkey")
 # The most connections of the handles of one loop.
@@ -47,15 +48,24 @@ def test_a_class_has_everything_that_the_blocking_one_has(name):
         assert inspect.getdoc(its)
 
 
-async def test_a_tree_like_a_model_and_its_events(real_server):
+async def test_every_kind_of_accumulator(real_server):
+    where = real_server.url
+    async with accumulator(where) as dense:
+        assert (await dense.apply_grad([1.0, 3.0])).num_accumulated == 1
+        assert (await dense.peek()).gradient.tolist() == [1, 3]
+        assert (await dense.take_grad(1)).tolist() == [1, 3]
+        assert await dense.global_step() == await dense.wait_for_step(1) == 1
+        await dense.delete()
+    async with redisacc.asyncio.SparseConditionalAccumulator("float32", [9, 1], "w", redis=where) as sparse:
+        await sparse.apply_grad([7], [[2.0]])
+        async with sparse.take(1) as taken:
+            assert taken.gradient.indices.tolist() == [7]
+        await sparse.delete()
     model = {"w": np.zeros(3, np.float32), "t": np.zeros((5, 2), np.float32)}
-    async with redisacc.asyncio.TreeAccumulator.like(model, "w", sparse=["t"], redis=real_server.url) as tree:
-        assert tree.accumulator_ref == "redisacc:{w}"
-        async with tree.events(timeout=20) as events:
-            await tree.apply_grad({"w": np.ones(3), "t": ([1], np.ones((1, 2)))})
-            assert (await tree.take_grad(1))["w"].tolist() == [1, 1, 1]
-            await tree.delete()
-            assert [event.kind async for event in events] == ["applied", "taken", "deleted"]
+    async with redisacc.asyncio.TreeAccumulator.like(model, "w", sparse=["t"], redis=where) as tree:
+        await tree.apply_grad({"w": np.ones(3), "t": ([1], np.ones((1, 2)))})
+        assert (await tree.take_grad(1))["w"].tolist() == [1, 1, 1]
+        await tree.delete()
 
 
 async def test_a_training(real_server):
@@ -195,6 +205,10 @@ async def test_ways_to_the_server(real_server, library, wire, tmp_path):
             await where.aclose()
 
 
+class OwnConnection(redis.asyncio.Connection):
+    """It may do something of its own with what it sends and receives."""
+
+
 async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_server):
     client = redis.asyncio.Redis.from_url(real_server.url)
     with pytest.raises(
@@ -206,15 +220,52 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
         await accumulator(real_server.client())
     with pytest.raises(redisacc.InvalidArgumentError, match=r"redis\+cluster://HOST:PORT"):
         await accumulator(redis.asyncio.RedisCluster(host="127.0.0.1", port=1))
-    sentinel = redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("main")
+    unknown = redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool(connection_class=OwnConnection))
     with pytest.raises(redisacc.InvalidArgumentError, match="connections are of an unknown class"):
-        await accumulator(sentinel)
+        await accumulator(unknown)
     own = redis.asyncio.Redis(redis_connect_func=lambda connection: connection.on_connect())
     with pytest.raises(redisacc.InvalidArgumentError, match="cannot await its connect function: give it a URL"):
         await accumulator(own)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"a client for asyncio .*, not builtins\.int"):
         await accumulator(7)
     await client.aclose()
+
+
+async def test_a_client_that_sentinels_lead(real_server):
+    with sentinel(real_server.port) as port:
+        client = redis.asyncio.sentinel.Sentinel([("127.0.0.1", port)]).master_for("main", db=3)
+        async with accumulator(client) as acc:
+            assert await acc.apply_grad([1.0, 2.0])
+            assert (await acc.take_grad(1)).tolist() == [1.0, 2.0]
+            await acc.delete()
+
+
+def test_loops_in_several_threads_open_handles_at_the_same_time():
+    """Each thread adds its loop to a dict of all loops, and removes those that are closed."""
+
+    async def use():
+        for _ in range(20):
+            shared = _sharing.borrow("redis://127.0.0.1:1")
+            await asyncio.sleep(0)
+            await _sharing.give_back(shared)
+
+    def work():
+        for _ in range(30):
+            asyncio.run(use())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for job in [threads.submit(work) for _ in range(8)]:
+                job.result()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+async def test_a_server_that_is_not_there():
+    with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server"):
+        await accumulator("redis://127.0.0.1:1")
 
 
 def test_another_event_loop_is_refused(real_server):
@@ -239,6 +290,13 @@ async def test_a_handle_cannot_be_pickled(real_server):
         await acc.delete()
 
 
+async def test_a_private_accumulator_ends_with_its_handle(real_server, real_client):
+    async with accumulator(real_server.url, None) as acc:
+        await acc.apply_grad([1.0, 2.0])
+        assert real_client.exists(acc.accumulator_ref)
+    assert not real_client.keys()
+
+
 def test_a_private_accumulator_of_a_handle_that_was_dropped(real_server, real_client):
     async def forget():
         acc = await accumulator(real_server.url, None)
@@ -247,6 +305,28 @@ def test_a_private_accumulator_of_a_handle_that_was_dropped(real_server, real_cl
     asyncio.run(forget())
     gc.collect()
     assert not real_client.keys()
+
+
+async def test_events(real_server):
+    async with accumulator(real_server.url) as acc:
+        async with acc.events(timeout=20) as events:
+            await acc.apply_grad([1.0, 2.0])
+            await acc.delete()
+            assert [event.kind async for event in events] == ["applied", "deleted"]
+        async for _ in acc.events(timeout=0.01):
+            pytest.fail("there is none")
+
+
+async def test_a_block_that_fails_leaves_its_round(real_server):
+    async with accumulator(real_server.url) as acc:
+        await acc.apply_grad([1.0, 2.0])
+        with pytest.raises(ZeroDivisionError):
+            async with acc.take(1):
+                raise ZeroDivisionError
+        async with acc.recover() as taken:
+            assert taken is not None
+            assert taken.gradient.tolist() == [1, 2]
+        await acc.delete()
 
 
 async def test_tasks_settle_each_for_itself(real_server):

@@ -284,21 +284,21 @@ RULES = (
     ),
     Rule(
         "A server that is busy is waited for",
-        "redisacc/_redis/reply_errors.py",
+        "redisacc/_redis/faults.py",
         '    "BUSY": "is busy",\n',
         "",
         "tests/failures/servers/test_restart.py -k busy_server_is_waited",
     ),
     Rule(
         "When a slot moves in the middle of a batch, no command is sent twice",
-        "redisacc/_redis/cluster/routing.py",
+        "redisacc/_redis/cluster.py",
         "            commands = commands[at:]\n",
         "",
         "tests/unit/test_cluster_routing.py -k goes_on",
     ),
     Rule(
         "A large command is sent whole, however little the kernel takes at once",
-        "redisacc/_redis/sockets/fast_socket.py",
+        "redisacc/_redis/sockets.py",
         "buffers[first] = memoryview(buffers[first])[sent:]",
         "pass",
         "tests/unit/test_fast_socket.py -k kernel",
@@ -306,8 +306,8 @@ RULES = (
     Rule(
         "A child has connections of its own",
         "redisacc/_redis/node.py",
-        "if connection.pid == os.getpid():\n                    if",
-        "if connection.pid:\n                    if",
+        "if connection.pid == os.getpid() and",
+        "if connection.pid and",
         "tests/behaviour/test_fork.py -k share_a_handle",
     ),
     # Formats and numbers.

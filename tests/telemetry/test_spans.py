@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import redisacc
 import redisacc.asyncio
-from redisacc._redis.reply_errors import NotPermittedError, ServerOutOfMemoryError
+from redisacc._redis.faults import NotPermittedError, ServerOutOfMemoryError
 from redisacc._telemetry import spans
 
 WORKERS = "redisacc:{w}:workers"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from redisacc._redis.cluster import routing as cluster_module
-from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError
-from redisacc._redis.cluster.slot_map import Address, key_slot
+from redisacc._clock import running_time
+from redisacc._redis import cluster as cluster_module
+from redisacc._redis.cluster import Cluster, UnreachableNodeError
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
+from redisacc._redis.slot_map import Address, key_slot
 from redisacc.errors import ServerError
 
 A, B, C = (Address("10.0.0.1", port) for port in (7000, 7001, 7002))
@@ -16,7 +18,7 @@ SLOT = key_slot("k")
 KEYS = [f"{{k}}{number}" for number in range(9)]
 
 
-def owned_by(address):
+def owned_by(address: Address) -> list[Any]:
     return [[0, 16383, [address.host.encode(), address.port, b"id"]]]
 
 
@@ -25,10 +27,10 @@ class ScriptedNode:
 
     def __init__(self, address):
         self.address = str(address)
-        self.reached = True
-        self.map = None
-        self.script = []
-        self.got = []
+        self.reached, self.tls = True, False
+        self.map: Any = None
+        self.script: list[Any] = []
+        self.got: list[list[tuple[Any, ...]]] = []
 
     def exchange(self, commands, deadline):
         assert deadline > running_time() - 1

@@ -8,16 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import redis
-import valkey
 from support.strings import Strings
 
+from redisacc._clock import running_time
+from redisacc._redis import sockets as fast_socket
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets import fast_socket
 
 
 class Connection(redis.Connection):
@@ -25,25 +26,25 @@ class Connection(redis.Connection):
 
 
 @pytest.fixture
-def ends():
-    """A connection, and the socket of its peer."""
+def ends() -> Iterator[tuple[Any, socket.socket, socket.socket]]:
+    """A connection, its socket, and the peer's."""
     ours, theirs = socket.socketpair()
-    pooled = redis.Connection(socket_timeout=7.0)
-    pooled._sock = ours
-    yield fast_socket.SocketConnection(pooled, ours), theirs
-    pooled.disconnect()
+    connection = redis.Connection(socket_timeout=7.0)
+    connection._sock = ours
+    yield connection, ours, theirs
+    connection.disconnect()
     theirs.close()
 
 
-def answer(theirs, data, *, piece=10**9):
+def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callable[[], bytes]:
     """Sends data in pieces from a thread, and returns a function that returns what was received."""
     came = bytearray()
 
-    def run():
+    def run() -> None:
         for start in range(0, len(data), piece):
             theirs.sendall(data[start : start + piece])
 
-    def drain():
+    def drain() -> bytes:
         thread.join()
         theirs.setblocking(False)
         try:
@@ -58,16 +59,16 @@ def answer(theirs, data, *, piece=10**9):
     return drain
 
 
-def soon():
+def soon() -> float:
     return running_time() + 60
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10**9])
-def test_replies_of_every_kind_in_order(ends, piece):
-    connection, theirs = ends
+def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
     data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
     sent = answer(theirs, data, piece=piece)
-    replies = connection.exchange([("PING",)] * 8, soon())
+    replies = fast_socket.SocketConnection(connection, ours).exchange([("PING",)] * 8, soon())
     assert replies[:5] == [b"OK", 7, None, b"a\r\n", [b"x", 1]]
     assert isinstance(replies[5], ReplyError)
     assert str(replies[5]) == "WRONGTYPE no"
@@ -76,50 +77,55 @@ def test_replies_of_every_kind_in_order(ends, piece):
     assert sent() == b"*1\r\n$4\r\nPING\r\n" * 8
 
 
-def test_what_the_server_pushes_is_no_reply(ends):
-    connection, theirs = ends
+def test_what_the_server_pushes_is_no_reply(ends: Any) -> None:
+    connection, ours, theirs = ends
     answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
-    assert connection.exchange([("PING",)], soon()) == [b"OK"]
+    assert fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon()) == [b"OK"]
 
 
 @pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
-def test_a_connection_that_ends_is_noticed(ends, data):
-    connection, theirs = ends
+def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenError):
-        connection.exchange([("PING",)], soon())
+        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon())
 
 
-def test_silence_ends_in_time(ends):
-    connection, _ = ends
+def test_silence_ends_in_time(ends: Any) -> None:
+    connection, ours, _ = ends
     started = time.monotonic()
     with pytest.raises(SilentError):
-        connection.exchange([("PING",)], running_time() + 0.2)
+        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], running_time() + 0.2)
     assert time.monotonic() - started < 3
 
 
-def test_a_server_that_takes_long_to_receive_is_not_silent(ends, monkeypatch):
+def test_a_server_that_takes_long_to_receive_is_not_silent(ends: Any) -> None:
     """The time in which it received a gradient does not count when it is to reply."""
-    connection, theirs = ends
-    send = fast_socket.SocketConnection._send
-    monkeypatch.setattr(
-        fast_socket.SocketConnection, "_send", lambda self, data, deadline: send(self, data, deadline + 30) + 30
-    )
-    answer(theirs, b"+O")()
-    rest = threading.Timer(fast_socket.TICK * 1.5, theirs.sendall, [b"K\r\n"])
-    rest.start()
-    exchange = connection.exchange
-    assert exchange([("SET", "k", memoryview(bytes(100_000)))], running_time() - 1) == [b"OK"]
-    rest.join()
+    connection, ours, theirs = ends
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    def receive() -> None:
+        left = 60_000
+        while left > 0:
+            time.sleep(0.02)
+            left -= len(theirs.recv(2000))
+        time.sleep(0.3)
+        theirs.sendall(b"+OK\r\n")
+
+    server = threading.Thread(target=receive)
+    server.start()
+    exchange = fast_socket.SocketConnection(connection, ours).exchange
+    assert exchange([("SET", "k", memoryview(bytes(60_000)))], running_time() + 0.7) == [b"OK"]
+    server.join()
 
 
-def test_silence_ends_in_time_though_signals_come(ends):
+def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
     """After each, the kernel restarts its timeout."""
-    connection, _ = ends
+    connection, ours, _ = ends
     over, here = threading.Event(), threading.get_ident()
 
-    def disturb():
+    def disturb() -> None:
         # Until the test has ended or is aborted: it must not go on forever.
         deadline = time.monotonic() + 20
         while not over.wait(0.1) and time.monotonic() < deadline:
@@ -131,7 +137,7 @@ def test_silence_ends_in_time_though_signals_come(ends):
     try:
         thread.start()
         with pytest.raises(SilentError):
-            connection.exchange([("PING",)], running_time() + 0.5)
+            fast_socket.SocketConnection(connection, ours).exchange([("PING",)], running_time() + 0.5)
         assert time.monotonic() - started < 10
     finally:
         over.set()
@@ -139,11 +145,11 @@ def test_silence_ends_in_time_though_signals_come(ends):
         signal.signal(signal.SIGUSR1, before)
 
 
-def parse_commands(data):
+def parse_commands(data: bytes) -> list[list[bytes]]:
     """Returns what a server would read, by an independent parser of RESP."""
     commands, position = [], 0
 
-    def line():
+    def line() -> bytes:
         nonlocal position
         stop = data.index(b"\r\n", position)
         found, position = data[position:stop], stop + 2
@@ -164,7 +170,7 @@ def parse_commands(data):
     return commands
 
 
-def test_commands_are_packed_as_resp_and_large_arguments_not_copied():
+def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
     large = np.arange(fast_socket.GATHER_BYTES, dtype=np.uint8)
     small = np.arange(8, dtype=np.uint8)
     commands = [("SET", "clé", large.data, "PX", 5), ("SET", b"k", small.data), ("SET", "e", b"")]
@@ -179,7 +185,7 @@ def test_commands_are_packed_as_resp_and_large_arguments_not_copied():
     assert np.shares_memory(np.frombuffer(shared[0], np.uint8), large)
 
 
-def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied():
+def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied() -> None:
     large = np.arange(2 * fast_socket.GATHER_BYTES, dtype=np.uint8)
     small = np.arange(8, dtype=np.uint8)
     half = fast_socket.GATHER_BYTES
@@ -198,8 +204,8 @@ def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied
 
 
 @pytest.mark.parametrize("buffers", [1, 1401])
-def test_more_than_the_kernel_takes_at_once(ends, buffers):
-    connection, theirs = ends
+def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
+    connection, ours, theirs = ends
     parts = [np.full(fast_socket.GATHER_BYTES, k % 251, np.uint8) for k in range(700)]
     # bytes are packed into one buffer, views stay what they are.
     commands = [("SET", f"k{k}", part.tobytes() if buffers == 1 else part.data) for k, part in enumerate(parts)]
@@ -207,7 +213,7 @@ def test_more_than_the_kernel_takes_at_once(ends, buffers):
     assert len(fast_socket.pack_commands(commands)) == buffers
     came = bytearray()
 
-    def serve():
+    def serve() -> None:
         # The kernel takes some bytes, and then none for a while.
         time.sleep(0.5)
         total = sum(map(len, fast_socket.pack_commands(commands)))
@@ -217,7 +223,7 @@ def test_more_than_the_kernel_takes_at_once(ends, buffers):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert connection.exchange(commands, soon()) == [b"OK"] * len(commands)
+    assert fast_socket.SocketConnection(connection, ours).exchange(commands, soon()) == [b"OK"] * len(commands)
     thread.join()
     expected = [[b"SET", b"k%d" % k, part.tobytes()] for k, part in enumerate(parts)]
     if buffers == 1:
@@ -226,18 +232,18 @@ def test_more_than_the_kernel_takes_at_once(ends, buffers):
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1000, 10**9])
-def test_strings_are_received_into_their_buffers(ends, piece):
-    connection, theirs = ends
+def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
     wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
     data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
     sent = answer(theirs, data, piece=piece)
     strings = Strings([f"k{k}" for k in range(4)], *map(len, wanted))
-    connection.fetch(strings, soon())
+    fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
     assert strings.buffers == wanted
     assert parse_commands(sent()) == [[b"GET", key.encode()] for key in strings.keys]
 
 
-def test_strings_are_put_where_they_go_by_other_connections_too():
+def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
     strings = Strings("ab", 3, 0)
     fast_socket.put([b"abc", b""], strings.wanted(), strings)
     assert strings.buffers == [b"abc", b""]
@@ -248,33 +254,33 @@ def test_strings_are_put_where_they_go_by_other_connections_too():
         fast_socket.put([ReplyError("WRONGTYPE")], strings.wanted(), strings)
 
 
-def test_what_has_come_is_not_asked_for_again(ends):
-    connection, theirs = ends
+def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
+    connection, ours, theirs = ends
     strings = Strings("abc", 3, 3, 3)
     answer(theirs, b"$3\r\nabc\r\n$3\r\nd")()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenError):
-        connection.fetch(strings, soon())
+        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
     assert [string.key for string in strings.wanted()] == ["b", "c"]
 
 
 @pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])
-def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends, reply):
-    connection, theirs = ends
+def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends: Any, reply: bytes) -> None:
+    connection, ours, theirs = ends
     answer(theirs, b"$3\r\nabc\r\n" + reply)
     strings = Strings("abc", 3, 4000, 5)
     with pytest.raises(LookupError):
         # Nothing more arrives, and a tick never ends: the bytes that are there have to suffice.
-        fast_socket.SocketConnection(connection.pooled, connection.sock, tick=10**6).fetch(strings, soon())
+        fast_socket.SocketConnection(connection, ours, tick=10**6).fetch(strings, soon())
     assert strings.lengths == [9 if b"9" in reply else -1]
     assert strings.buffers[0] == b"abc"
 
 
-def test_a_string_that_comes_in_pieces_with_pauses(ends):
-    connection, theirs = ends
+def test_a_string_that_comes_in_pieces_with_pauses(ends: Any) -> None:
+    connection, ours, theirs = ends
     sent = [b"$5", b"\r\nab", b"cde\r", b"\n$3\r\nxyz\r\n$-", b"1\r\n"]
 
-    def serve():
+    def serve() -> None:
         for piece in sent:
             # Longer than a tick, so that each is received by itself.
             time.sleep(fast_socket.TICK * 1.5)
@@ -284,27 +290,46 @@ def test_a_string_that_comes_in_pieces_with_pauses(ends):
     thread.start()
     strings = Strings("abc", 5, 3, 4)
     with pytest.raises(LookupError, match="-1"):
-        connection.fetch(strings, soon())
+        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
     thread.join()
     assert strings.buffers[:2] == [b"abcde", b"xyz"]
 
 
-def test_a_connection_goes_back_as_its_owner_had_it(ends):
-    connection, theirs = ends
-    connection.sock.settimeout(7.0)
-    fast = fast_socket.connection_of(connection.pooled)
-    answer(theirs, b"+OK\r\n")
-    assert fast.exchange([("PING",)], soon()) == [b"OK"]
-    fast.release()
-    assert connection.sock.gettimeout() == 7.0
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        assert set(connection.sock.getsockopt(socket.SOL_SOCKET, option, 16)) == {0}
+def test_a_string_that_does_not_end_where_it_should(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"$3\r\nabcde\r\n")
+    with pytest.raises(BrokenError, match="end"):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 3), soon())
+
+
+@pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
+def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(BrokenError):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5 if b"5" in data else 2), soon())
+
+
+@pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
+def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)
+    with pytest.raises(BrokenError):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
+
+
+def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"-WRONGTYPE it is a list\r\n")
+    with pytest.raises(ReplyError, match="WRONGTYPE it is a list"):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
 
 
 # A signal handler that raises, mostly while a command with a number is packed.
 PACKS = """
 import signal
-from redisacc._redis.sockets.fast_socket import pack_commands
+from redisacc._redis.sockets import pack_commands
 
 class Interrupt(Exception):
     pass
@@ -328,25 +353,3 @@ def test_an_interrupt_while_a_command_is_packed_does_not_crash_the_process():
     """hiredis does not expect that converting a number may fail."""
     result = subprocess.run([sys.executable, "-c", PACKS], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("library", [redis, valkey], ids=lambda library: library.__name__)
-def test_only_plain_sockets_are_taken(library):
-    ours, theirs = socket.socketpair()
-
-    def kind(pooled):
-        pooled._sock = ours
-        try:
-            return type(fast_socket.connection_of(pooled))
-        finally:
-            pooled._sock = None
-
-    class Own(library.Connection):
-        """It may do something of its own with what it sends and receives."""
-
-    with ours, theirs:
-        for taken in (library.Connection(), library.UnixDomainSocketConnection()):
-            assert kind(taken) is fast_socket.SocketConnection
-        # The socket of the last one is none of TLS.
-        for other in (Own(), library.SSLConnection()):
-            assert kind(other) is fast_socket.ClientConnection

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
-from support.rows import every_row
 from support.strings import Strings
 
+from redisacc._clock import running_time
+from redisacc._redis import lanes
+from redisacc._redis import node as node_module
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets import lanes
-from redisacc._redis.sockets.fast_socket import SocketConnection
-from redisacc._redis.sockets.lanes import Lanes, fetch_over
+from redisacc._redis.lanes import fetch_over
+from redisacc._redis.node import LANES_PAUSE, LEAST_CONNECTIONS, Node
+from redisacc._redis.sockets import SocketConnection
 
 
 class Peers:
     """Connections, and the other ends of their sockets."""
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         pairs = [socket.socketpair() for _ in range(number)]
         self.theirs = [theirs for _, theirs in pairs]
         self.connections = [SocketConnection(redis.Connection(), ours) for ours, _ in pairs]
 
-    def close(self):
+    def close(self) -> None:
         for connection, theirs in zip(self.connections, self.theirs, strict=True):
             connection.sock.close()
             theirs.close()
 
 
 @pytest.fixture
-def peers():
+def peers() -> Iterator[Callable[[int], Peers]]:
     """Makes connections."""
-    made = []
+    made: list[Peers] = []
 
-    def make(number):
+    def make(number: int) -> Peers:
         made.append(Peers(number))
         return made[-1]
 
@@ -46,17 +48,19 @@ def peers():
         one.close()
 
 
-def soon():
+def soon() -> float:
     return running_time() + 60
 
 
-def reply(data):
+def reply(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-@every_row("connections", [1, 2, 3, 4])
-@every_row("piece", [1, 7, 10**9])
-def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections, piece):
+@pytest.mark.parametrize("connections", [1, 2, 3, 4])
+@pytest.mark.parametrize("piece", [1, 7, 10**9])
+def test_strings_arrive_in_their_memory_whatever_comes_first(
+    peers: Callable[[int], Peers], connections: int, piece: int
+) -> None:
     made = peers(connections)
     wanted = [bytes([65 + number]) * (number * 97 % 400) for number in range(11)]
     strings = Strings([f"k{number}" for number in range(11)], *map(len, wanted), lanes=4)
@@ -65,7 +69,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections,
         for number in range(connections)
     ]
 
-    def serve():
+    def serve() -> None:
         # The last lane first: what is requested last may arrive first.
         for start in range(0, max(map(len, sent)), piece):
             for theirs, data in reversed(list(zip(made.theirs, sent, strict=True))):
@@ -80,7 +84,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections,
         assert [n for n in strings.finished if n % 4 == lane] == list(range(lane, 11, 4))
 
 
-def test_each_lane_asks_for_its_own_strings(peers):
+def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> None:
     made = peers(2)
     for theirs, data in zip(made.theirs, [b"ac", b"bd"], strict=True):
         theirs.sendall(b"".join(reply(data[k : k + 1]) for k in range(2)))
@@ -90,21 +94,21 @@ def test_each_lane_asks_for_its_own_strings(peers):
         assert theirs.recv(1000) == expected
 
 
-def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers):
+def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers: Callable[[int], Peers]) -> None:
     made = peers(2)
-    asked = []
+    asked: list[int] = []
 
     class Growing(Strings):
-        def wanted(self):
+        def wanted(self) -> Any:
             return super().wanted()[:1]
 
-        def more(self):
+        def more(self) -> Any:
             asked.append(1)
             return super().wanted()[1:] if len(asked) == 2 else []
 
     strings = Growing("ab", 3, 3, lanes=2)
 
-    def serve():
+    def serve() -> None:
         # The second one is answered first, so it was requested although the first one had not arrived.
         made.theirs[1].recv(100)
         made.theirs[1].sendall(reply(b"xyz"))
@@ -117,11 +121,10 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
     assert strings.buffers == [b"abc", b"xyz"]
 
 
-@every_row(
-    "data, error, text",
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
     [
         (b"", BrokenError, "closed"),
-        (b"$", BrokenError, "closed"),
         (b"$3\r\na", BrokenError, "closed"),
         (b"$3\r\nabc", BrokenError, "closed"),
         (b"$3\r\nabcde\r\n", BrokenError, "does not end"),
@@ -137,26 +140,22 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
         (reply(b"abc") * 2, BrokenError, "more replies"),
     ],
 )
-def test_a_reply_that_is_wrong_ends_the_fetch(peers, data, error, text):
-    """Of several connections, or of the only one, which does not look at what follows its last reply."""
-    for number in (1, 2):
-        if number == 1 and text == "more replies":
-            continue
-        made = peers(number)
-        thread = threading.Thread(target=made.theirs[-1].sendall, args=[data])
-        thread.start()
-        if text == "closed":
-            thread.join()
-            made.theirs[-1].shutdown(socket.SHUT_WR)
-        strings = Strings("ab"[:number], *[3] * number, lanes=number)
-        fetch = made.connections[0].fetch if number == 1 else functools.partial(fetch_over, made.connections)
-        with pytest.raises(error, match=text):
-            fetch(strings, soon())
-        made.close()
+def test_a_reply_that_is_wrong_ends_the_fetch(
+    peers: Callable[[int], Peers], data: bytes, error: type[Exception], text: str
+) -> None:
+    made = peers(2)
+    thread = threading.Thread(target=made.theirs[1].sendall, args=[data])
+    thread.start()
+    if text == "closed":
         thread.join()
+        made.theirs[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(error, match=text):
+        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), soon())
+    made.close()
+    thread.join()
 
 
-def test_a_silent_server_is_noticed(peers):
+def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
     made = peers(2)
     made.theirs[0].sendall(reply(b"abc"))
     with pytest.raises(SilentError):
@@ -167,114 +166,94 @@ def test_a_silent_server_is_noticed(peers):
 
 
 @pytest.fixture
-def remote(monkeypatch):
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server counts as one on another machine."""
-    monkeypatch.setattr(lanes, "is_remote", lambda _: True)
+    monkeypatch.setattr(node_module, "is_remote", lambda _: True)
 
 
-class Pool:
-    """A pool with connections to peers, which may be too small or refuse."""
+class Server:
+    """Where connections lead to peers. It may refuse some."""
 
-    def __init__(self, peers, *, max_connections=100, refuses_after=100):
-        self.max_connections = max_connections
-        self.refuses_after = refuses_after
-        self.made = []
-        self.released = []
-        self._peers = peers
+    address, tls, is_own, freshness = "peers", False, True, float("inf")
 
-    def get_connection(self):
-        if len(self.made) >= self.refuses_after:
-            raise redis.ConnectionError("too many clients")
+    def __init__(self, peers: Peers, refuses_after: int = 100, most: int | None = None) -> None:
+        self.made: list[redis.Connection] = []
+        self.most = most
+        self._peers, self._refuses_after = peers, refuses_after
+
+    def open(self) -> redis.Connection:
+        if len(self.made) >= self._refuses_after:
+            raise BrokenError("too many clients")
         pooled = redis.Connection()
         pooled._sock = self._peers.connections[len(self.made)].sock
         self.made.append(pooled)
         return pooled
 
-    def release(self, pooled):
-        self.released.append(pooled)
+    def discard(self, pooled: redis.Connection) -> None:
+        pooled.disconnect()
 
 
 @pytest.fixture
-def first(peers):
+def first(peers: Callable[[int], Peers]) -> Any:
     """The connection that a fetch has already."""
     return peers(1).connections[0]
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_are_opened_in_the_background_and_used_again(peers, first, until):
-    pool = Pool(peers(8))
-    found = Lanes(pool, pool.get_connection)
-    assert found.borrow(first) == []
-    until(lambda: len(found.idle) == 3)
-    borrowed = found.borrow(first)
-    assert len(borrowed) == 3
-    # Another thread that fetches meanwhile gets none, and none is opened for it.
-    assert found.borrow(first) == []
-    found.give_back(borrowed)
-    assert {id(one) for one in found.borrow(first)} == {id(one) for one in borrowed}
-    assert len(pool.made) == 3
-    assert pool.released == []
-
-
-@pytest.mark.usefixtures("remote")
-def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers, first, until):
+def test_lanes_are_opened_in_the_background_and_used_again(
+    peers: Callable[[int], Peers], first: Any, until: Any, clock: Any
+) -> None:
     made = peers(8)
-    pool = Pool(made)
-    found = Lanes(pool, pool.get_connection)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 3)
+    server = Server(made)
+    node = Node(server)
+    assert node._more(first) == []
+    until(lambda: len(node._idle) == 3)
+    more = node._more(first)
+    assert len(more) == 3
+    # Another thread that fetches meanwhile gets none, and none is opened for it soon.
+    assert node._more(first) == []
+    assert len(server.made) == 3
+    node._idle.extend(more)
+    # One that ended while it was idle is replaced later.
     made.theirs[1].close()
-    assert len(found.borrow(first)) == 2
-    assert pool.released == [pool.made[1]]
-    until(lambda: len(found.idle) == 1)
-    assert len(pool.made) == 4
+    assert len(node._more(first)) == 2
+    assert server.made[1]._sock is None
+    clock.advance(LANES_PAUSE)
+    node._more(first)
+    until(lambda: len(node._idle) == 3)
 
 
 @pytest.mark.usefixtures("remote")
-def test_after_a_fault_one_connection_suffices(peers, first, until):
-    pool = Pool(peers(8))
-    found = Lanes(pool, pool.get_connection)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 3)
-    found.spoil(found.borrow(first))
-    assert len(pool.released) == 3
-    assert all(pooled._sock is None for pooled in pool.made)
-    assert found.borrow(first) == []
-    assert len(pool.made) == 3
+def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+    server = Server(peers(8), refuses_after=1)
+    node = Node(server)
+    node._more(first)
+    until(lambda: len(node._idle) == 1)
+    assert len(node._more(first)) == 1
+    assert len(server.made) == 1
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_that_the_server_refuses_are_done_without(peers, first, until):
-    pool = Pool(peers(8), refuses_after=1)
-    found = Lanes(pool, pool.get_connection)
-    found.borrow(first)
-    until(lambda: len(found.idle) == 1 and found._number == 1)
-    assert len(found.borrow(first)) == 1
-    assert len(pool.made) == 1
+def test_a_client_with_few_connections_has_none_for_lanes(peers: Callable[[int], Peers], first: Any) -> None:
+    server = Server(peers(1), most=LEAST_CONNECTIONS - 1)
+    assert not Node(server)._has_lanes
 
 
-@pytest.mark.usefixtures("remote")
-def test_a_small_pool_keeps_its_connections(peers, first):
-    pool = Pool(peers(1), max_connections=lanes.LARGE_POOL - 1)
-    assert Lanes(pool, pool.get_connection).borrow(first) == []
-    assert pool.made == []
-
-
-def test_only_a_server_on_another_machine_is_remote(first):
+def test_only_a_server_on_another_machine_is_remote(first: Any) -> None:
     assert not lanes.is_remote(first.sock)
 
     class Socket:
-        def __init__(self, here, there, family=socket.AF_INET):
+        def __init__(self, here: str, there: str, family: int = socket.AF_INET) -> None:
             self.family, self._here, self._there = family, here, there
 
-        def getsockname(self):
+        def getsockname(self) -> tuple[str, int]:
             return self._here, 1
 
-        def getpeername(self):
+        def getpeername(self) -> tuple[str, int]:
             return self._there, 2
 
-    def is_remote(*given):
-        return lanes.is_remote(Socket(*given))
+    def is_remote(*given: Any) -> bool:
+        return lanes.is_remote(Socket(*given))  # type: ignore[arg-type]
 
     assert not is_remote("127.0.0.1", "127.0.0.1")
     assert not is_remote("127.0.0.1", "127.0.0.2")

@@ -15,6 +15,7 @@ from support.searching import searching
 from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
+from redisacc._clock import running_time
 from redisacc._data import dtypes
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import ArraySpec
@@ -27,10 +28,9 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
 from redisacc._protocol.rounds.take_requirement import TakeRequirement
+from redisacc._redis import lanes, sockets
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets import fast_socket, lanes
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("w")
@@ -272,7 +272,7 @@ def test_replies_on_the_wire(search):
             try:
                 theirs.sendall(data)
                 theirs.shutdown(socket.SHUT_WR)
-                fast = fast_socket.SocketConnection(connection, ours)
+                fast = sockets.SocketConnection(connection, ours)
                 deadline = running_time() + 5
                 try:
                     if what == "exchange":

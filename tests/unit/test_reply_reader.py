@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rows import every_row
 
+from redisacc._redis import replies as reply_reader
 from redisacc._redis.faults import BrokenError, ReplyError
-from redisacc._redis.sockets import reply_reader
-from redisacc._redis.sockets.reply_reader import MAX_ELEMENTS, ReplyReader
+from redisacc._redis.replies import MAX_ELEMENTS, ReplyReader
 
 # Strings that hold what looks like a head, also after the end of a line.
 HEADS = st.lists(st.sampled_from([b"\r\n", b"\n", b"*99999999", b">12345678901234567890123", b"~1", b"|", b"$5", b"x"]))
@@ -38,7 +38,7 @@ def packed(value):
 @given(st.lists(VALUES, min_size=1, max_size=4), st.lists(st.integers(1, 30), max_size=40))
 def test_replies_are_the_same_however_they_are_cut(values, cuts):
     data, found, reader = b"".join(map(packed, values)), [], ReplyReader()
-    reader.expect([("EVALSHA",)] * len(values))
+    reader.commands = [("EVALSHA",)] * len(values)
     for cut in cuts:
         found += reader.read(data[:cut])
         data = data[cut:]
@@ -52,7 +52,7 @@ def test_replies_are_the_same_however_they_are_cut(values, cuts):
 @every_row("number", [b"1000100", b"999999999999999999999999"])
 def test_arrays_that_claim_too_much_are_refused(piece, kind, before, number):
     data, reader = before + kind + number + b"\r\n", ReplyReader()
-    reader.expect([("HGET", "k", "f"), ("EVALSHA",)])
+    reader.commands = [("HGET", "k", "f"), ("EVALSHA",)]
 
     def read():
         for start in range(0, len(data), piece):
@@ -70,7 +70,7 @@ def test_arrays_in_arrays_count_together():
 
 def test_a_command_of_many_arguments_may_be_answered_by_as_many():
     reader, number = ReplyReader(), MAX_ELEMENTS + 5
-    reader.expect([("HMGET", "k", *["f"] * number)])
+    reader.commands = [("HMGET", "k", *["f"] * number)]
     assert reader.read(b"*%d\r\n" % number + b"_\r\n" * number) == [[None] * number]
 
 
@@ -80,7 +80,7 @@ def test_a_reply_may_have_as_many_bytes_as_its_command_allows(command, most, mon
         monkeypatch.setattr(reply_reader, f"MAX_{name}", value)
     reader = ReplyReader()
     for size in (most, most + 1):
-        reader.expect([(command, "k")])
+        reader.commands, reader.received = [(command, "k")], 0
         reply = b"$%d\r\n%b\r\n"
         body = bytes(size - len(reply % (size, b"")))
         reply %= (len(body), body)

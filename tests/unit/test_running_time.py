@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from support.rows import every_row
 
-from redisacc._redis import running_time as module
-from redisacc._redis.running_time import LONGEST_GAP, running_time
+from redisacc import _clock as module
+from redisacc._clock import LONGEST_GAP, running_time
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_threads_that_notice_the_same_gap_count_it_once(pass_by, monkeypatch):
 
 STOPPED = """
 import sys, threading, time
-from redisacc._redis import running_time as module
+from redisacc import _clock as module
 module.LONGEST_GAP = 0.2
 go_on = threading.Thread(target=sys.stdin.readline)
 go_on.start()

@@ -16,7 +16,7 @@ from support.rows import every_row
 import redisacc
 from redisacc._data import validation
 from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.client_libraries import translated
+from redisacc._redis.clients import translated
 from redisacc._redis.faults import BrokenError
 
 

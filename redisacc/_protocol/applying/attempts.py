@@ -31,7 +31,7 @@ from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quiet
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.sockets import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
 from redisacc.errors import RedisAccError
 

@@ -23,7 +23,7 @@ from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropp
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.part_sums import PartSums
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.operation import Operation
 from redisacc._telemetry.telemetry import Telemetry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
@@ -17,7 +17,6 @@ from redisacc._protocol.applying.compaction import Compactor, no_room
 from redisacc._protocol.applying.upload import Upload
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown

@@ -16,7 +16,7 @@ from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts import OF_CREWS, Scripts
 from redisacc._redis import forks
-from redisacc._redis.hash_scan import scan_command, scan_whole
+from redisacc._redis.scans import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError

@@ -18,7 +18,7 @@ from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.sweep import listed_attempts
 from redisacc._protocol.rounds.round_reader import all_rounds
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError
 

@@ -11,8 +11,8 @@ from redisacc._protocol.parts.sweep import listed_attempts, remove_parts
 from redisacc._protocol.rounds.record_reader import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._protocol.scripts import Scripts
-from redisacc._redis.hash_scan import Fields, scan
-from redisacc._redis.reply_errors import NotPermittedError
+from redisacc._redis.faults import NotPermittedError
+from redisacc._redis.scans import Fields, scan
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 

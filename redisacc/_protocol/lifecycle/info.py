@@ -26,8 +26,8 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import Record, RecordValues
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.worker_states import WorkersByState, workers_by_state
-from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.scans import SCAN_FIELDS, scan_command, scan_whole
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError

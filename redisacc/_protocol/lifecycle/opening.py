@@ -16,7 +16,7 @@ from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORM
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
-from redisacc._redis.reply_errors import NotPermittedError
+from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown

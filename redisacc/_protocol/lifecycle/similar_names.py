@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from redisacc._format.keys import NAMES
-from redisacc._redis.item_scan import scan_members
+from redisacc._redis.scans import scan_members
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError

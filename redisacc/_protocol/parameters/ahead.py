@@ -22,8 +22,8 @@ from redisacc._format.parameter_record import Blob
 from redisacc._format.update_order import parse_updated
 from redisacc._protocol.parameters.memory import Memory
 from redisacc._protocol.parts.fetch import wrong_length
+from redisacc._redis.lanes import LANES
 from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.sockets.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError
 
@@ -193,7 +193,7 @@ class PartsAhead:
                     self._in_flight.clear()
                     self._changed.set()
 
-    # Arrivals of fast_socket:
+    # Arrivals of sockets:
 
     def wanted(self) -> list[_PartAhead]:
         """Returns the parts that are on their way."""

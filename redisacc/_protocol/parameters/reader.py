@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.leaves import Schema, arrays_in, ranges_text
@@ -27,8 +27,7 @@ from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError

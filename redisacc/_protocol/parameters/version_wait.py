@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, announced
@@ -13,7 +13,6 @@ from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc.errors import FinishedError, WaitTimeoutError
 

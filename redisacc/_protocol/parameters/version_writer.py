@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
@@ -32,8 +32,7 @@ from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quiet
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.rounds.acknowledgement import EndedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError, ServerError, ServerUnavailableError

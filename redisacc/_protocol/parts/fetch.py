@@ -14,7 +14,7 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._protocol.parts.write import by_partition
-from redisacc._redis.sockets.lanes import LANES
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 
@@ -56,7 +56,7 @@ class WholeParts:
         """Fetches the part with this number, counted from 0, of a gradient or a blob."""
         self._awaited.append(_WholePart(key, number % self.lanes, place.data))
 
-    # Arrivals of fast_socket:
+    # Arrivals of sockets:
 
     def wanted(self) -> list[_WholePart]:
         """Returns the parts that have not arrived."""

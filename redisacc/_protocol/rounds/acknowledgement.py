@@ -12,7 +12,7 @@ from redisacc._format.buffered import BufferedGradient, listed_part_keys, number
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.scripts import Scripts
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import RedisAccError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from redisacc._clock import durations
+from redisacc._clock import durations, running_time
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import RoundSum
@@ -15,7 +15,6 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.rounds.record_reader import RecordReader
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, WaitTimeoutError

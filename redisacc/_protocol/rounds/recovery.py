@@ -8,7 +8,7 @@ from redisacc._format.entries import parse_taken
 from redisacc._format.keys import Keys
 from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
 from redisacc._protocol.scripts import Reply, Scripts
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
 
 

@@ -21,8 +21,8 @@ from redisacc._protocol.parts.inline import INLINE_FIELDS, InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.round_so_far import Heard, RoundSoFar
-from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.scans import Fields, scan, scan_command, scan_whole, scanned
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import EVICTED

@@ -23,8 +23,8 @@ from redisacc._protocol.sessions import Request, Session
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
+from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import TIMEOUT, Transport, limited
 from redisacc.errors import RedisAccError, TakeTimeoutError
 

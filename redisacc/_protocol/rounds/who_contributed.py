@@ -10,7 +10,7 @@ from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import WorkerInfo, clock_ms, parse_known_workers, parse_workers, time_of
 from redisacc._format.keys import Keys
 from redisacc._format.worker_states import IN_THE_ROUND, WorkersByState, workers_by_state
-from redisacc._redis.hash_scan import scan_command, scan_some, scan_whole
+from redisacc._redis.scans import scan_command, scan_some, scan_whole
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text
 from redisacc.errors import CorruptDataError

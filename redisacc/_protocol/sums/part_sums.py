@@ -34,8 +34,8 @@ from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.reducer_sums import ReducerSums
 from redisacc._protocol.sums.requested_parts import BOUNDS, Bounds
 from redisacc._protocol.sums.sparse_parts import SparseParts
-from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.sockets.lanes import LANES
+from redisacc._redis.faults import NotPermittedError
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 

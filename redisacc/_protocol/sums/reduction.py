@@ -25,8 +25,8 @@ from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
-from redisacc._redis.reply_errors import ServerOutOfMemoryError
-from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.faults import ServerOutOfMemoryError
+from redisacc._redis.sockets import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
 from redisacc._text import printable
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError

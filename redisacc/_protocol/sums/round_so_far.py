@@ -21,7 +21,7 @@ from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.dense_parts import Store
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
-from redisacc._redis.hash_scan import Fields, scan_command, scan_whole
+from redisacc._redis.scans import Fields, scan_command, scan_whole
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 

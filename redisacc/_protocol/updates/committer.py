@@ -48,7 +48,7 @@ from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Hint, Transport
 from redisacc._text import EVICTED, shown
 from redisacc.errors import DataLossError

@@ -22,7 +22,7 @@ from redisacc._protocol.sums.dense_parts import SumPart
 from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Hint, Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar, Generic, TypeVar
 
-from redisacc._clock import clock, durations
+from redisacc._clock import clock, durations, running_time
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Transport
 from redisacc._redis.waits import Alarm
 from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError

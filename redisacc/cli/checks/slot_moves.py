@@ -14,7 +14,7 @@ from typing import Any
 from redisacc._clock import clock, durations
 from redisacc._monitoring.facts import count_text
 from redisacc._monitoring.nodes import parse_info
-from redisacc._redis.cluster.slot_map import SLOTS, Address
+from redisacc._redis.slot_map import SLOTS, Address
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks.finding import Finding

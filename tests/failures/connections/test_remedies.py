@@ -18,6 +18,7 @@ from support.clients import serving
 from support.forging import forger
 
 import redisacc
+from redisacc._redis.connect import connect
 
 pytestmark = [pytest.mark.servers("valkey")]
 
@@ -71,11 +72,10 @@ class Situations:
         return f"redis://127.0.0.1:{self._server.port}/{number}"
 
     def pool_in_use(self) -> redis.Redis:
-        pool = redis.ConnectionPool(host="127.0.0.1", port=self._server.port, max_connections=1)
-        used = pool.get_connection()
-        self._enter(contextlib.closing(pool))
-        self._enter(contextlib.ExitStack()).callback(pool.release, used)
-        return redis.Redis(connection_pool=pool)
+        client = self._enter(redis.Redis(host="127.0.0.1", port=self._server.port, max_connections=1))
+        self._transport = connect(client)
+        self._enter(self._transport.subscriber("channel", 1.0))
+        return client
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
 
-from redisacc._redis import forks
-from redisacc._redis.client_libraries import is_cluster
-from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc._clock import running_time
+from redisacc._redis.clients import Endpoint, GivenPool, endpoint_of
 from redisacc._redis.faults import (
     FAULTS,
+    REDIRECTIONS,
     BrokenError,
     RejectedError,
     ReplyError,
@@ -32,10 +32,8 @@ from redisacc._redis.faults import (
     reason_of,
 )
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
-from redisacc._redis.remedies import speaks_tls
-from redisacc._redis.reply_errors import REDIRECTIONS
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
+from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc._redis.sockets import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import ServerError
 
@@ -65,7 +63,7 @@ class Cluster:
 
     Args:
         seeds: where to ask for the map at first, and whenever no other node answers.
-        pool_at: makes the pool of connections to a node.
+        way_to: returns where connections to a node lead, given its address.
         remap: turns an address that a node announces into the one at which it is reached from here.
         waits: how calls wait.
 
@@ -78,13 +76,13 @@ class Cluster:
     def __init__(
         self,
         seeds: Sequence[Address],
-        pool_at: Callable[[Address], Any],
+        way_to: Callable[[Address], Endpoint | GivenPool],
         remap: Callable[[Address], Address] = lambda address: address,
         *,
         waits: Waits = BLOCKING,
     ) -> None:
         self._seeds = tuple(seeds)
-        self._pool_at = pool_at
+        self._way_to = way_to
         self._remap = remap
         self._waits = waits
         self.address = ",".join(map(str, seeds[:_LISTED])) + (",…" if len(seeds) > _LISTED else "")
@@ -102,7 +100,7 @@ class Cluster:
     @property
     def tls(self) -> bool:
         """Whether connections to its nodes speak TLS."""
-        return speaks_tls(self._pool_at(self._seeds[0]))
+        return self._node(self._seeds[0]).tls
 
     def close(self) -> None:
         """Closes the connections to all nodes. No call may be under way, and none may follow."""
@@ -226,6 +224,9 @@ class Cluster:
             node = self._owner(slot, deadline)
             nodes.setdefault(node.address, node)
             owners.append(node.address)
+        if not all(node.gathers for node in nodes.values()):
+            fetch_together(self, arrivals, deadline)
+            return
         addresses = list(nodes)
         routes = [addresses.index(address) for address in owners]
         try:
@@ -443,7 +444,7 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             # If another thread has just made one, that one is used.
-            made = Node(self._pool_at(address), self.losses, str(address), owns_pool=True, waits=self._waits)
+            made = Node(self._way_to(address), self.losses, str(address), waits=self._waits)
             node = self._nodes.setdefault(address, made)
         return node
 
@@ -497,28 +498,33 @@ class Cluster:
         return kind(f"node {node.address}: {reason_of(error)}")
 
 
-def cluster_of(client: Any) -> Cluster | None:
-    """Returns the cluster that a client of redis-py or valkey-py leads to, or None if it is a client of one server.
+def cluster_of(client: Any) -> Cluster:
+    """Returns the cluster that a client of redis-py or valkey-py leads to.
 
     Its settings, such as passwords and TLS, are used for our own connections. Its map of slots is not: how that is read
     and when it is renewed differs between versions, and so does what happens to a refused command.
     """
-    if not is_cluster(client):
-        return None
-    forks.release_locks_of(client)
     manager = client.nodes_manager
     # valkey-py has another name for it.
     make_node = getattr(manager, "create_redis_node", None) or manager.create_valkey_node
+    and_then = client.user_on_connect_func
 
-    def pool_at(address: Address) -> Any:
-        return make_node(address.host, address.port, **manager.connection_kwargs).connection_pool
+    def connect(pooled: Any) -> None:
+        pooled.on_connect()
+        if and_then is not None:
+            and_then(pooled)
+
+    def way_to(address: Address) -> Endpoint | GivenPool:
+        way = endpoint_of(make_node(address.host, address.port, **manager.connection_kwargs).connection_pool)
+        # The client's own function would give connections the client's parser.
+        return way.having(redis_connect_func=connect) if isinstance(way, Endpoint) else way
 
     def remap(address: Address) -> Address:
         return Address(*manager.remap_host_port(*address))
 
     known = [*manager.startup_nodes.values(), *client.get_nodes()]
     seeds = dict.fromkeys(Address(node.host, int(node.port)) for node in known)
-    return Cluster(tuple(seeds), pool_at, remap)
+    return Cluster(tuple(seeds), way_to, remap)
 
 
 def _parsed(address: str) -> Address:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redisacc._redis.faults import BrokenError, ReplyError
-from redisacc._redis.sockets.fast_socket import Argument, Command
+from redisacc._redis.sockets import Argument, Command
 from redisacc._text import shown
 
 SLOTS = 16_384

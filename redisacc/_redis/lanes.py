@@ -4,31 +4,23 @@ While a machine receives uploads, the acknowledgements of the data that it sends
 in a switch. TCP's congestion control then sends accordingly little on each connection, so several of them fetch more.
 On one machine nothing waits, and one connection is fastest. docs/explanations/benchmarks.md has the figures.
 
-The connections come from the client's pool, so they have its address, authentication, TLS and database. They are opened
-in the background when they are first needed. A fetch uses those that are there and never waits for one. If one breaks,
-the fetch is repeated over a single connection.
+A fetch uses connections that are open and never waits for one. If one breaks, the fetch is repeated over a single
+connection.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import logging
-import os
 import selectors
 import socket
 import ssl
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from collections.abc import Sequence
+from typing import Generic
 
-from redisacc._clock import clock
 from redisacc._interrupts import interrupt_in
-from redisacc._redis import forks
-from redisacc._redis.client_libraries import translated
-from redisacc._redis.faults import FAULTS, BrokenError, reason_of
-from redisacc._redis.sockets.fast_socket import (
+from redisacc._redis.faults import BrokenError
+from redisacc._redis.sockets import (
     CLOSED,
     SLOWEST,
     TICK,
@@ -39,133 +31,15 @@ from redisacc._redis.sockets.fast_socket import (
     SocketConnection,
     check_silence,
     check_tick,
-    connection_of,
     length_of,
 )
 
-logger = logging.getLogger("redisacc")
-
 # How many lanes there are, the first connection included. Eight were no faster than four.
 LANES = 4
-# A pool that may have fewer connections than this gives none away for lanes.
-LARGE_POOL = 32
-# After a connection broke or could not be opened, no more are opened for this long, in seconds.
-PAUSE = 10.0
-
 # How many bytes are received where a line is expected. Bytes after the line are copied.
 _LINE_BYTES = 64
 # No line of a reply to GET is longer, in bytes.
 _LONGEST_LINE = 64 * 1024
-
-
-class Lanes:
-    """The connections of a pool that fetches use besides their first one.
-
-    Args:
-        pool: the pool; None if the client has none, so that there are no lanes.
-        get_connection: takes a connection out of the pool.
-
-    Attributes:
-        idle: the connections that are open and not in use.
-    """
-
-    def __init__(self, pool: Any, get_connection: Callable[[], Any]) -> None:
-        self.idle: list[SocketConnection] = []
-        self._pool = pool
-        self._get_connection = get_connection
-        self._may_open = getattr(pool, "max_connections", 0) >= LARGE_POOL
-        # Guards the number of connections: those that are idle, in use or being opened.
-        self._lock = forks.lock()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._number = 0
-        self._paused_until = 0.0
-        # Last, because threads look at it without the lock.
-        self._pid = os.getpid()
-
-    def borrow(self, first: Connection) -> list[SocketConnection]:
-        """Returns the connections that are idle, none if the server is on this machine.
-
-        If there are fewer than LANES, the others are opened in the background.
-
-        Args:
-            first: the connection that the fetch has already.
-        """
-        if not (self._may_open and isinstance(first, SocketConnection)):
-            return []
-        if first.is_remote is None:
-            first.is_remote = is_remote(first.sock)
-        if not first.is_remote:
-            return []
-        if self._pid != os.getpid():
-            # After a fork, the connections are the parent's.
-            with self._lock:
-                if self._pid != os.getpid():
-                    self.idle.clear()
-                    self._begin()
-        borrowed: list[SocketConnection] = []
-        while len(borrowed) < LANES - 1:
-            try:
-                connection = self.idle.pop()
-            except IndexError:
-                break
-            if connection.alive() and _is_quiet(connection.sock):
-                borrowed.append(connection)
-            else:
-                self._close(connection)
-        self._open_missing()
-        return borrowed
-
-    def give_back(self, borrowed: Sequence[SocketConnection]) -> None:
-        """Takes back connections whose requests have all been answered."""
-        self.idle.extend(borrowed)
-
-    def spoil(self, borrowed: Sequence[SocketConnection]) -> None:
-        """Closes connections, because the next request would take unread replies for its own."""
-        if borrowed:
-            self._paused_until = clock.now() + PAUSE
-        for connection in borrowed:
-            self._close(connection)
-
-    def _close(self, connection: SocketConnection) -> None:
-        with self._lock:
-            self._number -= 1
-        with contextlib.suppress(*FAULTS), translated():
-            connection.pooled.disconnect()
-        self._pool.release(connection.pooled)
-
-    def _open_missing(self) -> None:
-        with self._lock:
-            missing = LANES - 1 - self._number
-            if missing <= 0 or clock.now() < self._paused_until:
-                return
-            self._number += missing
-        try:
-            threading.Thread(target=self._open, args=(missing,), name="redisacc-lanes", daemon=True).start()
-        except RuntimeError:
-            # The interpreter ends, or the machine has no thread left.
-            with self._lock:
-                self._number -= missing
-
-    def _open(self, number: int) -> None:
-        for opened in range(number):
-            try:
-                pooled = self._get_connection()
-                connection = connection_of(pooled)
-            except Exception as error:  # noqa: BLE001 - whatever it is, one connection suffices
-                logger.debug("no more than %d of %d lanes: %s", opened, number, reason_of(error))
-                connection = None
-            if isinstance(connection, SocketConnection):
-                self.idle.append(connection)
-                continue
-            if connection is not None:
-                connection.release()
-                self._pool.release(connection.pooled)
-            self._paused_until = clock.now() + PAUSE
-            with self._lock:
-                self._number -= number - opened
-            return
 
 
 def is_remote(sock: socket.socket) -> bool:
@@ -183,7 +57,7 @@ def is_remote(sock: socket.socket) -> bool:
     return here != there and not mapped.is_loopback
 
 
-def _is_quiet(sock: socket.socket) -> bool:
+def is_quiet(sock: socket.socket) -> bool:
     """Returns whether nothing arrived on an idle socket: no reply to an earlier request, and no end."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -267,7 +141,7 @@ class _Lane(Generic[A]):
 
     def _receive_once(self, arrivals: Arrivals[A]) -> int:
         if self._place:
-            received = self.sock.recv_into(self._place)
+            received: int = self.sock.recv_into(self._place)
             self._place = self._place[received:]
         else:
             data = self.sock.recv(_LINE_BYTES)

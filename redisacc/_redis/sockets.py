@@ -1,44 +1,49 @@
-"""Commands and replies on the socket of a client's connection, without the client's copies and per-command overhead.
+"""Commands and replies on the socket of a connection that redis-py has opened, without its copies and overhead.
 
-A client packs arguments into new strings and reads replies through a buffer, which costs a large array several copies,
+redis-py packs arguments into new strings and reads replies through a buffer, which costs a large array several copies,
 and a small command more than its round trip. If a connection is nothing but a socket, arrays are sent from the memory
 where they are (scatter-gather), and fetched strings are received straight into the memory where they will be used.
 hiredis still parses the replies. docs/explanations/benchmarks.md has the figures.
 
-A plain socket in use here blocks, with the kernel's own timeout: Python's timeout would cost two more system calls for
-each that moves data, and two to set it. The socket is given back to the client as it was.
+A plain socket blocks, with the kernel's own timeout: Python's timeout would cost two more system calls for each that
+moves data, and two to set it.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import hiredis
 
+from redisacc._clock import running_time
 from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.client_libraries import translated, wire_of
+from redisacc._redis.clients import disconnect, translated
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.running_time import running_time
-from redisacc._redis.sockets.reply_reader import ReplyReader
+from redisacc._redis.replies import ReplyReader
 from redisacc._text import shown
 
 
 class Pieces(tuple[memoryview, ...]):
-    """An argument that lies in several places in memory, piece by piece. It is sent without being put together."""
+    """An argument that lies in several places in memory, piece by piece. It is sent without being put together.
 
-    __slots__ = ()
+    Attributes:
+        nbytes: its length in bytes.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Its length in bytes."""
-        return sum([piece.nbytes for piece in self])
+    nbytes: int
+
+    def __new__(cls, pieces: Iterable[memoryview] = ()) -> Pieces:
+        made = super().__new__(cls, pieces)
+        made.nbytes = sum(map(len, made))
+        return made
 
 
 Argument = bytes | str | int | memoryview | Pieces
@@ -84,16 +89,15 @@ def check_tick(error: OSError) -> None:
 
 
 class PackedCommands(tuple[Command, ...]):
-    """Commands that may be sent more than once. They are put into RESP only the first time."""
+    """Commands that may be sent more than once. They are put into RESP only the first time.
 
-    _buffers: list[bytes | memoryview] | None = None
+    Attributes:
+        buffers: the commands in RESP, as ``pack_commands`` returns them; empty: they have not been sent yet.
+        script: the script that the first one runs.
+    """
 
-    @property
-    def buffers(self) -> list[bytes | memoryview]:
-        """The commands in RESP, as ``pack`` returns them."""
-        if self._buffers is None:
-            self._buffers = pack_commands(self)
-        return self._buffers
+    buffers: list[bytes | memoryview] = []  # noqa: RUF012 - replaced, never changed
+    script: Any = None
 
 
 class Arrival(Protocol):
@@ -144,16 +148,26 @@ class Arrivals(Protocol[A]):
         """Notes that the string has arrived."""
 
 
-class Connection(Protocol):
-    """A connection out of a pool, used by one caller at a time. If anything here raises, it cannot be used again.
+class Connection:
+    """A connection, used by one caller at a time. If anything here raises, it cannot be used again.
 
     Attributes:
-        pooled: the connection of the client's pool.
+        pooled: the connection of redis-py.
+        sock: its socket.
         pid: the process that it belongs to. After a fork it still belongs to the parent.
+        fresh_until: until when it may be used once more.
+        is_remote: whether it leads to another machine; None: nobody has asked yet.
+        place: its place among the connections that a client may have.
     """
 
-    pooled: Any
-    pid: int
+    sock: Any = None
+    fresh_until = math.inf
+    is_remote: bool | None = False
+    place: object = None
+
+    def __init__(self, pooled: Any) -> None:
+        self.pooled = pooled
+        self.pid = os.getpid()
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Sends commands and returns their replies, which may be errors.
@@ -162,70 +176,57 @@ class Connection(Protocol):
             commands: the commands.
             deadline: when the server has to have replied, on ``running_time()``'s clock.
         """
+        raise NotImplementedError
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        """GETs strings in order, straight into the memory where they are used."""
+        """GETs strings in order, straight into the memory where they are used, if that is possible."""
+        fetch_together(self, arrivals, deadline)
 
     def hear(self) -> list[Any]:
         """Returns messages that the server sends by itself, after a tick or about a second at most. Raises errors."""
+        raise NotImplementedError
 
     def tell(self, *command: str) -> None:
         """Sends a command whose reply is heard, as a message. Does not wait."""
-
-    def alive(self) -> bool:
-        """Returns whether the client is still open."""
-
-    def release(self) -> None:
-        """Leaves the connection as the client had it."""
-
-    def close(self) -> None:
-        """Ends the connection. The client may open it again."""
-
-
-def connection_of(pooled: Any, tick: float = TICK) -> Connection:
-    """Returns the fastest way to use a connection.
-
-    Args:
-        pooled: a connection of redis-py or valkey-py.
-        tick: by how many seconds it may notice too late that a deadline has passed.
-    """
-    wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
-    if wire == "plain" and type(sock) is socket.socket:
-        return SocketConnection(pooled, sock, tick)
-    if wire == "tls" and isinstance(sock, ssl.SSLSocket):
-        return TlsConnection(pooled, sock, tick)
-    return ClientConnection(pooled)
-
-
-class _PooledConnection:
-    """What all connections of a client's pool have in common.
-
-    Attributes:
-        pooled: the connection of the client's pool.
-        pid: the process that it belongs to.
-    """
-
-    def __init__(self, pooled: Any) -> None:
-        self.pooled = pooled
-        self.pid = os.getpid()
-
-    def tell(self, *command: str) -> None:
         with translated():
             self.pooled.send_command(*command, check_health=False)
 
     def close(self) -> None:
-        with translated():
-            self.pooled.disconnect()
+        """Ends the connection."""
+        disconnect(self.pooled)
 
 
-class ClientConnection(_PooledConnection):
-    """A connection of any kind, used through its client: a fake one, or one of the user's own class."""
+def connection_of(pooled: Any, tick: float = TICK) -> SocketConnection:
+    """Returns the fastest way to use a connection of redis-py.
 
-    def alive(self) -> bool:
-        return getattr(self.pooled, "_sock", self) is not None
+    Args:
+        pooled: the connection.
+        tick: by how many seconds it may notice too late that a deadline has passed.
+    """
+    kind = TlsConnection if isinstance(pooled._sock, ssl.SSLSocket) else SocketConnection
+    return kind(pooled, pooled._sock, tick)
+
+
+class ClientConnection(Connection):
+    """A connection of any kind, used through its client: a fake one, or one of the user's own class.
+
+    Args:
+        pooled: the connection.
+        pool: where it came from.
+    """
+
+    def __init__(self, pooled: Any, pool: Any) -> None:
+        super().__init__(pooled)
+        self._pool = pool
 
     def release(self) -> None:
-        pass
+        """Gives it back to the pool."""
+        with translated():
+            self._pool.release(self.pooled)
+
+    def close(self) -> None:
+        super().close()
+        self.release()
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         pooled = self.pooled
@@ -262,19 +263,9 @@ class ClientConnection(_PooledConnection):
             # Under RESP3 messages are pushes, which redis-py returns only on request.
             return [self.pooled.read_response(disable_decoding=True, push_request=True)]
 
-    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        fetch_together(self, arrivals, deadline)
 
-
-class Exchange(Protocol):
-    """Whatever commands can be exchanged with: a connection, or a whole cluster."""
-
-    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
-        """Sends commands and returns their replies, which may be errors."""
-
-
-def fetch_together(connection: Exchange, arrivals: Arrivals[A], deadline: float) -> None:
-    """GETs strings, some at a time, where they cannot be received into the memory where they are used."""
+def fetch_together(connection: Any, arrivals: Arrivals[A], deadline: float) -> None:
+    """GETs strings over a connection or from a cluster, some at a time, and copies them to where they are used."""
     while wanted := arrivals.wanted()[:_FETCH_TOGETHER]:
         put(connection.exchange(get_commands(wanted), deadline), wanted, arrivals)
 
@@ -314,51 +305,38 @@ def length_of(head: bytes) -> int | None:
     return int(head[1:])
 
 
-class SocketConnection(_PooledConnection):
-    """A connection that is nothing but a socket.
-
-    Attributes:
-        sock: the socket.
-        is_remote: whether it leads to another machine; None: nobody has asked yet.
-    """
+class SocketConnection(Connection):
+    """A connection that is nothing but a socket."""
 
     def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
         super().__init__(pooled)
         self.sock = sock
-        self.is_remote: bool | None = None
+        self.is_remote = None
         self._reader = ReplyReader()
         self._set_tick(tick)
+        self._send_some: Callable[[list[bytes | memoryview]], int] = sock.sendmsg
 
     def _set_tick(self, tick: float) -> None:
         self.sock.settimeout(None)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
 
-    def alive(self) -> bool:
-        return self.pooled._sock is self.sock
-
-    def release(self) -> None:
-        with suppressed(OSError):
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
-            self.sock.settimeout(self.pooled.socket_timeout)
-
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
-        buffers = commands.buffers if type(commands) is PackedCommands else pack_commands(commands)
-        sock, reader, wanted = self.sock, self._reader, len(commands)
-        reader.expect(commands)
-        # A server that takes its time to receive a gradient is not silent meanwhile.
-        if len(buffers) > 1:
-            deadline += self._send(buffers, deadline)
+        if type(commands) is PackedCommands:
+            buffers = commands.buffers = commands.buffers or pack_commands(commands)
         else:
-            # The most frequent case: a call of _send would cost a small command more time than the kernel takes.
-            try:
-                sent = sock.send(buffers[0])
-            except TICKS as error:
-                check_tick(error)
-                sent = 0
-            if sent < len(buffers[0]):
-                deadline += self._send([memoryview(buffers[0])[sent:]], deadline)
+            buffers = pack_commands(commands)
+        sock, reader, wanted = self.sock, self._reader, len(commands)
+        reader.commands, reader.claimed, reader.received = commands, 0, 0
+        # A call for it would cost a small command more time than the kernel takes.
+        try:
+            sent = self._send_some(buffers[:GATHER_BUFFERS])
+        except TICKS as error:
+            check_tick(error)
+            sent = 0
+        if sent < sum(map(len, buffers)):
+            # A server that takes its time to receive a gradient is not silent meanwhile.
+            deadline += self._send(buffers, deadline, sent)
         replies: list[Any] = []
         received = pushed = 0
         while len(replies) < wanted:
@@ -404,7 +382,7 @@ class SocketConnection(_PooledConnection):
             if isinstance(message, Exception):
                 raise message
         if said:
-            self._reader.expect(())
+            self._reader.commands, self._reader.claimed, self._reader.received = (), 0, 0
         return said
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
@@ -435,46 +413,38 @@ class SocketConnection(_PooledConnection):
         incoming.line()
         arrivals.finish(arrival)
 
-    def _send(self, buffers: list[bytes | memoryview], deadline: float) -> float:
-        """Sends buffers. Returns how many seconds that took."""
-        began = running_time()
+    def _send(self, buffers: list[bytes | memoryview], deadline: float, sent: int = 0) -> float:
+        """Sends the rest of buffers, after so many bytes. Returns how many seconds that took."""
+        began, first, total, length = running_time(), 0, sent, sum(map(len, buffers))
         # The caller may send the same buffers again.
-        buffers, first, total = list(buffers), 0, 0
-        while first < len(buffers):
+        buffers = list(buffers)
+        while total < length:
+            while sent >= len(buffers[first]):
+                sent -= len(buffers[first])
+                first += 1
+            buffers[first] = memoryview(buffers[first])[sent:]
             try:
                 sent = self._send_some(buffers[first : first + GATHER_BUFFERS])
             except TICKS as error:
                 check_tick(error)
                 sent = 0
             total += sent
-            while first < len(buffers) and sent >= len(buffers[first]):
-                sent -= len(buffers[first])
-                first += 1
-            if sent:
-                buffers[first] = memoryview(buffers[first])[sent:]
-            if first < len(buffers):
+            if total < length:
                 check_silence(deadline + total / SLOWEST)
         return running_time() - began
-
-    def _send_some(self, buffers: list[bytes | memoryview]) -> int:
-        return self.sock.sendmsg(buffers)
 
 
 class TlsConnection(SocketConnection):
     """A connection over TLS, which takes one buffer at a time and has Python's timeout only."""
 
+    def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
+        super().__init__(pooled, sock, tick)
+        self._send_some = lambda buffers: sock.send(buffers[0])
+
     def _set_tick(self, tick: float) -> None:
         self.sock.settimeout(tick)
 
-    def release(self) -> None:
-        with suppressed(OSError):
-            self.sock.settimeout(self.pooled.socket_timeout)
-
-    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        fetch_together(self, arrivals, deadline)
-
-    def _send_some(self, buffers: list[bytes | memoryview]) -> int:
-        return self.sock.send(buffers[0])
+    fetch = Connection.fetch
 
 
 def _timeval(seconds: float) -> bytes:
@@ -571,11 +541,16 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
     buffers: list[bytes | memoryview] = []
     pending: list[bytes | memoryview] = []
     for command in commands:
-        if isinstance(command, tuple) and _TEXTS.issuperset(map(type, command)):
-            pending.append(hiredis.pack_command(command))
-            continue
-        if _VIEWS.isdisjoint(map(type, command)):
-            pending.append(hiredis.pack_command(plain(command)))
+        types = frozenset(map(type, command))
+        if _VIEWS.isdisjoint(types):
+            texts: Any = command
+            if int in types:
+                # If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
+                texts = list(command)
+                for place, argument in enumerate(texts):
+                    if type(argument) is int:
+                        texts[place] = b"%d" % argument
+            pending.append(hiredis.pack_command(tuple(texts)))
             continue
         pending.append(b"*%d\r\n" % len(command))
         for argument in command:
@@ -598,28 +573,13 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
 
 
 def plain(command: Command) -> tuple[Any, ...]:
-    """Returns a command as clients take it: its numbers as text, and arguments in pieces put together.
-
-    If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
-    """
-    if not _CONVERTED.isdisjoint(map(type, command)):
-        # Spelled out, because a call for each argument would cost a small command more than its way through the kernel.
-        return tuple(
-            [
-                b"%d" % argument
-                if type(argument) is int
-                else b"".join(argument)
-                if type(argument) is Pieces
-                else argument
-                for argument in command
-            ]
-        )
-    return tuple(command)
+    """Returns a command as clients take it: its numbers as text, and arguments in pieces put together."""
+    return tuple(
+        b"%d" % part if type(part) is int else b"".join(part) if type(part) is Pieces else part for part in command
+    )
 
 
-_TEXTS = frozenset((bytes, str))
 _VIEWS = frozenset((memoryview, Pieces))
-_CONVERTED = frozenset((int, Pieces))
 
 
 # The types of replies that are neither errors nor pushes.

@@ -1,1 +1,0 @@
-"""A Redis Cluster: its slots, and which node a command goes to."""

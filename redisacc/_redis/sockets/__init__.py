@@ -1,1 +1,0 @@
-"""Bytes on the sockets of connections: commands, replies and their forms."""

@@ -1,0 +1,83 @@
+"""Whose settings our own connections take over, which these are, and who opens them."""
+
+from __future__ import annotations
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+import redis.sentinel
+import valkey
+import valkey.asyncio
+import valkey.sentinel
+
+from redisacc._redis.clients import Endpoint, GivenPool, endpoint_of
+
+
+@pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey, redis.asyncio.Redis, valkey.asyncio.Valkey])
+def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client: type) -> None:
+    given = {"host": "h", "port": 7, "db": 3, "username": "u", "password": "p", "client_name": "ours", "protocol": 3}
+    limits = {"socket_timeout": 7.5, "max_connections": 9, "health_check_interval": 4}
+    way = endpoint_of(client(**given, **limits, retry_on_error=[OSError], decode_responses=True).connection_pool)
+    assert isinstance(way, Endpoint)
+    assert (way.kind, way.most, way.freshness, way.tls) == (redis.Connection, 9, 4, False)
+    assert way.address == "h:7/3"
+    assert {name: way.settings[name] for name in given} == given
+    assert way.settings["socket_timeout"] == 7.5
+    pooled = way.kind(**way.settings)
+    assert pooled.retry_on_error == []
+    assert not pooled.encoder.decode_responses
+
+
+def test_tls_and_the_file_of_a_socket_are_taken_over() -> None:
+    way = endpoint_of(redis.Redis(host="h", ssl=True, ssl_ca_certs="ca.pem").connection_pool)
+    assert isinstance(way, Endpoint)
+    assert (way.kind, way.tls, way.settings["ssl_ca_certs"]) == (redis.SSLConnection, True, "ca.pem")
+    way = endpoint_of(valkey.Valkey(unix_socket_path="/a").connection_pool)
+    assert isinstance(way, Endpoint)
+    assert (way.kind, way.address) == (redis.UnixDomainSocketConnection, "unix:///a")
+    assert way.kind(**way.settings).path == "/a"
+
+
+def test_a_limit_that_nobody_chose_is_none() -> None:
+    for pool in (redis.ConnectionPool(), redis.BlockingConnectionPool(), valkey.ConnectionPool()):
+        assert endpoint_of(pool).most is None
+
+
+@pytest.mark.parametrize("library", [redis, valkey])
+def test_sentinels_are_asked_over_connections_of_our_own(library: object) -> None:
+    finder = library.sentinel.Sentinel([("a", 1), ("b", 2)], 1, {"password": "p"})  # type: ignore[attr-defined]
+    way = endpoint_of(finder.master_for("main", password="q").connection_pool)
+    assert isinstance(way, Endpoint)
+    pool = way._sentinels()
+    assert (pool.service_name, pool.is_master) == ("main", True)
+    assert pool.connection_kwargs["password"] == "q"
+    manager = pool.sentinel_manager
+    assert manager.min_other_sentinels == 1
+    each = [client.connection_pool.connection_kwargs for client in manager.sentinels]
+    assert [(one["host"], one["port"], one["password"]) for one in each] == [("a", 1, "p"), ("b", 2, "p")]
+    assert not {*map(id, manager.sentinels)} & {*map(id, finder.sentinels)}
+
+
+class OwnPool(redis.ConnectionPool):
+    """A pool of the user's own."""
+
+
+class OwnConnection(valkey.Connection):
+    """A connection of the user's own: it may change what it sends and receives."""
+
+
+class OwnSentinel(redis.sentinel.Sentinel):
+    """It may find the master in another way."""
+
+
+def test_what_cannot_be_copied_is_used_as_it_is() -> None:
+    for pool in (
+        OwnPool(),
+        valkey.ConnectionPool(connection_class=OwnConnection),
+        OwnSentinel([("a", 1)]).master_for("main").connection_pool,
+        fakeredis.FakeRedis().connection_pool,
+    ):
+        way = endpoint_of(pool)
+        assert isinstance(way, GivenPool)
+        assert way.pool is pool
