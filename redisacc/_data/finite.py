@@ -62,19 +62,20 @@ def _first_not_finite(array: Array, *, rounds: bool) -> int | None:
 
 
 def _error(section: Section, number: int, place: int, value: Any, spec: AccumulatorSpec) -> NotFiniteError:
-    name, path = spec.name_of(number, place), spec.path_of(number, place)
+    leaf = spec.leaf_at(number, place)
     if section.indices is not None:
         row, element = divmod(place, max(section.size // len(section.indices), 1))
         inner = np.unravel_index(element, section.shape[1:])
         index = (int(section.indices[row]), *map(int, inner))
     else:
-        first, shape = spec.extent_of(number, place)
-        index = tuple(map(int, np.unravel_index(place - first, section.shape if shape is None else shape)))
+        shape = leaf.known_shape if leaf.path else section.shape
+        index = tuple(map(int, np.unravel_index(place - leaf.start, shape)))
     where = f"at {list(index)}" if index else "as its only element"
     why = ", which encoding='bfloat16' rounds to infinity" if np.isfinite(value) else ""
     return NotFiniteError(
-        f"{name} must be finite, because the accumulator was opened with finite=True, but has {value} {where}{why}: "
+        f"{spec.name_of(number, place)} must be finite, because the accumulator was opened with finite=True, but has "
+        f"{value} {where}{why}: "
         "nothing was sent",
-        path=path,
+        path=leaf.path or None,
         index=index,
     )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, Missing, Normalize, Order, SparseMean
-from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
 from redisacc._data.validation import Shape
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
@@ -262,11 +261,11 @@ class Record(RecordValues):
         if self.kind != "tree":
             if self.dtype not in TABLE:
                 raise self._foreign("dtype", self.dtype)
-            return ArraySpec.of(self.kind, TABLE[self.dtype], self.shape, **mean)
+            return AccumulatorSpec.of_array(self.kind, TABLE[self.dtype], self.shape, **mean)
         try:
             if not isinstance(tree, bytes):
                 raise ValueError("the structure of the tree is missing")
-            return TreeSpec.parse(tree.decode(), missing=self.missing, **mean)
+            return AccumulatorSpec.parse(tree.decode(), missing=self.missing, **mean)
         except ValueError as error:
             raise CorruptDataError(
                 f"{self._where}: tree holds what redisacc did not write: {printable(str(error), 300)}"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from redisacc._data.encodings import Encoding, encode_run, encoded_dtype, stored_bytes
 from redisacc._data.gradient import Section
-from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
 from redisacc._format import attempts
 from redisacc._format import buffered as buffered_format
@@ -51,7 +51,8 @@ class UploadLayout:
         parts_of: for each of these leaves, the numbers of the parts that it is in.
     """
 
-    def __init__(self, spec: TreeSpec, encoding: Encoding, partitions: int) -> None:
+    def __init__(self, spec: AccumulatorSpec, encoding: Encoding, partitions: int) -> None:
+        assert spec.shapes is not None
         self._spec = spec
         self._encoding = encoding
         extents = [_Extent(leaf.section, leaf.start, leaf.size) for leaf in spec.leaves]
@@ -140,9 +141,9 @@ class UploadLayout:
         return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
 
 
-def layout_of(spec: Any, encoding: Encoding, partitions: int, announced_bytes: int) -> UploadLayout | None:
+def layout_of(spec: AccumulatorSpec, encoding: Encoding, partitions: int, announced_bytes: int) -> UploadLayout | None:
     """Returns the layout of the gradients of an accumulator; None if they do not leave part by part."""
-    if not isinstance(spec, TreeSpec) or spec.fixed_shapes is None:
+    if spec.kind != "tree" or spec.fixed_shapes is None:
         return None
     layout = UploadLayout(spec, encoding, partitions)
     # Small ones leave when they are complete.

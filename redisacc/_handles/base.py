@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
@@ -180,14 +179,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         check_picklable(self._where, self.shared_name)
         options = options_of_a_copy({**self._options, "redis": self._where})
-        return _reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
+        return reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
 
     # What it is
-
-    @property
-    @abstractmethod
-    def _description(self) -> str:
-        """What the gradients are, for the repr."""
 
     @property
     def name(self) -> str:
@@ -211,8 +205,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def __repr__(self) -> str:
         state = ", closed" if self._lifetime.closed else ""
+        schema = self._spec.schema
+        what = schema["shape"] if self._spec.kind == "tree" else f"{schema['dtype']}, shape={schema['shape']}"
         return (
-            f"{type(self).__name__}({self._description}, shared_name={self.shared_name!r}, "
+            f"{type(self).__name__}({what}, shared_name={self.shared_name!r}, "
             f"reduction_type={self._spec.reduction_type!r}, at {self._transport.address}{state})"
         )
 
@@ -619,14 +615,22 @@ def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
     operation.note_round(number=found.num_accumulated, global_step=found.global_step, traces=taken.traces)
 
 
-def _reopen(
+def reopen(
     kind: type[ConditionalAccumulatorBase[Any]],
     spec: AccumulatorSpec,
     names: tuple[str, str],
     options: AccumulatorOptions,
-    incarnation: str,
+    incarnation: str | None = None,
 ) -> ConditionalAccumulatorBase[Any]:
-    """Opens a handle that was pickled. It never creates an accumulator: if the old one is gone, it raises an error."""
+    """Opens a handle on an accumulator that exists. It never creates one: if that is gone, it raises an error.
+
+    Args:
+        kind: the class of the handle.
+        spec: what the accumulator is.
+        names: the name of the accumulator, and that of the handle, which labels log records.
+        options: those of the handle.
+        incarnation: the incarnation that a pickled handle had; None: any.
+    """
     handle = kind.__new__(kind)
     handle._open(spec, *names, checked_options(options, spec, kind.__name__), incarnation)
     return handle

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from redisacc._data import validation
 from redisacc._data.encodings import Encoding, checked_encoding
-from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
+from redisacc._data.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
 from redisacc._data.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.staleness import MOST_STALENESS
@@ -217,29 +217,32 @@ def one_of(value: object, what: str, *allowed: str) -> Any:
     raise InvalidArgumentError(f"{what} must be {' or '.join(map(repr, allowed))}, not {shown(value)}")
 
 
-def checked_mean(value: object, *, rows: SparseMean | None = None, missing: Missing | None = None) -> Mean:
-    """Returns the argument ``mean`` of an accumulator, with the defaults of its kind.
+def checked_mean(kind: Kind, reduction_type: object, value: object) -> dict[str, Any]:
+    """Returns what an accumulator does with a sum, as arguments of ``AccumulatorSpec``.
 
     Args:
-        value: what the caller has given.
-        rows: the default; None: the accumulator has no rows, so it is refused.
-        missing: the default; None: the accumulator has no leaves that may be missing, so it is refused.
+        kind: the class of the accumulator, which decides the defaults.
+        reduction_type: what the caller has given.
+        value: the argument ``mean``.
 
     Raises:
-        InvalidArgumentError: it is invalid.
+        InvalidArgumentError: one of them is invalid.
     """
     mean = group_of(value, "mean", Mean)
-    for what, given, default, who in (
-        ("rows", mean.rows, rows, "a sparse accumulator and a tree have rows"),
-        ("missing", mean.missing, missing, "a tree has leaves that may be missing"),
+    for what, given, kinds, who in (
+        ("rows", mean.rows, ("sparse", "tree"), "a sparse accumulator and a tree have rows"),
+        ("missing", mean.missing, ("tree",), "a tree has leaves that may be missing"),
     ):
-        if given is not None and default is None:
+        if given is not None and kind not in kinds:
             raise InvalidArgumentError(f"mean.{what} must be None, not {shown(given)}: only {who}")
-    return Mean(
-        None if mean.by is None else one_of(mean.by, "mean.by", "weights", "count"),
-        rows if mean.rows is None else one_of(mean.rows, "mean.rows", "index", "round"),
-        missing if mean.missing is None else one_of(mean.missing, "mean.missing", "zero", "skip"),
-    )
+    if mean.by is not None:
+        one_of(mean.by, "mean.by", "weights", "count")
+    rows = ("round" if kind == "tree" else "index") if mean.rows is None else mean.rows
+    return {
+        "reduction_type": validation.reduction_type(reduction_type),
+        "sparse_mean": one_of(rows, "mean.rows", "index", "round"),
+        "missing": one_of("zero" if mean.missing is None else mean.missing, "mean.missing", "zero", "skip"),
+    }
 
 
 def checked_partitions(value: object) -> int | Literal["auto"] | None:

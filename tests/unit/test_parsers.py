@@ -17,8 +17,7 @@ from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 import redisacc
 from redisacc._data import dtypes
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import ArraySpec
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
@@ -52,9 +51,9 @@ def spec_of(dtype, kind):
     """What an accumulator was created as: dense with rows of one element, sparse with indices below 5, or both."""
     if kind == "tree":
         spec = {"d": (dtype, (2,)), "s": redisacc.Sparse(dtype, (5, 2))}
-        return TreeSpec.of(*described_by(spec), reduction_type="MEAN", missing="skip", chunk=1)
+        return AccumulatorSpec.of_tree(*described_by(spec), reduction_type="MEAN", missing="skip", chunk=1)
     shape = (5, None) if kind == "sparse" else None
-    return ArraySpec.of(kind, dtypes.TABLE[dtype], shape, reduction_type="MEAN", chunk=1)
+    return AccumulatorSpec.of_array(kind, dtypes.TABLE[dtype], shape, reduction_type="MEAN", chunk=1)
 
 
 def typed(call, *errors):
@@ -125,12 +124,12 @@ def test_structures(search):
 
     def one(value):
         text = typed(value.decode, UnicodeDecodeError)
-        parsed = None if text is None else typed(lambda: TreeSpec.parse(text, reduction_type="SUM"), ValueError)
+        parsed = None if text is None else typed(lambda: AccumulatorSpec.parse(text, reduction_type="SUM"), ValueError)
         if parsed is not None:
             # Whatever is accepted is what redisacc writes, and an accumulator can be opened with it.
             assert parsed.schema["tree"] == text
             structure, described = described_by(parsed.tree)
-            assert TreeSpec.of(structure, described, reduction_type="SUM").schema == parsed.schema
+            assert AccumulatorSpec.of_tree(structure, described, reduction_type="SUM").schema == parsed.schema
             assert parsed.empty_sum((), where="w").number == 0
         if text is not None:
             wanted = right.schema["tree"]
@@ -296,7 +295,7 @@ def test_replies_on_the_wire(search):
 def test_packed_gradients_come_back(search):
     def one(values):
         gradient = Gradient((Section(np.array(values, np.float32)),))
-        spec = ArraySpec.of("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
+        spec = AccumulatorSpec.of_array("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
         packed = in_place.pack_rows(gradient, spec, 1000)
         if not values:
             assert packed == []

@@ -14,9 +14,8 @@ from support.moved_clock import MovedClock
 import redisacc
 from redisacc._data.encodings import Encoding, encode
 from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.tree.gradient import tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.leaf_values import tree_gradient
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
@@ -38,7 +37,7 @@ ELEMENTS, ROWS = 45, 30
 
 
 def spec_of(**leaves: Any) -> AccumulatorSpec:
-    return TreeSpec.of(*described_by(leaves), reduction_type="SUM")
+    return AccumulatorSpec.of_tree(*described_by(leaves), reduction_type="SUM")
 
 
 SPECS = {
@@ -55,7 +54,7 @@ SPECS = {
 def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
     random = np.random.default_rng(seed)
     tree: dict[str, Any] = {}
-    assert isinstance(spec, TreeSpec)
+    assert spec.kind == "tree"
     for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
         if leaf.is_sparse:
             rows = np.sort(random.choice(ROWS, int(random.integers(0, 20)), replace=False))

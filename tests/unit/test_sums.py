@@ -8,7 +8,7 @@ import pytest
 from redisacc._data import sums as _totals
 from redisacc._data.dtypes import find_dtype
 from redisacc._data.gradient import Section
-from redisacc._data.spec import ArraySpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, SparseSum
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
@@ -112,7 +112,7 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
         for index, count, row in zip(indices, counts, rows, strict=True)
     }
     fields[b"total"] = b"4 %d" % counts.sum()
-    spec = ArraySpec.of("sparse", find_dtype("float32"), None, reduction_type="MEAN")
+    spec = AccumulatorSpec.of_array("sparse", find_dtype("float32"), None, reduction_type="MEAN")
     total = spec.empty_sum((3,), where="sums")
     total.add(in_place.unpack(fields, spec, (3,), "sums"))
     assert total.number == 4
@@ -124,7 +124,7 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
 
 
 def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
-    spec = ArraySpec.of("dense", find_dtype("float32"), None, reduction_type="MEAN")
+    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="MEAN")
     with pytest.raises(CorruptDataError, match="chunks"):
         in_place.unpack({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"}, spec, (2**30, 2**28), "sums")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from redisacc._data.encodings import encode
-from redisacc._data.tree.gradient import leaf_elements, tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.leaf_values import leaf_elements, tree_gradient
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered
 from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout
@@ -22,7 +22,7 @@ SHAPES = {"a": (7,), "b": (300, 401), "c": (), "d": (0, 3), "e": (70_001,), "f":
 def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, others):
     dtypes = {path: others.get(path, "float32") for path in SHAPES}
     described = described_by({path: (dtypes[path], shape) for path, shape in SHAPES.items()})
-    spec = TreeSpec.of(*described, reduction_type="MEAN", missing=missing)
+    spec = AccumulatorSpec.of_tree(*described, reduction_type="MEAN", missing=missing)
     rng = np.random.default_rng(1)
     tree = {path: (rng.normal(size=shape) * 9).astype(dtypes[path]) for path, shape in SHAPES.items()}
     if missing == "skip":
