@@ -10,7 +10,7 @@ import socket
 import weakref
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from redisacc._clock import clock
 from redisacc._data import validation
@@ -18,7 +18,7 @@ from redisacc._data.encodings import Encoding
 from redisacc._data.results import Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.quorum import Quorum, quorum_change
-from redisacc._handles.assembly import Parts, assemble
+from redisacc._handles.assembly import Assembled
 from redisacc._handles.options import AccumulatorOptions, checked_name, checked_options, options_of_a_copy
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.leases import private_leases
@@ -50,7 +50,7 @@ def host_and_process(process: int) -> str:
     return f"{socket.gethostname()}:{process}"
 
 
-class ConditionalAccumulatorBase(Closing, Generic[G]):
+class ConditionalAccumulatorBase(Assembled[G], Closing):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
     Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
@@ -128,8 +128,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
-    _spec: AccumulatorSpec
-
     def __init__(self, spec: AccumulatorSpec, shared_name: str | None, name: str, options: AccumulatorOptions) -> None:
         checked = checked_options(options, spec, type(self).__name__)
         shared_name = checked_name(shared_name, create=checked["create"])
@@ -146,18 +144,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """Opens the accumulator. A copy of a pickled handle opens only the ``incarnation`` that the original had."""
         self._shared_name, self._name, self._options = shared_name, name, options
         self._where = picklable_where(options["redis"])
-        parts: Parts[G] = assemble(spec, shared_name, options, incarnation)
-        self._transport = parts.transport
-        self._spec = parts.spec
-        self._keys = parts.keys
-        self._scripts = parts.scripts
-        self._lifetime = parts.lifetime
-        self._telemetry = parts.telemetry
-        self._records = parts.records
-        self._sessions = parts.sessions
-        self._requests = parts.requests
-        self._applier = parts.applier
-        self._taker = parts.taker
+        lease_ms = self._assemble(spec, shared_name, options, incarnation)
         self._encoding: Encoding = options["encoding"] or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{name} ({self._keys.name})"
@@ -168,7 +155,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             self._finalizer = weakref.finalize(
                 self, private_leases.release, transport, self._keys, self._scripts.incarnation, os.getpid()
             )
-            private_leases.owner.add(transport, self._keys, parts.lease_ms)
+            private_leases.owner.add(transport, self._keys, lease_ms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
