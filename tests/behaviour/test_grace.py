@@ -190,7 +190,7 @@ def test_forged_takers(open_dense, client):
     for step, text in enumerate(texts):
         client.zadd(f"{RECORD}:queue", {"t": 1})
         client.hset(f"{RECORD}:takers", "t", text + b" 1 somebody")
-        with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a taker"):
+        with pytest.raises(redisacc.CorruptDataError, match="redisacc did not write"):
             acc.info()
         acc.apply_grad([1.0], step)
         # Its lease is over, so the next taker passes it over.

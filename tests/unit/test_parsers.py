@@ -160,7 +160,7 @@ def test_shapes_takers_rounds_and_workers(search):
         typed(lambda: entries.parse_taken(KEYS, name, text))
         typed(lambda: entries.parse_waiting(KEYS, name, text))
         typed(lambda: entries.parse_workers({name: text}, "w"))
-        typed(lambda: _shapes.parse_shape(KEYS, text.decode(errors="replace")))
+        typed(lambda: _shapes.parse_shape(text.decode(errors="replace")), ValueError)
         shape = typed(lambda: _shapes.round_shape_of(KEYS, text.decode(errors="replace")))
         if shape is not None:
             # numpy accepts it, and so does code that computes its size.
