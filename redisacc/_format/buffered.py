@@ -31,6 +31,7 @@ from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
 from redisacc._format.element_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
+from redisacc._format.element_cut import GRADIENT_ALIGNMENT as ALIGNMENT
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
@@ -59,8 +60,6 @@ ANNOUNCED_BYTES = ANNOUNCED_INLINES * INLINE_BYTES
 PART_MS = 60_000
 SLOWEST_UPLOAD = 1000
 
-# Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
-ALIGNMENT = 8
 # The length of a part in a partition is a multiple of this many bytes, the size of the largest element.
 PART_ALIGNMENT = 16
 
@@ -311,11 +310,7 @@ def _dense_lengths(gradient: Gradient, partitions: int) -> list[int]:
     """Returns the length of each part of the dense sections."""
     sections = [section for section in gradient.sections if section.indices is None and section.size]
     dense = tuple([Dense(section.dtype, math.prod(section.shape)) for section in sections])
-    offsets, end = [], 0
-    for dtype, size in dense:
-        offsets.append(end + -end % ALIGNMENT)
-        end = offsets[-1] + stored_bytes(dtype, size)
-    return dense_cut(dense, partitions).lengths(offsets, [section.dtype for section in dense])
+    return list(dense_cut(dense, partitions).lengths)
 
 
 @lru_cache(maxsize=64)

@@ -102,6 +102,7 @@ def blob_lengths(nbytes: int, partitions: int = 0) -> list[int]:
     return part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 0)
 
 
+@lru_cache(maxsize=16)
 def flat_cut(flat: Flat, part_bytes: int, partitions: int) -> ElementCut:
     """Returns how a flat blob is cut into parts.
 
@@ -113,11 +114,9 @@ def flat_cut(flat: Flat, part_bytes: int, partitions: int) -> ElementCut:
     return ElementCut(flat.sections, part_bytes, runts=partitions > 1)
 
 
-@lru_cache(maxsize=16)
 def flat_lengths(flat: Flat, part_bytes: int, partitions: int) -> tuple[int, ...]:
     """Returns the length of each part of a flat blob. The arguments are those of ``flat_cut``."""
-    lengths = flat_cut(flat, part_bytes, partitions).lengths(flat.offsets, [part.dtype for part in flat.sections])
-    return tuple(lengths) or (1,)
+    return flat_cut(flat, part_bytes, partitions).lengths or (1,)
 
 
 @dataclass(frozen=True)

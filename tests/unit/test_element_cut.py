@@ -39,12 +39,11 @@ def test_each_element_is_in_exactly_one_part_and_in_order(found, size, runts):
 
 @given(sections, st.integers(8, 10_000), st.booleans())
 def test_the_lengths_add_up_and_no_part_ends_within_an_item(found, size, runts):
-    offsets, end = [], 0
-    for dtype, number in found:
-        offsets.append(end)
-        end += -(-number // (BLOCK if dtype is BLOCKS else 1)) * dtype.itemsize
     of = cut(found, size, runts=runts)
-    lengths = of.lengths(offsets, [dtype for dtype, _ in found])
+    lengths, end = of.lengths, 0
+    for dtype, number in found:
+        items = -(-number // (BLOCK if dtype is BLOCKS else 1))
+        end = (end + -end % 8 if number else end) + items * dtype.itemsize
     assert sum(lengths) == end
     assert len(lengths) == len(of.parts)
     assert all(length > 0 for length in lengths)
