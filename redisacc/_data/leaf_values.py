@@ -39,14 +39,10 @@ def tree_gradient(spec: AccumulatorSpec, tree: object, what: str) -> Gradient:
         found[leaf.section].append((leaf_rows if leaf.is_sparse else leaf_elements)(leaf, value, what))
     if spec.missing == "skip":
         found[-1].append(np.array([leaf is not None for leaf in leaves], np.int32))
-    return Gradient(
-        tuple(
-            [
-                values[0] if section.is_sparse else Section(_joined(values))
-                for section, values in zip(spec.sections, found, strict=True)
-            ]
-        )
-    )
+    sections = []
+    for section, values in zip(spec.sections, found, strict=True):
+        sections.append(values[0] if section.is_sparse else Section(_joined(values)))
+    return Gradient(tuple(sections))
 
 
 def _joined(arrays: list[Array]) -> list[Array]:

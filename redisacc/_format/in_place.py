@@ -85,13 +85,15 @@ def pack_rows(
 ) -> list[PackedRows] | None:
     """Returns the rows of each sparse section, and of each dense one cut into chunks; None if it must not be added.
 
-    It may if it costs the server no more than ``limit`` elements, and if each of its elements is exact in the type in
-    which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
-    index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an element counts
-    twice.
+    It may if it costs the server no more than ``limit`` elements (0: nothing may), and if each of its elements is exact
+    in the type in which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient
+    repeats an index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an
+    element counts twice.
 
     Sections without rows are left out: a tree may have thousands of them, and each would cost the server time.
     """
+    if not limit:
+        return None
     cost = -SECTION_COST
     each = WEIGHT_COST if has_weight else 1
     wanted: list[tuple[Section, SectionSpec, int]] = []
@@ -131,7 +133,7 @@ def _packed(section: Section, spec: SectionSpec, chunk: int, number: int) -> Pac
     else:
         # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
         indices = str(section.indices.tolist())[1:-1].encode()
-        row_bytes *= math.prod(section.values.shape[1:])
+        row_bytes *= math.prod(section.shape[1:])
     limit = "" if dtype.limit is None else str(dtype.limit)
     return PackedRows(spec.label, dtype.in_place or "", limit, str(row_bytes), indices, rows)
 
@@ -266,12 +268,16 @@ def _unpack_dense(
     if len(rows) == count and last in rows and longest - len(rows[last]) == missing:
         found, held = unpack_rows({**rows, last: rows[last] + bytes(missing)}, number, spec, (each,), where)
         # Every gradient has every chunk, so their weights agree with the total to the last bit.
-        counts, wanted = found.counts, np.array(number, np.uint64) if weight is None else np.array(weight)
+        counts = found.counts
         assert found.indices is not None
         assert counts is not None
-        whole = found.indices[-1] == count - 1 and held == number * count
-        if whole and counts.dtype == wanted.dtype and (counts == wanted).all():
-            return Section(found.values.reshape(-1)[:size].reshape(shape), ours=True)
+        is_whole = found.indices[-1] == count - 1 and held == number * count
+        if (
+            is_whole
+            and (counts.dtype == np.float64) == (weight is not None)
+            and set(counts.tolist()) == {number if weight is None else weight}
+        ):
+            return Section(found.arrays[0].reshape(-1)[:size].reshape(shape), ours=True)
     raise CorruptDataError(
         f"{where}: the chunks do not make up a gradient of {size} elements with the counts and weights of the total"
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Shape, shape_text
 from redisacc._format.keys import Keys
-from redisacc._format.stored_text import parsed
+from redisacc._format.stored_text import foreign
 
 # The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
 LONGEST_SHAPE = 2 + MAX_RANK * 20
@@ -27,14 +27,10 @@ def parse_shape(text: str) -> Shape:
     Raises:
         ValueError: redisacc writes no such text.
     """
-    return None if text == "unknown" else _dims(text)
-
-
-def _dims(text: str) -> tuple[int | None, ...]:
     # The length is checked first: the text may be of any size, and so may the cache.
     if len(text) > LONGEST_SHAPE:
         raise ValueError("the text is longer than that of any shape")
-    return _parsed(text)
+    return None if text == "unknown" else _parsed(text)
 
 
 @lru_cache(maxsize=256)
@@ -67,16 +63,22 @@ def parse_round_shape(text: str) -> tuple[int, ...] | None:
     Raises:
         ValueError: no round has such a shape.
     """
-    return _known_dims(_dims(text)) if text else None
+    if len(text) > LONGEST_SHAPE:
+        raise ValueError("the text is longer than that of any shape")
+    return _known_dims(text) if text else None
 
 
-def round_shape_of(keys: Keys, text: object) -> tuple[int, ...] | None:
+def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
     """Returns the same of a field of the record; CorruptDataError: redisacc did not write it."""
-    return parsed(keys.record, "round_shape", text, parse_round_shape)
+    try:
+        return parse_round_shape(text)
+    except ValueError:
+        raise foreign(keys.record, "round_shape", text) from None
 
 
 @lru_cache(maxsize=256)
-def _known_dims(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+def _known_dims(text: str) -> tuple[int, ...]:
+    shape = _parsed(text)
     dims = tuple(dim for dim in shape if dim is not None)
     # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
     if len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:

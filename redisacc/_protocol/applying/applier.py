@@ -14,7 +14,6 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import in_place
 from redisacc._format.crew_entries import number_of_worker
-from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout, layout_of
 from redisacc._protocol.applying.gradient_writer import GradientWriter
@@ -108,7 +107,8 @@ class Applier:
                 numbers, and this worker has none.
         """
         order = self._order_of(worker) if self._by_worker else ""
-        rows = self._rows(gradient, weight)
+        has_weight = weight != 1 or self._staleness_weighs
+        rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
         if encoding != "float32":
             gradient = self._as_encoded(gradient, encoding, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
@@ -234,7 +234,9 @@ class Applier:
         Raises:
             InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN.
         """
-        return self._as_encoded(gradient, encoding, encodes=self._rows(gradient, weight) is None)
+        has_weight = weight != 1 or self._staleness_weighs
+        rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
+        return self._as_encoded(gradient, encoding, encodes=rows is None)
 
     def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
@@ -243,13 +245,6 @@ class Applier:
             # Whether a gradient is refused must not depend on how many elements it has.
             check_finite(gradient, self._spec.name_of, self._spec.dtypes)
         return gradient
-
-    def _rows(self, gradient: Gradient, weight: float) -> list[PackedRows] | None:
-        """Returns the rows that the server adds in place; None: the gradient is buffered."""
-        if not self._in_place_limit:
-            return None
-        has_weight = weight != 1 or self._staleness_weighs
-        return in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
 
     def _order_of(self, worker: str) -> str:
         """Returns the place of a worker's gradients in the order of a round: its number."""
