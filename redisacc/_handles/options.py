@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from redisacc._data import validation
@@ -174,16 +175,12 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
         InvalidArgumentError: an option is invalid, or does not fit the accumulator or the other options.
     """
     check_names(given, AccumulatorOptions, where)
-    options = cast(AccumulatorOptions, {**dict.fromkeys(AccumulatorOptions.__annotations__), **DEFAULTS, **given})
-    options["finite"] = validation.flag(options["finite"], "finite")
-    options["create"] = validation.flag(options["create"], "create")
-    if options["worker"] is not None:
-        options["worker"] = validation.text(options["worker"], "worker", max_bytes=200)
+    options: Any = {**dict.fromkeys(AccumulatorOptions.__annotations__), **DEFAULTS, **given}
+    for name, check in _CHECKS.items():
+        if options[name] is not None or name in DEFAULTS:
+            options[name] = check(options[name], name)
     if options["encoding"] is not None:
         options["encoding"] = checked_encoding(options["encoding"], spec.dtypes)
-    once, order = options["once_per_worker"], options["order"]
-    options["once_per_worker"] = None if once is None else validation.flag(once, "once_per_worker")
-    options["order"] = None if order is None else one_of(order, "order", "arrival", "worker")
     if options["order"] == "worker":
         if options["once_per_worker"] is False:
             raise InvalidArgumentError(
@@ -196,8 +193,8 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
     limits = group_of(options["limits"], "limits", Limits)
     options["limits"] = Limits(*[_integer(limit, f"limits.{name}") for name, limit in vars(limits).items()])
     options["partitions"] = checked_partitions(options["partitions"])
-    options["min_replicas"] = validation.integer(options["min_replicas"], "min_replicas", low=0, high=1000)
-    return options
+    checked: AccumulatorOptions = options
+    return checked
 
 
 def options_of_a_copy(options: AccumulatorOptions) -> AccumulatorOptions:
@@ -243,6 +240,15 @@ def checked_mean(kind: Kind, reduction_type: object, value: object) -> dict[str,
         "sparse_mean": one_of(rows, "mean.rows", "index", "round"),
         "missing": one_of("zero" if mean.missing is None else mean.missing, "mean.missing", "zero", "skip"),
     }
+
+
+# What an option has to be, unless it is None.
+_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("finite", "create", "once_per_worker"), validation.flag),
+    "worker": partial(validation.text, max_bytes=200),
+    "order": lambda value, name: one_of(value, name, "arrival", "worker"),
+    "min_replicas": partial(validation.integer, low=0, high=1000),
+}
 
 
 def checked_partitions(value: object) -> int | Literal["auto"] | None:
