@@ -7,11 +7,12 @@ from typing import Generic, TypeVar
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.weights import CONSTANT
+from redisacc._format.buffered import INLINE_BYTES
 from redisacc._format.keys import Keys
 from redisacc._format.record import SETTINGS
 from redisacc._handles.options import AccumulatorOptions, Limits
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
-from redisacc._protocol.applying.gradient_writer import GradientWriter
+from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.leases import private_leases
 from redisacc._protocol.lifecycle.opening import open_accumulator
@@ -100,24 +101,21 @@ class Assembled(Generic[G]):
         sessions = SessionPool(opened.now_ms)
         self._requests = Requests(transport, scripts, sessions)
         in_place_limit = IN_PLACE_LIMIT if limits.in_place is None else limits.in_place
-        self._applier = Applier(
+        way = Way(
+            transport,
             keys,
             scripts,
             spec,
-            requests=self._requests,
-            writer=GradientWriter(
-                transport,
-                keys,
-                scripts,
-                spec,
-                self._telemetry,
-                inline_bytes=limits.inline,
-                min_replicas=min_replicas,
-                lease_ms=opened.lease_ms,
-            ),
+            self._telemetry,
+            inline_bytes=INLINE_BYTES if limits.inline is None else limits.inline,
+            min_replicas=min_replicas,
+            lease_ms=opened.lease_ms,
+        )
+        self._applier = Applier(
+            way,
+            self._requests,
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
             staleness_weighs=opened.staleness_weight != CONSTANT,
-            min_replicas=min_replicas,
         )
         self._taker = Taker(
             transport,
