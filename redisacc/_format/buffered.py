@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -35,7 +36,7 @@ from redisacc._format.element_cut import GRADIENT_ALIGNMENT as ALIGNMENT
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
-from redisacc._format.weights import parse_weight
+from redisacc._format.weights import parse_weight, weight_text
 from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
@@ -561,3 +562,22 @@ def _view(data: Any, dtype: np.dtype[Any], place: tuple[int, int]) -> Array:
     start, stop = place
     # frombuffer refuses to make an array without elements.
     return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start) if stop > start else np.empty(0, dtype)
+
+
+# The digest of gradients, under which a reducer stores their sum. A taker computes that of the gradients in its round
+# itself, so it never uses the sum of other gradients, and need not trust any message. It has 16 bytes: two rounds never
+# have the same by chance.
+DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def digest_of(gradients: Iterable[BufferedGradient]) -> str:
+    """Returns the digest of gradients in this order, as hexadecimal digits.
+
+    It covers the id of each, which no two gradients share, its place, its weight, and its header: the number of
+    gradients that it is the sum of and their weight, the dtype and shape of each section, and the length of each part.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for gradient in gradients:
+        place = f"{gradient.order}*{weight_text(gradient.factor)}"
+        found.update(f"{gradient.id} {place} {gradient.header_digest} ".encode())
+    return found.hexdigest()

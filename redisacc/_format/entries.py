@@ -10,9 +10,8 @@ from operator import attrgetter
 from redisacc._data.metrics import mean_metrics
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
-from redisacc._format.staleness import parse_staleness
 from redisacc._format.stored_text import foreign, parse_int64, parse_number, parse_time, parsed
-from redisacc._format.weights import parse_weight
+from redisacc._format.weights import parse_staleness, parse_weight
 from redisacc._telemetry.traceparent import TraceParent, parse_traceparent
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from redisacc._data.dtypes import TABLE, find_dtype
 from redisacc._data.tree.structure import Structure, parse_structure
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
 from redisacc._format.element_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
+from redisacc._redis.sockets.fast_socket import GATHER_BYTES
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -300,3 +302,56 @@ def parse_ranges(text: str, limit: int) -> list[int]:
             raise ValueError(f"{shown(text)} is not a list of leaves of a tree with {limit}")
         numbers.extend(range(first, last + 1))
     return numbers
+
+
+def packed(schema: Schema, arrays: Sequence[Array] | Mapping[int, Array], layout: Layout) -> list[memoryview]:
+    """Returns the bytes of a blob of whole leaves, in pieces.
+
+    Large leaves are not copied, so they must not be written to until the pieces have been sent.
+
+    Args:
+        schema: the schema of the leaves.
+        arrays: the leaves, by their numbers.
+        layout: which of them the blob has, and where.
+    """
+    pieces: list[memoryview] = []
+    # The small leaves since the last large one, and where that ended.
+    waiting: list[tuple[int, Array]] = []
+    end = 0
+    # A flat blob has the leaves of each dtype together, so they need not lie in the order of their numbers.
+    for leaf, offset in sorted(zip(layout.leaves, layout.offsets, strict=True), key=itemgetter(1)):
+        data = schema.leaves[leaf].bytes_of(arrays[leaf])
+        if data.nbytes < GATHER_BYTES:
+            waiting.append((offset, data))
+            continue
+        if end < offset:
+            pieces.append(_together(end, offset, waiting))
+            waiting = []
+        pieces.append(data.data)
+        end = offset + data.nbytes
+    if end < layout.nbytes:
+        pieces.append(_together(end, layout.nbytes, waiting))
+    return pieces
+
+
+def _together(start: int, stop: int, leaves: Sequence[tuple[int, Array]]) -> memoryview:
+    """Returns the bytes of a blob between two places, given the leaves there and where they begin."""
+    data = np.zeros(stop - start, np.uint8)
+    for offset, leaf in leaves:
+        data[offset - start : offset - start + leaf.nbytes] = leaf
+    return data.data
+
+
+def packed_rows(schema: Schema, arrays: Sequence[Array], rows: Mapping[int, Array]) -> list[memoryview]:
+    """Returns the bytes of a blob of changed rows, in pieces.
+
+    Args:
+        schema: the schema of the leaves.
+        arrays: all leaves.
+        rows: leaf → the indices of its rows, ascending, in the order of the leaves.
+    """
+    pieces = []
+    for leaf, chosen in rows.items():
+        pieces.append(chosen.astype("<i8", copy=False).view(np.uint8).data)
+        pieces.append(schema.leaves[leaf].bytes_of(arrays[leaf].take(chosen, axis=0)).data)
+    return pieces

@@ -15,9 +15,8 @@ from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_round_shape, parse_shape
-from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._format.stored_text import foreign, of_ascii, parse_int64, parse_number, parse_time, parsed
-from redisacc._format.weights import parse_rule, parse_weight, rule_text
+from redisacc._format.weights import MOST_STALENESS, parse_rule, parse_staleness, parse_weight, rule_text
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotFoundError
 

@@ -13,7 +13,7 @@ from redisacc._data.encodings import Encoding, checked_encoding
 from redisacc._data.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
 from redisacc._data.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
-from redisacc._format.staleness import MOST_STALENESS
+from redisacc._format.weights import MOST_STALENESS
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 

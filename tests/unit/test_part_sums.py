@@ -17,8 +17,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.leaf_values import tree_gradient
 from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered as buffered_format
-from redisacc._format.buffered import BufferedGradient
-from redisacc._format.gradient_digests import digest_of
+from redisacc._format.buffered import BufferedGradient, digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.applying.attempts import written

@@ -25,8 +25,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Array
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import PART_MS, BufferedGradient, PartMissingError, part_keys
-from redisacc._format.gradient_digests import digest_of
+from redisacc._format.buffered import PART_MS, BufferedGradient, PartMissingError, digest_of, part_keys
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
