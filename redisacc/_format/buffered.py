@@ -190,13 +190,20 @@ class PackedGradient(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _header(
+def header_of(
     described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...],
-    number: int,
-    weight: float | None,
     parts: tuple[int, ...],
+    number: int = 1,
+    weight: float | None = None,
 ) -> bytes:
-    """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same."""
+    """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same.
+
+    Args:
+        described: the stored dtype and the shape of the values of each section.
+        parts: the length of each part in bytes; empty for an inline gradient.
+        number: how many gradients it is the sum of.
+        weight: the sum of their weights; None if all are 1.
+    """
     packed: bytes = msgpack.packb(
         {
             "version": _HEADER_VERSION if weight is None else _WEIGHTED_VERSION,
@@ -209,57 +216,32 @@ def _header(
     return packed
 
 
-def header_of(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], lengths: tuple[int, ...]) -> bytes:
-    """Returns the header of a single gradient in parts.
-
-    Args:
-        described: the stored dtype and the shape of the values of each section.
-        lengths: the length of each part in bytes.
-    """
-    return _header(described, 1, None, lengths)
-
-
-def pack(gradient: Gradient, inline_bytes: int | None = None) -> PackedGradient:
-    """Returns the bytes of a gradient for a single slot: inline if there are so few, in parts otherwise."""
-    if gradient.nbytes > (INLINE_BYTES if inline_bytes is None else inline_bytes):
-        return _packed_in_parts(gradient)
-    sparse, dense = _arrays(gradient)
-    if len(sparse) + len(dense) == 1:
-        data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
-    else:
-        data = b"".join(_aligned([*sparse, *dense]))
-    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    return PackedGradient(_header(described, gradient.number, gradient.weight, ()), data)
-
-
-def pack_for_partitions(keys: Keys, gradient: Gradient) -> PackedGradient:
-    """Returns the bytes of a gradient that is not inline, for the partitions that the keys list.
+def pack(keys: Keys, gradient: Gradient, inline_bytes: int = INLINE_BYTES) -> PackedGradient:
+    """Returns the bytes of a gradient: inline if there are so few, otherwise in parts for the partitions of the keys.
 
     Raises:
-        InvalidArgumentError: it is too large.
+        InvalidArgumentError: it is too large for partitions.
     """
-    packed = _packed_in_parts(gradient, len(keys.partitions))
-    if len(packed.parts) > attempts.MOST_PARTS:
-        raise InvalidArgumentError(
-            f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
-            f"{gradient.nbytes} bytes has {len(packed.parts)}"
-        )
-    return packed
-
-
-def _packed_in_parts(gradient: Gradient, partitions: int = 1) -> PackedGradient:
-    parts = _parts(gradient, partitions)
-    lengths = tuple([part.nbytes for part in parts])
+    data, parts = b"", list[memoryview | Pieces]()
+    if gradient.nbytes > inline_bytes:
+        parts = _parts(gradient, len(keys.partitions) or 1)
+        if keys.partitions and len(parts) > attempts.MOST_PARTS:
+            raise InvalidArgumentError(
+                f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
+                f"{gradient.nbytes} bytes has {len(parts)}"
+            )
+    else:
+        sparse, dense = _arrays(gradient)
+        arrays = [*sparse, *dense]
+        data = b"".join([array.tobytes() for array in arrays[0]] if len(arrays) == 1 else _aligned(arrays))
+    lengths = tuple([part.nbytes for part in parts]) if parts else ()
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    return PackedGradient(_header(described, gradient.number, gradient.weight, lengths), b"", parts, lengths)
+    return PackedGradient(header_of(described, lengths, gradient.number, gradient.weight), data, parts, lengths)
 
 
-def message_bytes() -> int:
-    """Returns after how many bytes of parts a message says that they have arrived.
-
-    A message takes a taker about as long as fetching 64 KiB.
-    """
-    return PART_SIZES[0] // 2
+# After this many bytes of parts, a message says that they have arrived. It takes a taker about as long as fetching
+# 64 KiB.
+MESSAGE_BYTES = PART_SIZES[0] // 2
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:

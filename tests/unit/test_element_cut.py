@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from redisacc._data.encodings import BLOCK, BLOCKS, encode
 from redisacc._data.gradient import Gradient, Section
-from redisacc._format.buffered import PART_SIZES, pack_for_partitions, part_size
+from redisacc._format.buffered import PART_SIZES, pack, part_size
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 
@@ -66,7 +66,7 @@ def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     keys = Keys("m", tuple(range(partitions)))
     gradient = Gradient([Section(np.zeros(elements, np.float32))])
     number = {
-        len(pack_for_partitions(keys, encode(gradient, encoding, lambda *_: "")).parts)
+        len(pack(keys, encode(gradient, encoding, lambda *_: ""), 0).parts)
         for encoding in ("float32", "bfloat16", "int8")
     }
     assert len(number) == 1

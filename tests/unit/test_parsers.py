@@ -20,7 +20,7 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format import buffered as buffered_format
-from redisacc._format import entries, in_place
+from redisacc._format import entries, in_place, stored_text
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
@@ -117,6 +117,20 @@ def test_rows(search, dtype):
         max_size=3,
     )
     search(one, fields, totals, examples=40)
+
+
+@pytest.mark.parametrize("text", ["", "-", "-1", "1 ", "1e3", "\u0661", b"\xb2", "1" * 16])
+def test_what_is_no_number(text):
+    assert stored_text.parse_number("9" * 15) == stored_text.parse_number(b"9" * 15) == 10**15 - 1
+    with pytest.raises(redisacc.CorruptDataError, match="^key: field holds .*, which redisacc did not write$"):
+        stored_text.parsed("key", "field", text, stored_text.parse_number)
+
+
+@pytest.mark.parametrize("text", ["", "-", "--1", "+1", " 1", str(2**63), str(-(2**63) - 1), "1" * 20, b"\xb2"])
+def test_what_is_no_int64(text):
+    assert [stored_text.parse_int64(str(bound)) for bound in (2**63 - 1, -(2**63))] == [2**63 - 1, -(2**63)]
+    with pytest.raises(redisacc.CorruptDataError, match="^key: field holds .*, which redisacc did not write$"):
+        stored_text.parsed("key", "field", text, stored_text.parse_int64)
 
 
 def test_structures(search):

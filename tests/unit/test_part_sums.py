@@ -141,11 +141,7 @@ class Upload:
     ) -> None:
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
         self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
-        self.packed = (
-            buffered_format.pack(self.gradient, inline)
-            if self.gradient.nbytes <= inline
-            else buffered_format.pack_for_partitions(CUTS[size], self.gradient)
-        )
+        self.packed = buffered_format.pack(CUTS[size], self.gradient, inline)
         self.parts = written(KEYS, f"g-{number}", self.packed.parts) if self.packed.parts else []
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}

@@ -29,7 +29,7 @@ def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, ot
         tree["e"] = None
     whole = encode(tree_gradient(spec, tree, "grad"), encoding, spec.name_of)
     keys = Keys("x", tuple(range(partitions)) if partitions > 1 else ())
-    packed = buffered.pack(whole) if partitions == 1 else buffered.pack_for_partitions(keys, whole)
+    packed = buffered.pack(keys, whole)
     layout = UploadLayout(spec, encoding, partitions)
     leaves = {n: leaf_elements(leaf, tree[leaf.path], "grad") for n, leaf in enumerate(spec.leaves)}
     leaves[len(leaves)] = np.array([tree[leaf.path] is not None for leaf in spec.leaves], np.int32)

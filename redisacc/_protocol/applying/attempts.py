@@ -24,7 +24,7 @@ from typing import Any
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import ANNOUNCED_INLINES, PART_MS, BufferedGradient, message_bytes, part_keys, part_ms
+from redisacc._format.buffered import ANNOUNCED_INLINES, MESSAGE_BYTES, PART_MS, BufferedGradient, part_keys, part_ms
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
 from redisacc._format.weights import weight_text
@@ -416,7 +416,7 @@ class PartitionAttempt(Attempt):
             numbers = range(position, len(parts), step)
             for count, number in enumerate(numbers, start=1):
                 unannounced += parts[number].nbytes
-                if unannounced >= message_bytes() or count == len(numbers):
+                if unannounced >= MESSAGE_BYTES or count == len(numbers):
                     text = parts_arrived(attempt, count, position)
                     messages[number] = Hint(("PUBLISH", self._way.keys.wake_of(position), text))
                     unannounced = 0
@@ -435,12 +435,12 @@ def lease_of(nbytes: int) -> int:
 def written(keys: Keys, gradient: str, parts: Sequence[Part], *, announced: bool = False) -> list[Command]:
     """Returns the commands that write the parts of a gradient in one slot, and those that tell of them."""
     commands: list[Command] = []
-    unannounced, worth_a_message = 0, message_bytes()
+    unannounced = 0
     # The last part is the only one that may be smaller.
     expiry = str(part_ms(len(parts) * parts[0].nbytes))
     for number, part in enumerate(parts):
         # The script announces the last ones.
-        if announced and unannounced >= worth_a_message:
+        if announced and unannounced >= MESSAGE_BYTES:
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient, number))))
             unannounced = 0
         # NX: this may arrive again, also when the gradient counts.

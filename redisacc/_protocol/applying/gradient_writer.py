@@ -89,10 +89,7 @@ class GradientWriter:
         in_partitions = bool(self._keys.partitions) and gradient.nbytes > self._way.inline_bytes
         if in_partitions or replaced:
             name += f"-{secrets.token_hex(4)}"
-        if in_partitions:
-            packed = buffered_format.pack_for_partitions(self._keys, gradient)
-        else:
-            packed = buffered_format.pack(gradient, self._way.inline_bytes)
+        packed = buffered_format.pack(self._keys, gradient, self._way.inline_bytes)
         attempt = (PartitionAttempt if in_partitions else SlotAttempt)(
             self._way,
             request,
