@@ -122,14 +122,14 @@ def test_rows(search, dtype):
 @pytest.mark.parametrize("text", ["", "-", "-1", "1 ", "1e3", "\u0661", b"\xb2", "1" * 16])
 def test_what_is_no_number(text):
     assert stored_text.parse_number("9" * 15) == stored_text.parse_number(b"9" * 15) == 10**15 - 1
-    with pytest.raises(redisacc.CorruptDataError, match="^key: field holds .*, which redisacc did not write$"):
+    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
         stored_text.parsed("key", "field", text, stored_text.parse_number)
 
 
 @pytest.mark.parametrize("text", ["", "-", "--1", "+1", " 1", str(2**63), str(-(2**63) - 1), "1" * 20, b"\xb2"])
 def test_what_is_no_int64(text):
     assert [stored_text.parse_int64(str(bound)) for bound in (2**63 - 1, -(2**63))] == [2**63 - 1, -(2**63)]
-    with pytest.raises(redisacc.CorruptDataError, match="^key: field holds .*, which redisacc did not write$"):
+    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
         stored_text.parsed("key", "field", text, stored_text.parse_int64)
 
 
@@ -181,6 +181,15 @@ def test_shapes_takers_rounds_and_workers(search):
             np.broadcast_to(np.float64(0), shape)
 
     search(one, TEXTS, TEXTS, examples=50)
+
+
+@pytest.mark.parametrize(
+    "text", [f"[{2**62},4]", f"[0,{2**62},4]", "[1,-1]", "[01]", "unknown", "[" + "1," * 300 + "1]"]
+)
+def test_no_round_has_this_shape(text):
+    assert _shapes.round_shape_of(KEYS, "[2,3]") == (2, 3)
+    with pytest.raises(redisacc.CorruptDataError, match=r"round_shape holds"):
+        _shapes.round_shape_of(KEYS, text)
 
 
 def test_events(search):
