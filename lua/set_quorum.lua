@@ -26,8 +26,7 @@
 -- {'replaced'}                                  the accumulator was deleted and created again
 -- {'corrupt', where, text}                      a key or field holds what redisacc never writes; nothing changed
 
--- #include "read_record"
--- #include "begin_counted_request"
+-- #include "begin_change"
 -- #include "extend_leases"
 -- #include "announce"
 -- #include "even_when_full"
@@ -35,13 +34,8 @@
 
 local NAMES = {'quorum', 'quorum_most', 'quorum_grace_ms'}
 
-local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'}, 0)
+local record, entry, refusal = begin_change(keys, args)
 if not record then
-  return refusal
-end
-local entry
-entry, refusal = begin_counted_request(keys, args)
-if not entry then
   return refusal
 end
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from redisacc import data, optim, raw_ops, types
     from redisacc._data.results import ApplyResult, Round
     from redisacc._data.slices import IndexedSlices
-    from redisacc._data.tree.spec import Sparse
+    from redisacc._data.spec import Sparse
     from redisacc._format.quorum import Quorum
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
@@ -105,7 +105,7 @@ _MODULES = {
     "Quorum": "redisacc._format.quorum",
     "Reducer": "redisacc._handles.reducer",
     "Round": "redisacc._data.results",
-    "Sparse": "redisacc._data.tree.spec",
+    "Sparse": "redisacc._data.spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Staleness": "redisacc._handles.options",
     "Training": "redisacc._training.training",

@@ -30,7 +30,7 @@ from redisacc._data.validation import Array
 from redisacc._format.keys import Keys
 from redisacc._handles import dense as _dense
 from redisacc._handles import sparse as _sparse
-from redisacc._handles.array import ArrayAccumulator
+from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._redis import forks

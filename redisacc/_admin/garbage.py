@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
-from redisacc._format.entries import clock_ms
 from redisacc._format.keys import ANY_PARTITION, DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
+from redisacc._format.stored_text import clock_ms
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
 from redisacc._protocol.parts.sweep import listed_attempts, sweep

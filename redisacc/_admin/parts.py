@@ -10,9 +10,8 @@ import numpy as np
 
 from redisacc._data.encodings import BLOCKS, decode, per_item
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import SectionSpec
+from redisacc._data.spec import AccumulatorSpec, Leaf, SectionSpec
 from redisacc._data.sums import RoundSum
-from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
@@ -44,9 +43,9 @@ class Target:
     present: tuple[int, int] | None = None
 
     @classmethod
-    def of_leaf(cls, spec: TreeSpec, leaf: Leaf) -> Target:
+    def of_leaf(cls, spec: AccumulatorSpec, leaf: Leaf) -> Target:
         """Returns the target of a leaf."""
-        shape = None if leaf.is_sparse else tuple(dim or 0 for dim in leaf.shape)
+        shape = None if leaf.is_sparse else leaf.known_shape
         present = (len(spec.sections) - 1, spec.structure.numbers[leaf.path]) if spec.missing == "skip" else None
         return cls(leaf.section, spec.sections[leaf.section], leaf.start, shape, present)
 

@@ -12,9 +12,8 @@ import numpy as np
 from redisacc._admin.parts import PIPELINED_COMMANDS, Filter, Target, find_rows, read_part
 from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Section
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.spec import AccumulatorSpec, Leaf
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
-from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
@@ -60,7 +59,7 @@ class Rows:
     total_weight: float
 
 
-def find_leaf(spec: TreeSpec, path: str) -> Leaf:
+def find_leaf(spec: AccumulatorSpec, path: str) -> Leaf:
     """Returns the leaf of a path.
 
     Raises:
@@ -117,7 +116,7 @@ class CurrentRows:
         keys = Keys(keys.name, record.partitions)
         spec = _spec_of(transport, keys, record)
         self.leaf: Leaf | None = None
-        if isinstance(spec, TreeSpec):
+        if spec.kind == "tree":
             if path is None:
                 raise InvalidArgumentError(
                     f"the gradients of {shown(keys.name)} are trees, whose leaves have rows of their own: choose a "

@@ -42,6 +42,13 @@ BLOCKS = np.dtype([("scale", "<f4"), ("steps", "i1", (BLOCK,))])
 # How many blocks are encoded or decoded at once: 64 Ki elements, which fit into a processor's cache.
 _AT_ONCE = 65536 // BLOCK
 
+# The number of elements that are checked together: their truth values stay in the processor's cache.
+_CHECKED_AT_ONCE = 1 << 18
+
+# The smallest float32 that bfloat16 rounds to infinity: halfway between the largest finite bfloat16, which is about
+# 3.39e38, and the next power of two. A tie goes to the even one, which is infinity.
+_INFINITE_IN_BFLOAT16 = np.uint32(0x7F7F8000).view(np.float32)
+
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -225,18 +232,34 @@ def _is_float32(section: Section, number: int, dtypes: Sequence[DType] | None) -
     return section.dtype == _FLOAT32 and (dtypes is None or dtypes[number].storage == _FLOAT32)
 
 
+def first_not_finite(section: Section, *, rounds: bool = False) -> tuple[int, Any] | None:
+    """Returns the place and the value of the first element that is not finite; None: all are.
+
+    Args:
+        section: its values are floating-point numbers.
+        rounds: whether a float32 that bfloat16 rounds to infinity counts as well.
+    """
+    start = 0
+    for array in section.arrays:
+        flat = array.reshape(-1)
+        for first in range(0, flat.size, _CHECKED_AT_ONCE):
+            some = flat[first : first + _CHECKED_AT_ONCE]
+            # NaN is on neither side.
+            right = (some > -_INFINITE_IN_BFLOAT16) & (some < _INFINITE_IN_BFLOAT16) if rounds else np.isfinite(some)
+            if not np.logical_and.reduce(right):
+                place = int(np.argmin(right))
+                return start + first + place, some[place]
+        start += flat.size
+    return None
+
+
 def _check_finite(section: Section, number: int, name_of: NameOf) -> None:
-    values = section.values
-    if not np.logical_and.reduce(np.isfinite(values), axis=None):
-        raise _not_finite(values.reshape(-1), number, name_of)
-
-
-def _not_finite(values: Array, number: int, name_of: NameOf) -> InvalidArgumentError:
-    place = int(np.flatnonzero(~np.isfinite(values))[0])
-    return InvalidArgumentError(
-        f"{name_of(number, place)} must be finite for encoding='int8', but holds {values[place]}: nothing was sent. "
-        "encoding='bfloat16' carries NaN and infinities"
-    )
+    found = first_not_finite(section)
+    if found is not None:
+        raise InvalidArgumentError(
+            f"{name_of(number, found[0])} must be finite for encoding='int8', but holds {found[1]}: nothing was sent. "
+            "encoding='bfloat16' carries NaN and infinities"
+        )
 
 
 def _in_blocks(section: Section, number: int, name_of: NameOf) -> Section:
@@ -249,7 +272,7 @@ def _in_blocks(section: Section, number: int, name_of: NameOf) -> Section:
         if rows.size < some.size * BLOCK:
             rows = np.concatenate([rows, np.zeros(some.size * BLOCK - rows.size, np.float32)])
         if not _encode_blocks(rows.reshape(-1, BLOCK), some, scratch[: len(some)]):
-            raise _not_finite(values, number, name_of)
+            _check_finite(section, number, name_of)
     return BlockSection(blocks, section.shape, section.indices, section.counts)
 
 

@@ -6,20 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.encodings import Encoding
+from redisacc._data.encodings import Encoding, first_not_finite
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.validation import Array
 from redisacc.errors import NotFiniteError
-
-# The number of elements that are checked together: their truth values stay in the processor's cache.
-_AT_ONCE = 1 << 18
-
-_FLOAT32 = np.dtype(np.float32)
-
-# The smallest float32 that bfloat16 rounds to infinity: halfway between the largest finite bfloat16, which is about
-# 3.39e38, and the next power of two. A tie goes to the even one, which is infinity.
-_INFINITE_IN_BFLOAT16 = np.uint32(0x7F7F8000).view(np.float32)
 
 
 def check_finite(gradient: Gradient, spec: AccumulatorSpec, encoding: Encoding) -> None:
@@ -40,41 +30,27 @@ def check_finite(gradient: Gradient, spec: AccumulatorSpec, encoding: Encoding) 
     for number, (section, described) in enumerate(zip(gradient.sections, spec.sections, strict=True)):
         if described.dtype.is_integer:
             continue
-        start = 0
-        rounds = encoding == "bfloat16" and section.dtype == _FLOAT32
-        for array in section.arrays:
-            place = _first_not_finite(array, rounds=rounds)
-            if place is not None:
-                raise _error(section, number, start + place, array.reshape(-1)[place], spec)
-            start += array.size
-
-
-def _first_not_finite(array: Array, *, rounds: bool) -> int | None:
-    """Returns the place of the first element that is not finite, or, if it ``rounds`` to bfloat16, would not be."""
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, _AT_ONCE):
-        some = flat[start : start + _AT_ONCE]
-        # NaN is on neither side.
-        finite = (some > -_INFINITE_IN_BFLOAT16) & (some < _INFINITE_IN_BFLOAT16) if rounds else np.isfinite(some)
-        if not np.logical_and.reduce(finite):
-            return start + int(np.argmin(finite))
-    return None
+        rounds = encoding == "bfloat16" and section.dtype == np.float32
+        found = first_not_finite(section, rounds=rounds)
+        if found is not None:
+            raise _error(section, number, *found, spec)
 
 
 def _error(section: Section, number: int, place: int, value: Any, spec: AccumulatorSpec) -> NotFiniteError:
-    name, path = spec.name_of(number, place), spec.path_of(number, place)
+    leaf = spec.leaf_at(number, place)
     if section.indices is not None:
         row, element = divmod(place, max(section.size // len(section.indices), 1))
         inner = np.unravel_index(element, section.shape[1:])
         index = (int(section.indices[row]), *map(int, inner))
     else:
-        first, shape = spec.extent_of(number, place)
-        index = tuple(map(int, np.unravel_index(place - first, section.shape if shape is None else shape)))
+        shape = leaf.known_shape if leaf.path else section.shape
+        index = tuple(map(int, np.unravel_index(place - leaf.start, shape)))
     where = f"at {list(index)}" if index else "as its only element"
     why = ", which encoding='bfloat16' rounds to infinity" if np.isfinite(value) else ""
     return NotFiniteError(
-        f"{name} must be finite, because the accumulator was opened with finite=True, but has {value} {where}{why}: "
+        f"{spec.name_of(number, place)} must be finite, because the accumulator was opened with finite=True, but has "
+        f"{value} {where}{why}: "
         "nothing was sent",
-        path=path,
+        path=leaf.path or None,
         index=index,
     )

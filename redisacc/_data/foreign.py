@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,17 +25,16 @@ from redisacc.errors import InvalidArgumentError
 __all__ = ["Rows", "host_array", "rows_of"]
 
 
-class _Form(Enum):
-    """How an array of another library is read."""
+class _Sparse(NamedTuple):
+    """How a sparse array of another library is read.
 
-    TORCH = auto()  # torch.Tensor, dense or sparse
-    VARIABLE = auto()  # a variable of TensorFlow
-    SLICES = auto()  # has .indices, .values and .dense_shape, like IndexedSlices
-    SPARSE_TENSOR = auto()  # TensorFlow's SparseTensor: the same attributes, but each entry is an element
-    BCOO = auto()  # JAX: .indices [n, sparse dimensions] and .data [n, dense dimensions]
-    BCSR = auto()  # JAX: has to_bcoo()
-    COO = auto()  # scipy.sparse, in every format: has tocoo()
-    OTHER_SPARSE = auto()  # a sparse array that nothing here reads
+    Attributes:
+        rows: returns its rows, given the array and its name in errors; None: it is dense.
+        densify: how to make it dense, for messages.
+    """
+
+    rows: Callable[[Any, str], Rows | None]
+    densify: str
 
 
 _SYMBOL = (
@@ -52,42 +50,11 @@ _DISTRIBUTED = (
     "is spread over several processes: pass its full_tensor(), or its to_local() to an accumulator of that shard"
 )
 
-# The first component of a class's module, and its name → how it is read, or why it cannot be.
-_CLASSES: dict[tuple[str, str], _Form | str] = {
-    ("torch", "Tensor"): _Form.TORCH,
-    ("torch", "FakeTensor"): _SYMBOL,
-    ("torch", "Proxy"): _SYMBOL,
-    ("torch", "MaskedTensor"): _MASKED,
-    ("torch", "DTensor"): _DISTRIBUTED,
-    ("jax", "Tracer"): _SYMBOL,
-    ("jax", "BCOO"): _Form.BCOO,
-    ("jax", "BCSR"): _Form.BCSR,
-    ("jax", "JAXSparse"): _Form.OTHER_SPARSE,
-    ("tensorflow", "SymbolicTensor"): _SYMBOL,
-    ("tensorflow", "SparseTensor"): _Form.SPARSE_TENSOR,
-    ("tensorflow", "SparseTensorValue"): _Form.SPARSE_TENSOR,
-    ("tensorflow", "RaggedTensor"): _RAGGED,
-    ("tensorflow", "BaseResourceVariable"): _Form.VARIABLE,
-    ("keras", "KerasTensor"): _SYMBOL,
-}
-_NAMES = frozenset(name for _, name in _CLASSES)
-
 # What numpy reads without our help. A named tuple may be a sparse gradient: TensorFlow 1 returns them.
 _PLAIN = frozenset((np.ndarray, list, tuple, bool, int, float, complex, str, bytes))
 
 # The attributes of IndexedSlices, the rarest first: the values of a pandas table, for one, are made when asked for.
 _SLICES = ("dense_shape", "indices", "values")
-
-# How to make a sparse array dense, for messages.
-_DENSIFY = {
-    _Form.TORCH: "to_dense()",
-    _Form.SLICES: "to_dense() or tf.convert_to_tensor()",
-    _Form.SPARSE_TENSOR: "tf.sparse.to_dense()",
-    _Form.BCOO: "todense()",
-    _Form.BCSR: "todense()",
-    _Form.COO: "toarray()",
-    _Form.OTHER_SPARSE: "todense()",
-}
 
 
 def host_array(value: object, what: str) -> object:
@@ -114,14 +81,14 @@ def host_array(value: object, what: str) -> object:
     if isinstance(form, str):
         raise _refusal(value, what, form)
     array: Any = value
-    if form is _Form.TORCH and not _is_sparse_tensor(array):
+    if form is _TORCH and not _is_sparse_tensor(array):
         return _torch_array(array, what)
-    if form is _Form.VARIABLE:
+    if form is _VARIABLE:
         with _reading(array, what):
             held = array.read_value()
         return host_array(held, what)
     raise InvalidArgumentError(
-        f"{what} must be dense, not a sparse {type(value).__name__}: make it dense with {_DENSIFY[form]}, or apply it "
+        f"{what} must be dense, not a sparse {type(value).__name__}: make it dense with {form.densify}, or apply it "
         "to a SparseConditionalAccumulator with apply_indexed_slices_grad()"
     )
 
@@ -149,8 +116,7 @@ def rows_of(value: object, what: str) -> Rows | None:
         InvalidArgumentError: the sparse array cannot be read, or not as rows.
     """
     form = _form(value)
-    read = _ROWS.get(form) if isinstance(form, _Form) else None
-    return None if read is None else read(value, what)
+    return form.rows(value, what) if isinstance(form, _Sparse) else None
 
 
 def is_rows(value: object) -> bool:
@@ -159,10 +125,10 @@ def is_rows(value: object) -> bool:
         return False
     form = _form(value)
     # One class of torch has dense and sparse tensors.
-    return _is_sparse_tensor(value) if form is _Form.TORCH else form in _ROWS
+    return _is_sparse_tensor(value) if form is _TORCH else isinstance(form, _Sparse) and form is not _VARIABLE
 
 
-def _form(value: object) -> _Form | str | None:
+def _form(value: object) -> _Sparse | str | None:
     """Returns how a value is read, why it cannot be, or None if numpy knows better."""
     for base in type(value).__mro__:
         if base.__name__ in _NAMES:
@@ -171,15 +137,15 @@ def _form(value: object) -> _Form | str | None:
                 return form
     try:
         if all(hasattr(value, attribute) for attribute in _SLICES):
-            return _Form.SLICES
+            return _WITH_SLICES
         if callable(getattr(value, "tocoo", None)):
-            return _Form.COO
+            return _COO
     except Exception as error:  # somebody else's attributes may raise anything
         if interrupt_in(error) is not None:
             raise
         # Whoever reads one that a class declares raises this again, and says what happened.
         declared = all(hasattr(type(value), attribute) for attribute in _SLICES)
-        return _Form.SLICES if declared else None
+        return _WITH_SLICES if declared else None
     return None
 
 
@@ -333,17 +299,6 @@ def _unread_rows(array: object, what: str) -> Rows:
     )
 
 
-_ROWS: dict[_Form, Callable[[Any, str], Rows | None]] = {
-    _Form.TORCH: _torch_rows,
-    _Form.SLICES: _slices_rows,
-    _Form.SPARSE_TENSOR: _sparse_tensor_rows,
-    _Form.BCOO: _bcoo_rows,
-    _Form.BCSR: _bcsr_rows,
-    _Form.COO: _coo_rows,
-    _Form.OTHER_SPARSE: _unread_rows,
-}
-
-
 def _rows(coordinates: Any, values: object, shape: Any, what: str) -> Rows:
     """Returns rows from a vector of coordinates for each sparse dimension, and the entries."""
     vectors = [_numpy(vector, what) for vector in coordinates]
@@ -354,3 +309,35 @@ def _numpy(value: object, what: str) -> npt.NDArray[Any]:
     """Returns a part of a sparse array in numpy."""
     with _reading(value, what):
         return np.asarray(host_array(value, what))
+
+
+# torch.Tensor, dense or sparse.
+_TORCH = _Sparse(_torch_rows, "to_dense()")
+# A variable of TensorFlow, which is dense.
+_VARIABLE = _Sparse(lambda *_: None, "")
+# Has .indices, .values and .dense_shape, like IndexedSlices.
+_WITH_SLICES = _Sparse(_slices_rows, "to_dense() or tf.convert_to_tensor()")
+# TensorFlow's SparseTensor: the same attributes, but each entry is an element.
+_SPARSE_TENSOR = _Sparse(_sparse_tensor_rows, "tf.sparse.to_dense()")
+# scipy.sparse, in every format: has tocoo().
+_COO = _Sparse(_coo_rows, "toarray()")
+
+# The first component of a class's module, and its name → how it is read, or why it cannot be.
+_CLASSES: dict[tuple[str, str], _Sparse | str] = {
+    ("torch", "Tensor"): _TORCH,
+    ("torch", "FakeTensor"): _SYMBOL,
+    ("torch", "Proxy"): _SYMBOL,
+    ("torch", "MaskedTensor"): _MASKED,
+    ("torch", "DTensor"): _DISTRIBUTED,
+    ("jax", "Tracer"): _SYMBOL,
+    ("jax", "BCOO"): _Sparse(_bcoo_rows, "todense()"),
+    ("jax", "BCSR"): _Sparse(_bcsr_rows, "todense()"),
+    ("jax", "JAXSparse"): _Sparse(_unread_rows, "todense()"),
+    ("tensorflow", "SymbolicTensor"): _SYMBOL,
+    ("tensorflow", "SparseTensor"): _SPARSE_TENSOR,
+    ("tensorflow", "SparseTensorValue"): _SPARSE_TENSOR,
+    ("tensorflow", "RaggedTensor"): _RAGGED,
+    ("tensorflow", "BaseResourceVariable"): _VARIABLE,
+    ("keras", "KerasTensor"): _SYMBOL,
+}
+_NAMES = frozenset(name for _, name in _CLASSES)

@@ -1,20 +1,35 @@
-"""What an accumulator was created as, and how its rounds are reduced."""
+"""What an accumulator was created as, and how its rounds are reduced.
+
+A gradient is a tree of leaves. That of a dense or a sparse accumulator is a tree of one leaf, the array itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from redisacc._data.dtypes import DType
+from redisacc._data import foreign, validation
+from redisacc._data.dtypes import PRESENCE, TABLE, DType, find_dtype
 from redisacc._data.slices import IndexedSlices
-from redisacc._data.sums import DenseSum, RoundSum, SparseSum
-from redisacc._data.validation import Shape, shape_text
-from redisacc.errors import CorruptDataError
+from redisacc._data.sums import DenseSum, RoundSum, SparseSum, is_above
+from redisacc._data.tree.structure import Structure, flatten, parse_structure
+from redisacc._data.validation import INT64_MAX, Array, Shape, shape_text
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError, InvalidArgumentError
+
+# The largest number of elements of all dense leaves of a dtype. numpy counts bytes in an int64, and sums have up to 16
+# of them for each element.
+MAX_ELEMENTS = INT64_MAX // 16
+
+_LEAF = re.compile(r"(sparse )?([a-z0-9]{1,16}) (\[[0-9,-]*\])")
+
 
 Kind = Literal["dense", "sparse", "tree"]
 
@@ -33,7 +48,6 @@ Order = Literal["arrival", "worker"]
 # The number of elements in a row of a dense section that is summed in place. A row costs Redis 2 to 3 microseconds, so
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
-
 
 # The number of dimensions that every version of numpy can count: 32 before version 2, and 64 since then.
 LEAST_MOST_DIMENSIONS = 32
@@ -76,96 +90,254 @@ class SectionSpec:
         return DenseSum(self.dtype, shape, has_weights=by_weights or self.label != PRESENT)
 
 
-@dataclass(frozen=True, eq=False)
-class AccumulatorSpec(ABC):
-    """Everything about an accumulator that never changes.
+@dataclass(frozen=True)
+class Sparse:
+    """A leaf of a tree whose gradients hold rows only, for the specification of a ``TreeAccumulator``.
+
+    Args:
+        dtype: the element type, as for ``SparseConditionalAccumulator``.
+        shape: the shape of the whole array, of rank 1 or more. Dimension 0 bounds the indices and may be None; the
+            others are the shape of a row.
+
+    Example:
+        >>> import redisacc
+        >>> redisacc.Sparse("float32", (20_000, 32))
+        Sparse(dtype='float32', shape=(20000, 32))
+    """
+
+    dtype: object
+    shape: object
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a gradient, and where its values are.
 
     Attributes:
+        path: the keys on the way to it, such as "layers/0/w"; "" if the gradient is one array, and no tree.
+        dtype: the element type.
+        shape: its shape. In a tree, only dimension 0 of a sparse leaf can be None.
+        is_sparse: whether gradients hold rows of it.
+        section: the number of its section.
+        start: the place of its first element in its section, if it is dense.
+    """
+
+    path: str
+    dtype: DType
+    shape: Shape
+    is_sparse: bool
+    section: int = 0
+    start: int = 0
+
+    @cached_property
+    def known_shape(self) -> tuple[int, ...]:
+        """The shape of a dense leaf, or of a row of a sparse one. For unknown dimensions, it has 0."""
+        return tuple([dim or 0 for dim in (self.shape or ())[self.is_sparse :]])
+
+    @cached_property
+    def size(self) -> int:
+        """The number of elements of a dense leaf."""
+        return math.prod(self.known_shape)
+
+    @property
+    def text(self) -> str:
+        """What the record says about it, such as "sparse float32 [20000,32]"."""
+        return f"{'sparse ' if self.is_sparse else ''}{self.dtype.name} {shape_text(self.shape)}"
+
+    def named(self, what: str) -> str:
+        """Returns what errors call it, given the name of the argument that is, or holds, the gradient."""
+        return f"{what} at {shown(self.path)}" if self.path else what
+
+
+# The kind, dtype and shape of a leaf, before it has a place.
+_Described = tuple[bool, DType, tuple[int | None, ...]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AccumulatorSpec:
+    """Everything about an accumulator that never changes.
+
+    All dense leaves of a dtype are one section: their elements one after the other, in the order of the leaves. Each
+    sparse leaf is a section of its own.
+
+    Attributes:
+        kind: which class of accumulator it is.
+        structure: how its gradients are put together.
+        leaves: their leaves.
+        sections: the sections into which they are packed.
+        shapes: the shape of each section, or of the rows of a sparse one; None if that is not the same in all rounds.
         reduction_type: "MEAN" or "SUM".
         sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
             gradients of the "round". Without meaning for a dense accumulator.
+        missing: what the mean of a leaf divides by if some gradients lack it: "zero" for the number of all gradients,
+            "skip" for the number of those that have it.
         normalize: what means are divided by: the sum of the "weights" of gradients, or their "count".
         order: the order in which the gradients of a round are added: of their "arrival", or of the numbers of their
             "worker".
         chunk: the number of elements of a dense section that one field of the ``sums`` hash holds.
     """
 
+    kind: Kind
+    structure: Structure
+    leaves: tuple[Leaf, ...]
+    sections: tuple[SectionSpec, ...]
+    shapes: tuple[tuple[int, ...], ...] | None
     reduction_type: str
-    sparse_mean: SparseMean
-    chunk: int
-    normalize: Normalize = field(default="weights", kw_only=True)
-    order: Order = field(default="arrival", kw_only=True)
+    sparse_mean: SparseMean = "index"
+    missing: Missing = "zero"
+    normalize: Normalize = "weights"
+    order: Order = "arrival"
+    chunk: int = CHUNK
 
-    @property
-    @abstractmethod
-    def kind(self) -> Kind:
-        """Which class of accumulator it is."""
+    @classmethod
+    def of_array(cls, kind: Literal["dense", "sparse"], dtype: DType, shape: Shape, **options: Any) -> AccumulatorSpec:
+        """Returns the specification of an accumulator whose gradients are arrays.
 
-    @property
-    @abstractmethod
-    def sections(self) -> tuple[SectionSpec, ...]:
-        """The sections of every gradient, in order."""
+        Args:
+            kind: the class of the accumulator.
+            dtype: the element type.
+            shape: the declared shape of a dense gradient, or of the array whose rows a sparse gradient holds. None if
+                the rank is unknown, with None for each unknown dimension.
+            options: the attributes with the same names.
+        """
+        leaf = Leaf("", dtype, shape, kind == "sparse")
+        section = SectionSpec("", dtype, leaf.is_sparse, shape[0] if leaf.is_sparse and shape else None)
+        is_open = leaf.is_sparse or shape is None or None in shape
+        return cls(
+            kind=kind,
+            structure=Structure(0, ("",)),
+            leaves=(leaf,),
+            sections=(section,),
+            shapes=None if is_open else (leaf.known_shape,),
+            **options,
+        )
+
+    @classmethod
+    def of_tree(cls, structure: Structure, described: Sequence[_Described], **options: Any) -> AccumulatorSpec:
+        """Returns the specification of an accumulator of trees.
+
+        Args:
+            structure: how a tree is put together.
+            described: the kind, dtype and shape of each leaf.
+            options: the attributes with the same names. A row is divided by the gradients of the "round" by default.
+
+        Raises:
+            InvalidArgumentError: the dense leaves of a dtype have too many elements together.
+        """
+        sections: list[SectionSpec] = []
+        shapes: list[tuple[int, ...]] = []
+        leaves: list[Leaf] = []
+        dense: dict[DType, int] = {}
+        for path, (is_sparse, dtype, shape) in zip(structure.paths, described, strict=True):
+            number = len(sections) if is_sparse else dense.setdefault(dtype, len(sections))
+            if number == len(sections):
+                label = f"sparse:{path}" if is_sparse else f"dense:{dtype.name}"
+                sections.append(SectionSpec(label, dtype, is_sparse, shape[0] if is_sparse else None))
+                shapes.append((0,))
+            leaf = Leaf(path, dtype, shape, is_sparse, number, 0 if is_sparse else shapes[number][0])
+            shapes[number] = leaf.known_shape if is_sparse else (leaf.start + leaf.size,)
+            leaves.append(leaf)
+        for dtype, number in dense.items():
+            if shapes[number][0] > MAX_ELEMENTS:
+                raise InvalidArgumentError(
+                    f"the dense leaves of a dtype must have at most {MAX_ELEMENTS} elements together, but "
+                    f"{dtype.name} has {shapes[number][0]}"
+                )
+        if options.get("missing") == "skip":
+            sections.append(SectionSpec(PRESENT, PRESENCE, False))
+            shapes.append((len(leaves),))
+        return cls(
+            kind="tree",
+            structure=structure,
+            leaves=tuple(leaves),
+            sections=tuple(sections),
+            shapes=tuple(shapes),
+            **{"sparse_mean": "round", **options},
+        )
+
+    @classmethod
+    def parse(cls, text: str, **options: Any) -> AccumulatorSpec:
+        """Returns the specification that ``schema["tree"]`` describes.
+
+        Args:
+            text: that text.
+            options: as for ``of_tree``.
+
+        Raises:
+            ValueError: redisacc did not write this text.
+        """
+        structure, texts = parse_structure(text)
+        spec = cls.of_tree(structure, [_parse_leaf(leaf) for leaf in texts], **options)
+        if spec.schema["tree"] != text:
+            raise ValueError("the leaves of a tree are not as redisacc writes them")
+        return spec
 
     @cached_property
     def dtypes(self) -> tuple[DType, ...]:
         """The element type of each section."""
         return tuple([section.dtype for section in self.sections])
 
-    @property
-    @abstractmethod
+    @cached_property
     def schema(self) -> dict[str, str]:
         """The fields of the record that describe it, as text. Two handles agree if all fields are equal."""
+        number = len(self.leaves)
+        is_tree = self.kind == "tree"
+        return {
+            "kind": self.kind,
+            "dtype": ",".join(dict.fromkeys(leaf.dtype.name for leaf in self.leaves)),
+            "shape": f"{number} {'leaf' if number == 1 else 'leaves'}" if is_tree else shape_text(self.leaves[0].shape),
+            "reduction_type": self.reduction_type,
+            "sparse_mean": self.sparse_mean,
+            "missing": self.missing,
+            "tree": self.structure.text([leaf.text for leaf in self.leaves]) if is_tree else "",
+        }
 
-    @abstractmethod
+    @property
+    def tree(self) -> Any:
+        """The tree with ``(dtype, shape)`` or ``Sparse(dtype, shape)`` as its leaves, from which it can be made."""
+        return self.structure.build(
+            [
+                Sparse(leaf.dtype.name, leaf.shape) if leaf.is_sparse else (leaf.dtype.name, leaf.shape)
+                for leaf in self.leaves
+            ]
+        )
+
     def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the shape of each section in a round, or of the rows of a sparse one.
 
         Args:
-            round_shape: the shape that binds the round.
+            round_shape: the shape that binds the round: of an array, or of the rows of one. That of a tree is ``()``.
         """
+        return self.shapes or (round_shape,)
 
     @property
-    @abstractmethod
     def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
-        """The shape of each section if that is the same in all gradients; None if it is not."""
+        """The shape of each section if all gradients have the same, and no rows; else None."""
+        return None if any(section.is_sparse for section in self.sections) else self.shapes
 
     @property
     def gradient_bytes(self) -> int | None:
         """The bytes of a gradient; None if gradients differ in that."""
-        shapes = self.fixed_shapes
-        if shapes is None:
+        if self.fixed_shapes is None:
             return None
-        pairs = zip(self.sections, shapes, strict=True)
-        return sum(math.prod(shape) * section.dtype.storage.itemsize for section, shape in pairs)
+        pairs = zip(self.dtypes, self.fixed_shapes, strict=True)
+        return sum(math.prod(shape) * dtype.storage.itemsize for dtype, shape in pairs)
 
-    @abstractmethod
-    def name_of(self, section: int, element: int) -> str:
-        """Returns what errors call the array that an element of a gradient is in.
+    def leaf_at(self, section: int, element: int) -> Leaf:
+        """Returns the leaf that an element of a gradient belongs to.
 
         Args:
             section: the number of the section.
             element: its place in the section, in row-major order.
         """
+        leaves = [leaf for leaf in self.leaves if leaf.section == section]
+        # A sparse section is one leaf, and the leaves of a dense one are in the order in which they begin. A leaf
+        # without elements begins where the next one does.
+        return leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
 
-    @abstractmethod
-    def path_of(self, section: int, element: int) -> str | None:
-        """Returns the path of the leaf that an element of a gradient is in; None if gradients are not trees."""
-
-    @abstractmethod
-    def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...] | None]:
-        """Returns where the array begins that an element of a dense section is in, and its shape.
-
-        The shape is None if it is the section's. The arguments are as for ``name_of``.
-        """
-
-    @abstractmethod
-    def result(self, round_sum: RoundSum, divisor: float) -> Any:
-        """Returns the reduced gradient, in the form in which a take hands it out.
-
-        Args:
-            round_sum: a sum from ``empty_sum()``. It cannot be used afterwards, because its memory may be reused.
-            divisor: what ``divisor`` returns for the round.
-        """
+    def name_of(self, section: int, element: int) -> str:
+        """Returns what errors call the leaf that an element of a gradient belongs to. The arguments are the same."""
+        return self.leaf_at(section, element).named("grad_values" if self.kind == "sparse" else "grad")
 
     def divisor(self, number: int, weight: float | None) -> float:
         """Returns what the mean of a round is divided by: the number of gradients (int), or their weights (float).
@@ -194,109 +366,76 @@ class AccumulatorSpec(ABC):
         """Returns an empty sum for the gradients of one round.
 
         Args:
-            round_shape: the shape that binds the round.
+            round_shape: as for ``section_shapes``.
             where: the source of the gradients, for errors.
         """
-        pairs = zip(self.sections, self.section_shapes(round_shape), strict=True)
-        return RoundSum([section.empty_sum(shape, where, self.normalize) for section, shape in pairs], where)
-
-
-@dataclass(frozen=True, eq=False)
-class ArraySpec(AccumulatorSpec):
-    """What a dense or a sparse accumulator was created as: its gradients have one section.
-
-    Attributes:
-        section: the section.
-        shape: the declared shape of a dense gradient, or of the array whose rows a sparse gradient holds. None if
-            the rank is unknown, with None for each unknown dimension.
-    """
-
-    section: SectionSpec
-    shape: Shape
-
-    @classmethod
-    def of(
-        cls,
-        kind: Literal["dense", "sparse"],
-        dtype: DType,
-        shape: Shape,
-        *,
-        reduction_type: str,
-        sparse_mean: SparseMean = "index",
-        chunk: int = CHUNK,
-    ) -> ArraySpec:
-        """Returns the specification of an accumulator of this kind."""
-        section = SectionSpec("", dtype, kind == "sparse", shape[0] if kind == "sparse" and shape else None)
-        return cls(reduction_type, sparse_mean, chunk, section, shape)
-
-    @cached_property
-    def kind(self) -> Literal["dense", "sparse"]:
-        """Either "dense" or "sparse"."""
-        return "sparse" if self.section.is_sparse else "dense"
-
-    @cached_property
-    def dtype(self) -> DType:
-        """The element type."""
-        return self.section.dtype
-
-    @cached_property
-    def sections(self) -> tuple[SectionSpec, ...]:
-        """The only section."""
-        return (self.section,)
-
-    @property
-    def schema(self) -> dict[str, str]:
-        """The fields of the record that describe it, as text."""
-        return {
-            "kind": self.kind,
-            "dtype": self.dtype.name,
-            "shape": shape_text(self.shape),
-            "reduction_type": self.reduction_type,
-            "sparse_mean": self.sparse_mean,
-            "missing": "zero",
-            "tree": "",
-        }
-
-    def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Returns the shape of the round."""
-        return (round_shape,)
-
-    def empty_sum(self, round_shape: tuple[int, ...], *, where: str) -> RoundSum:
-        """Returns an empty sum for the gradients of one round."""
-        return RoundSum([self.section.empty_sum(round_shape, where, self.normalize)], where)
-
-    @property
-    def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
-        """The declared shape of a dense array, if no dimension is open."""
-        if self.section.is_sparse or self.shape is None:
-            return None
-        known = tuple(dim for dim in self.shape if dim is not None)
-        return (known,) if len(known) == len(self.shape) else None
-
-    def name_of(self, section: int, element: int) -> str:  # noqa: ARG002 - there is only one
-        """Returns the name of the argument that holds the values."""
-        return "grad_values" if self.section.is_sparse else "grad"
-
-    def path_of(self, section: int, element: int) -> None:
-        """Returns None: the gradient is one array."""
-
-    def extent_of(self, section: int, element: int) -> tuple[int, None]:  # noqa: ARG002 - there is only one
-        """Returns the beginning of the only array."""
-        return 0, None
+        sections = []
+        for section, shape in zip(self.sections, self.shapes or (round_shape,), strict=True):
+            sections.append(section.empty_sum(shape, where, self.normalize))
+        return RoundSum(sections, where)
 
     def result(self, round_sum: RoundSum, divisor: float) -> Any:
-        """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""
-        (section,) = round_sum.sections
-        if isinstance(section, DenseSum):
-            return section.result(self.reduction_type, divisor)
-        indices, values = section.result(self.reduction_type, divisor, self.sparse_mean)
-        return sparse_result(indices, values, self.section.bound)
+        """Returns the reduced gradient, in the form in which a take hands it out.
 
+        That is an array, or ``IndexedSlices``; of a tree, a tree of both. Arrays of one tree share memory. A leaf that
+        every gradient lacks is None if ``missing`` is "skip", and otherwise holds zeros or no rows.
 
-def sparse_result(indices: Any, values: Any, bound: int | None) -> IndexedSlices:
-    """Returns reduced rows as ``IndexedSlices``, whose dimension 0 is -1 unless it was declared."""
-    whole = np.array([-1 if bound is None else bound, *values.shape[1:]], np.int64)
-    return IndexedSlices(values, indices, whole)
+        Args:
+            round_sum: a sum from ``empty_sum()``. It cannot be used afterwards, because its memory may be reused.
+            divisor: what ``divisor`` returns for the round.
+
+        Raises:
+            CorruptDataError: an index is out of bounds, or more gradients held it, or a leaf, than there are.
+        """
+        present = self._present(round_sum, divisor) if self.missing == "skip" else None
+        reduced: dict[int, Array] = {}
+        results = []
+        for number, leaf in enumerate(self.leaves):
+            # Counts remain integers, like the divisor.
+            holders = divisor if present is None else type(divisor)(present[number])
+            section = round_sum.sections[leaf.section]
+            if isinstance(section, SparseSum):
+                indices, values = section.result(self.reduction_type, holders, self.sparse_mean)
+                bound = self.sections[leaf.section].bound
+                whole = np.array([-1 if bound is None else bound, *values.shape[1:]], np.int64)
+                value: Any = IndexedSlices(values, indices, whole)
+            else:
+                if leaf.section not in reduced:
+                    divisors = divisor if present is None else self._divisors(leaf.section, present)
+                    reduced[leaf.section] = section.result(self.reduction_type, divisors)
+                value = reduced[leaf.section]
+                if leaf.path:
+                    value = value[leaf.start : leaf.start + leaf.size].reshape(leaf.known_shape)
+            results.append(value if holders else None)
+        return self.structure.build(results) if self.kind == "tree" else results[0]
+
+    def _present(self, round_sum: RoundSum, divisor: float) -> Array:
+        """Returns for each leaf how many gradients have it, or the sum of their weights.
+
+        Raises:
+            CorruptDataError: that is not between 0 and the number of gradients.
+        """
+        present = round_sum.sections[-1].sum().values
+        # NaN is in no range.
+        right = (present >= 0) & ~is_above(present, divisor)
+        if isinstance(divisor, int):
+            right &= present == np.trunc(present)
+        (wrong,) = (~right).nonzero()
+        if len(wrong):
+            path, number = self.leaves[wrong[0]].path, present[wrong[0]]
+            raise CorruptDataError(
+                f"{round_sum.where}: {number:g} gradients are counted for the leaf {shown(path)} of a round of "
+                f"{divisor:g}"
+            )
+        return present
+
+    def _divisors(self, section: int, present: Array) -> Array:
+        """Returns for each element of a dense section what ``_present`` says of its leaf, and 1 if none had it."""
+        leaves = [
+            (leaf.size, present[number] or 1) for number, leaf in enumerate(self.leaves) if leaf.section == section
+        ]
+        sizes, numbers = zip(*leaves, strict=True)
+        return np.repeat(np.array(numbers, np.float64), sizes)
 
 
 def _check_rows(row_shape: tuple[int, ...], where: str) -> None:
@@ -305,3 +444,110 @@ def _check_rows(row_shape: tuple[int, ...], where: str) -> None:
         np.empty((0, *row_shape))
     except ValueError:
         raise CorruptDataError(f"{where}: rows cannot have {len(row_shape)} dimensions") from None
+
+
+def _parse_leaf(text: str) -> _Described:
+    match = _LEAF.fullmatch(text) if len(text) <= 2000 else None
+    if match is None or match[2] not in TABLE:
+        raise ValueError(f"{shown(text)} is not the description of a leaf")
+    try:
+        dims = [int(dim) for dim in match[3][1:-1].split(",") if dim]
+        return _checked(match[1] is not None, match[2], dims, "a leaf")
+    except InvalidArgumentError as error:
+        raise ValueError(str(error)) from None
+
+
+def described_by(tree: object) -> tuple[Structure, list[_Described]]:
+    """Returns the structure and the leaves that a user's specification describes.
+
+    Args:
+        tree: a tree with ``(dtype, shape)`` or ``Sparse(dtype, shape)`` as its leaves.
+
+    Raises:
+        InvalidArgumentError: it is not such a tree.
+    """
+    structure, leaves = flatten(tree, "spec", is_leaf=_is_leaf)
+    return structure, [_described(leaf, path) for path, leaf in zip(structure.paths, leaves, strict=True)]
+
+
+def _is_leaf(node: object) -> bool:
+    # A pair that begins with a tree is a tuple of two trees.
+    return isinstance(node, tuple) and len(node) == 2 and _is_dtype(node[0]) and not _is_dtype(node[1])
+
+
+def _is_dtype(value: object) -> bool:
+    return isinstance(value, (str, np.dtype, type)) or hasattr(value, "as_numpy_dtype")
+
+
+def _described(leaf: object, path: str) -> _Described:
+    what = f"the leaf {shown(path)} of spec"
+    if isinstance(leaf, Sparse):
+        return _checked(True, leaf.dtype, leaf.shape, what)
+    if isinstance(leaf, tuple) and len(leaf) == 2:
+        return _checked(False, *leaf, what)
+    raise InvalidArgumentError(f"{what} must be (dtype, shape) or redisacc.Sparse(dtype, shape), not {shown(leaf)}")
+
+
+def _checked(is_sparse: bool, dtype: object, given: object, what: str) -> _Described:
+    try:
+        element = find_dtype(dtype)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{what}: {error}") from None
+    shape: Shape = validation.shape(given, f"the shape of {what}")
+    if is_sparse and not shape:
+        raise InvalidArgumentError(f"the shape of {what} must have at least one dimension, not be {shape_text(shape)}")
+    if shape is None or None in shape[is_sparse:]:
+        known = "but for dimension 0 " if is_sparse else ""
+        raise InvalidArgumentError(f"the shape of {what} must be known {known}in a tree, not {shape_text(shape)}")
+    try:
+        # numpy knows best how many dimensions an array can have, and how large they can be together.
+        np.empty((0, *[dim or 0 for dim in shape[1:]]), np.complex128)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"the shape of {what} must be one that an array can have, not {shown(shape)}"
+        ) from None
+    return is_sparse, element, shape
+
+
+def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, list[_Described]]:
+    """Returns the structure and the leaves of a tree of arrays.
+
+    Args:
+        tree: a tree of arrays, such as the weights of a model. A leaf in a sparse form is a sparse leaf.
+        sparse: the paths of further leaves that are sparse.
+
+    Raises:
+        InvalidArgumentError: it is not such a tree, or has no such path.
+    """
+    sparse_paths = _paths(sparse)
+    structure, leaves = flatten(tree, "tree", is_leaf=foreign.is_rows)
+    unknown = next((path for path in sparse_paths if path not in structure.numbers), None)
+    if unknown is not None:
+        raise InvalidArgumentError(
+            f"sparse names {shown(unknown)}, which is not the path of a leaf. The paths are {shown(structure.paths)}"
+        )
+    described = []
+    for path, leaf in zip(structure.paths, leaves, strict=True):
+        what = f"the leaf {shown(path)} of tree"
+        rows = foreign.rows_of(leaf, what)
+        if rows is not None:
+            if rows.dense_shape is None:
+                raise InvalidArgumentError(f"{what} must have a dense_shape, the shape of the whole array")
+            whole = validation.array(rows.dense_shape, f"the dense_shape of {what}")
+            described.append(_checked(True, validation.array(rows.values, what).dtype, whole.tolist(), what))
+        else:
+            given = validation.array(leaf, what)
+            described.append(_checked(path in sparse_paths, given.dtype, given.shape, what))
+    return structure, described
+
+
+def _paths(given: object) -> dict[str, None]:
+    """Returns the paths in a collection, in its order."""
+    paths = None
+    if isinstance(given, Collection) and not isinstance(given, str):
+        # Somebody else's collection may raise anything, and an array of rank 0 looks like one.
+        with contextlib.suppress(Exception):
+            paths = list(given)
+    if paths is None or not all(isinstance(path, str) for path in paths):
+        raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(given)}")
+    return dict.fromkeys(paths)

@@ -5,7 +5,6 @@ Every function raises InvalidArgumentError with the name of the argument, ``what
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
 import operator
@@ -76,28 +75,29 @@ def flag(value: object, what: str) -> bool:
     return bool(value)
 
 
+def real(value: object) -> float:
+    """Returns a real number as a float; an infinity if it is beyond all floats; NaN if it is none, as True is none."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
+
+
 def timeout(value: object, what: str = "timeout") -> float | None:
     """Returns a number of seconds, at least 0. None and infinity become None, which means forever."""
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise InvalidArgumentError(f"{what} must be None or a number of seconds, not {shown(value)}")
-    try:
-        seconds = float(value)
-    except OverflowError:
-        # An integer beyond all floats. It means forever if it is positive, and is refused below if it is negative.
-        seconds = math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
+    seconds = real(value)
     if not seconds >= 0:
-        raise InvalidArgumentError(f"{what} must be at least 0 seconds, not {shown(value)}")
+        raise InvalidArgumentError(f"{what} must be None or a number of seconds that is at least 0, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
 
 
 def seconds(value: object, what: str, *, high: float) -> float:
     """Returns a number of seconds in [0, high]."""
-    number = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
-        with contextlib.suppress(OverflowError):
-            number = float(value)
+    number = real(value)
     if not 0 <= number <= high:
         raise InvalidArgumentError(f"{what} must be a number of seconds in [0, {high:.0f}], not {shown(value)}")
     return number

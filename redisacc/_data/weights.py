@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import numbers
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from redisacc._data import foreign
+from redisacc._data import foreign, validation
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -38,13 +35,10 @@ def checked_weight(value: object, what: str = "weight") -> float:
     """
     if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
         return value
-    number = math.nan
     given = foreign.host_array(value, what)
     if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
         given = given.item()
-    if isinstance(given, numbers.Real) and not isinstance(given, (bool, np.bool_)):
-        with contextlib.suppress(OverflowError):
-            number = float(given)
+    number = validation.real(given)
     if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
         raise InvalidArgumentError(
             f"{what} must be a number in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"

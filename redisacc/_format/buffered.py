@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -31,10 +32,11 @@ from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
 from redisacc._format.element_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
+from redisacc._format.element_cut import GRADIENT_ALIGNMENT as ALIGNMENT
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
-from redisacc._format.weights import parse_weight
+from redisacc._format.weights import parse_weight, weight_text
 from redisacc._redis.sockets import Pieces
 from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
@@ -59,8 +61,6 @@ ANNOUNCED_BYTES = ANNOUNCED_INLINES * INLINE_BYTES
 PART_MS = 60_000
 SLOWEST_UPLOAD = 1000
 
-# Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
-ALIGNMENT = 8
 # The length of a part in a partition is a multiple of this many bytes, the size of the largest element.
 PART_ALIGNMENT = 16
 
@@ -190,13 +190,20 @@ class PackedGradient(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _header(
+def header_of(
     described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...],
-    number: int,
-    weight: float | None,
     parts: tuple[int, ...],
+    number: int = 1,
+    weight: float | None = None,
 ) -> bytes:
-    """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same."""
+    """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same.
+
+    Args:
+        described: the stored dtype and the shape of the values of each section.
+        parts: the length of each part in bytes; empty for an inline gradient.
+        number: how many gradients it is the sum of.
+        weight: the sum of their weights; None if all are 1.
+    """
     packed: bytes = msgpack.packb(
         {
             "version": _HEADER_VERSION if weight is None else _WEIGHTED_VERSION,
@@ -209,57 +216,32 @@ def _header(
     return packed
 
 
-def header_of(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], lengths: tuple[int, ...]) -> bytes:
-    """Returns the header of a single gradient in parts.
-
-    Args:
-        described: the stored dtype and the shape of the values of each section.
-        lengths: the length of each part in bytes.
-    """
-    return _header(described, 1, None, lengths)
-
-
-def pack(gradient: Gradient, inline_bytes: int | None = None) -> PackedGradient:
-    """Returns the bytes of a gradient for a single slot: inline if there are so few, in parts otherwise."""
-    if gradient.nbytes > (INLINE_BYTES if inline_bytes is None else inline_bytes):
-        return _packed_in_parts(gradient)
-    sparse, dense = _arrays(gradient)
-    if len(sparse) + len(dense) == 1:
-        data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
-    else:
-        data = b"".join(_aligned([*sparse, *dense]))
-    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    return PackedGradient(_header(described, gradient.number, gradient.weight, ()), data)
-
-
-def pack_for_partitions(keys: Keys, gradient: Gradient) -> PackedGradient:
-    """Returns the bytes of a gradient that is not inline, for the partitions that the keys list.
+def pack(keys: Keys, gradient: Gradient, inline_bytes: int = INLINE_BYTES) -> PackedGradient:
+    """Returns the bytes of a gradient: inline if there are so few, otherwise in parts for the partitions of the keys.
 
     Raises:
-        InvalidArgumentError: it is too large.
+        InvalidArgumentError: it is too large for partitions.
     """
-    packed = _packed_in_parts(gradient, len(keys.partitions))
-    if len(packed.parts) > attempts.MOST_PARTS:
-        raise InvalidArgumentError(
-            f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
-            f"{gradient.nbytes} bytes has {len(packed.parts)}"
-        )
-    return packed
-
-
-def _packed_in_parts(gradient: Gradient, partitions: int = 1) -> PackedGradient:
-    parts = _parts(gradient, partitions)
-    lengths = tuple([part.nbytes for part in parts])
+    data, parts = b"", list[memoryview | Pieces]()
+    if gradient.nbytes > inline_bytes:
+        parts = _parts(gradient, len(keys.partitions) or 1)
+        if keys.partitions and len(parts) > attempts.MOST_PARTS:
+            raise InvalidArgumentError(
+                f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
+                f"{gradient.nbytes} bytes has {len(parts)}"
+            )
+    else:
+        sparse, dense = _arrays(gradient)
+        arrays = [*sparse, *dense]
+        data = b"".join([array.tobytes() for array in arrays[0]] if len(arrays) == 1 else _aligned(arrays))
+    lengths = tuple([part.nbytes for part in parts]) if parts else ()
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    return PackedGradient(_header(described, gradient.number, gradient.weight, lengths), b"", parts, lengths)
+    return PackedGradient(header_of(described, lengths, gradient.number, gradient.weight), data, parts, lengths)
 
 
-def message_bytes() -> int:
-    """Returns after how many bytes of parts a message says that they have arrived.
-
-    A message takes a taker about as long as fetching 64 KiB.
-    """
-    return PART_SIZES[0] // 2
+# After this many bytes of parts, a message says that they have arrived. It takes a taker about as long as fetching
+# 64 KiB.
+MESSAGE_BYTES = PART_SIZES[0] // 2
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:
@@ -311,11 +293,7 @@ def _dense_lengths(gradient: Gradient, partitions: int) -> list[int]:
     """Returns the length of each part of the dense sections."""
     sections = [section for section in gradient.sections if section.indices is None and section.size]
     dense = tuple([Dense(section.dtype, math.prod(section.shape)) for section in sections])
-    offsets, end = [], 0
-    for dtype, size in dense:
-        offsets.append(end + -end % ALIGNMENT)
-        end = offsets[-1] + stored_bytes(dtype, size)
-    return dense_cut(dense, partitions).lengths(offsets, [section.dtype for section in dense])
+    return list(dense_cut(dense, partitions).lengths)
 
 
 @lru_cache(maxsize=64)
@@ -566,3 +544,22 @@ def _view(data: Any, dtype: np.dtype[Any], place: tuple[int, int]) -> Array:
     start, stop = place
     # frombuffer refuses to make an array without elements.
     return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start) if stop > start else np.empty(0, dtype)
+
+
+# The digest of gradients, under which a reducer stores their sum. A taker computes that of the gradients in its round
+# itself, so it never uses the sum of other gradients, and need not trust any message. It has 16 bytes: two rounds never
+# have the same by chance.
+DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def digest_of(gradients: Iterable[BufferedGradient]) -> str:
+    """Returns the digest of gradients in this order, as hexadecimal digits.
+
+    It covers the id of each, which no two gradients share, its place, its weight, and its header: the number of
+    gradients that it is the sum of and their weight, the dtype and shape of each section, and the length of each part.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for gradient in gradients:
+        place = f"{gradient.order}*{weight_text(gradient.factor)}"
+        found.update(f"{gradient.id} {place} {gradient.header_digest} ".encode())
+    return found.hexdigest()

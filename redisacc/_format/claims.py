@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
+from redisacc._format.stored_text import parse_int64, parsed
 
 _CLAIM = re.compile(rb"(-?[0-9]{1,19}) ([0-9a-f]{1,64}) ([0-9]{1,15}) (\S{1,64})")
 _WORKER = re.compile(rb"worker [0-9]{1,12}")
@@ -38,14 +37,13 @@ def parse_claims(key: str, fields: Mapping[bytes, bytes], now_ms: int) -> list[C
     Raises:
         CorruptDataError: redisacc did not write one of them.
     """
-    claims = []
-    for field, entry in fields.items():
-        if field == b"asked":
-            continue
-        claim = _CLAIM.fullmatch(entry)
-        if claim is None or _WORKER.fullmatch(field) is None or not -(2**63) <= int(claim[1]) < 2**63:
-            raise CorruptDataError(f"{key}: {shown(field)} holds {shown(entry)}, which redisacc did not write")
-        age = (now_ms - int(claim[3])) / 1000
-        process = claim[4].decode("ascii", "replace")
-        claims.append(Claim(field.decode(), int(claim[1]), claim[2].decode(), age, process))
+    claims = [parsed(key, field, entry, _claim, field, now_ms) for field, entry in fields.items() if field != b"asked"]
     return sorted(claims, key=lambda claim: (-claim.step, claim.place))
+
+
+def _claim(entry: bytes, field: bytes, now_ms: int) -> Claim:
+    found = _CLAIM.fullmatch(entry)
+    if found is None or _WORKER.fullmatch(field) is None:
+        raise ValueError(entry)
+    age, process = (now_ms - int(found[3])) / 1000, found[4].decode("ascii", "replace")
+    return Claim(field.decode(), parse_int64(found[1]), found[2].decode(), age, process)

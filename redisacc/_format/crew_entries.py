@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redisacc._text import printable, shown
-from redisacc.errors import CorruptDataError
+from redisacc._format.stored_text import parsed, time_of
+from redisacc._text import printable
 
 _ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
 _PLACE = re.compile(rb"chief|worker (0|[1-9][0-9]{0,11})")
@@ -23,7 +24,7 @@ class Member:
         holder: the random id of the holder's place.
         process: the identity of its process.
         who: a name of the holder, for people.
-        ends_ms: when the lease ends, in milliseconds of the server's clock.
+        ends_at: when the lease ends, by the server's clock.
         left: how many more seconds the lease lasts; negative if it has run out.
     """
 
@@ -32,7 +33,7 @@ class Member:
     holder: str
     process: str
     who: str
-    ends_ms: int
+    ends_at: datetime.datetime
     left: float
 
 
@@ -48,21 +49,15 @@ def parse_crew(key: str, fields: Mapping[bytes, bytes], now_ms: int) -> list[Mem
     Raises:
         CorruptDataError: an entry is not one that redisacc writes.
     """
-    members = []
-    for field, entry in fields.items():
-        place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
-        if place is None or held is None:
-            raise CorruptDataError(f"{key}: {shown(field)} holds {shown(entry)}, which redisacc did not write")
-        ends_ms = int(held[2])
-        members.append(
-            Member(
-                field.decode(),
-                None if place[1] is None else int(place[1]),
-                held[1].decode("ascii", "replace"),
-                held[3].decode("ascii", "replace"),
-                printable(held[4]),
-                ends_ms,
-                (ends_ms - now_ms) / 1000,
-            )
-        )
+    members = [parsed(key, field, entry, _member, field, now_ms) for field, entry in fields.items()]
     return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
+
+
+def _member(entry: bytes, field: bytes, now_ms: int) -> Member:
+    place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
+    if place is None or held is None:
+        raise ValueError(entry)
+    holder, ends_ms, process = held[1].decode("ascii", "replace"), int(held[2]), held[3].decode("ascii", "replace")
+    number = None if place[1] is None else int(place[1])
+    left = (ends_ms - now_ms) / 1000
+    return Member(field.decode(), number, holder, process, printable(held[4]), time_of(ends_ms), left)

@@ -6,8 +6,8 @@ state of an optimiser of the same model hold the same elements, and lie in the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,10 @@ _FLOAT32_BYTES = 4
 # is spread among many partitions.
 ALIGNMENT = BLOCK * _FLOAT32_BYTES
 LEAST_ALIGNED = 4 * ALIGNMENT
+
+
+# Every array of a gradient begins at a multiple of this many bytes, so that numpy reads it where it is.
+GRADIENT_ALIGNMENT = 8
 
 
 class Dense(NamedTuple):
@@ -65,18 +69,27 @@ class ElementCut:
 
     Attributes:
         parts: the runs of elements in each part.
+        offsets: where each section begins, in bytes. Padding before a section belongs to the part before it.
+        lengths: the bytes of each part.
     """
 
     def __init__(self, sections: Sequence[Dense], size: int, *, runts: bool) -> None:
         self._sections = tuple(sections)
         ends = [0, *accumulate([section.size * section.width for section in sections])]
-        begins = _starts(part_lengths(ends[-1], size, runts=runts))
+        begins = [0, *accumulate(part_lengths(ends[-1], size, runts=runts))][:-1]
         starts = list(dict.fromkeys([self._place(ends, at, size) for at in begins]))
         stops = starts[1:]
         if starts:
             last = max(number for number, section in enumerate(sections) if section.size)
             stops.append((last, sections[last].size))
         self.parts = tuple([tuple(self._runs(*start, *stop)) for start, stop in zip(starts, stops, strict=True)])
+        self.offsets, _ = offsets_of([stored_bytes(*section) for section in sections], GRADIENT_ALIGNMENT)
+        edges = [self.byte_of(*at) for at in (*starts, *stops[-1:])]
+        self.lengths = tuple([stop - start for start, stop in pairwise(edges)])
+
+    def byte_of(self, section: int, element: int) -> int:
+        """Returns where an element of a section begins, in bytes from the first section."""
+        return self.offsets[section] + stored_bytes(self._sections[section].dtype, element)
 
     def _place(self, ends: Sequence[int], at: int, size: int) -> tuple[int, int]:
         """Returns the section, and the place of the element in it, with which the part at some bytes begins."""
@@ -93,24 +106,11 @@ class ElementCut:
             if stop > start:
                 yield Run(number, start, stop - start)
 
-    def lengths(self, offsets: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> list[int]:
-        """Returns the bytes of each part.
 
-        Args:
-            offsets: where each section begins, in bytes. Padding before a section belongs to the part before it.
-            dtypes: the dtype that each section is stored in.
-        """
-        if not self.parts:
-            return []
-
-        def place(section: int, element: int) -> int:
-            return offsets[section] + stored_bytes(dtypes[section], element)
-
-        starts = [place(runs[0].section, runs[0].first) for runs in self.parts]
-        last = self.parts[-1][-1]
-        end = place(last.section, last.first + last.size)
-        return [stop - start for start, stop in zip(starts, [*starts[1:], end], strict=True)]
-
-
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [0, *accumulate(lengths)][: len(lengths)]
+def offsets_of(sizes: Iterable[int], alignment: int) -> tuple[tuple[int, ...], int]:
+    """Returns where things of these sizes begin, each at a multiple of the alignment, and where the last one ends."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end + -end % alignment)
+        end = offsets[-1] + size
+    return tuple(offsets), end

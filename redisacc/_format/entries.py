@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from redisacc._data.metrics import mean_metrics
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
-from redisacc._format.staleness import parse_staleness
-from redisacc._format.weights import parse_weight
+from redisacc._format.stored_text import foreign, parse_int64, parse_number, parse_time, parsed
+from redisacc._format.weights import parse_staleness, parse_weight
 from redisacc._telemetry.traceparent import TraceParent, parse_traceparent
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -151,15 +151,12 @@ def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
     """Returns the latest recoveries, the first of them first, of a list that holds the last one first."""
     if not isinstance(entries, list):
         raise CorruptDataError(f"{keys.recovered}: LRANGE replied {shown(entries)}, not a list")
-    found = []
-    for text in reversed(entries):
-        try:
-            old, token, recovered_ms, taker = _fields(text, 4)
-            recovered_at = time_of(_integer(recovered_ms, 15))
-            found.append(Recovery(old.decode(), token.decode(), taker.decode(), recovered_at))
-        except (AttributeError, TypeError, ValueError, OverflowError, OSError) as error:
-            raise CorruptDataError(f"{keys.recovered}: {shown(text)} is not the entry of a recovery") from error
-    return found
+    return [parsed(keys.recovered, "the list", text, _recovery) for text in reversed(entries)]
+
+
+def _recovery(text: bytes) -> Recovery:
+    old, token, recovered_ms, taker = _fields(text, 4)
+    return Recovery(old.decode(), token.decode(), taker.decode(), parse_time(recovered_ms))
 
 
 def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
@@ -168,9 +165,9 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     for name, text in fields.items():
         count, _, _ = text.partition(b" ")
         if not (count.isdigit() and len(count) <= 15):
-            raise CorruptDataError(f"{where}: the count of {shown(name)} is {shown(count)}, which is not a number")
+            raise foreign(where, name, count, "the number of a worker's gradients was expected")
         if len(name) > LONGEST_ENTRY:
-            raise CorruptDataError(f"{where}: {shown(name)} is longer than the name of any worker")
+            raise foreign(where, name, count, "no name of a worker is that long")
         workers[name.decode(errors="backslashreplace")] = int(count)
     return dict(sorted(workers.items()))
 
@@ -197,49 +194,33 @@ def parse_notes(fields: Mapping[bytes, bytes]) -> tuple[list[TraceParent], dict[
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
     """Returns the state of a taken round, "granted" or "acknowledged", and the round."""
-    try:
-        state, step, count, granted_ms, shape, taker = _fields(text, 6, LONGEST_ROUND)
-        staleness = b""
-        if shape.startswith(STALENESS):
-            # It comes before the shape, if the accumulator counts it.
-            staleness = shape.removeprefix(STALENESS)
-            shape, taker = _fields(taker, 2)
-        weight = None
-        if shape.startswith(WEIGHT):
-            weight = parse_weight(shape.removeprefix(WEIGHT).decode())
-            _, taker = _fields(taker, 2)
-        if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
-            raise ValueError("the state or the token is unknown")
-        number = _integer(count, 15)
-        taken = UnacknowledgedRound(
-            token.decode(),
-            _integer(step, 19, signed=True),
-            number,
-            taker.decode(),
-            time_of(_integer(granted_ms, 15)),
-            parse_staleness(staleness.decode(), number),
-            float(number) if weight is None else weight,
-        )
-        return state.decode(), taken
-    except (ValueError, OverflowError, OSError) as error:
-        raise CorruptDataError(f"{keys.taken}: {shown(text)} is not the entry of a taken round") from error
+    return parsed(keys.taken, token, text, _taken, token)
 
 
-def time_of(ms: int) -> datetime.datetime:
-    """Converts milliseconds of the server's clock to a time in UTC."""
-    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
-
-
-def clock_ms(reply: Sequence[bytes]) -> int:
-    """Converts the reply to TIME to milliseconds of the server's clock."""
-    seconds, micros = reply
-    return int(seconds) * 1000 + int(micros) // 1000
+def _taken(text: bytes, token: bytes) -> tuple[str, UnacknowledgedRound]:
+    state, step, count, granted_ms, shape, taker = _fields(text, 6, LONGEST_ROUND)
+    staleness = b""
+    if shape.startswith(STALENESS):
+        # It comes before the shape, if the accumulator counts it.
+        staleness = shape.removeprefix(STALENESS)
+        shape, taker = _fields(taker, 2)
+    number = parse_number(count)
+    weight = float(number)
+    if shape.startswith(WEIGHT):
+        weight = parse_weight(shape.removeprefix(WEIGHT).decode())
+        _, taker = _fields(taker, 2)
+    if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
+        raise ValueError("the state or the token is unknown")
+    counts = parse_staleness(staleness.decode(), number)
+    granted_at = parse_time(granted_ms)
+    taken = UnacknowledgedRound(token.decode(), parse_int64(step), number, taker.decode(), granted_at, counts, weight)
+    return state.decode(), taken
 
 
 def parse_known_workers(
     keys: Keys,
     sessions: Mapping[bytes, bytes],
-    in_round: dict[str, int],
+    in_round: Mapping[str, int],
     crew: Sequence[Member] = (),
     now: datetime.datetime | None = None,
 ) -> tuple[list[WorkerInfo], list[datetime.datetime]]:
@@ -255,56 +236,32 @@ def parse_known_workers(
     found: dict[str, WorkerInfo] = {}
     seen = []
     for session, text in sessions.items():
-        try:
-            _, _, step, _, seen_ms, applied_text, stale_text, worker = _fields(text, 8)
-            last_step, seen_at, applied, stale = (
-                _integer(step, 19, signed=True),
-                time_of(_integer(seen_ms, 15)),
-                _integer(applied_text, 15),
-                _integer(stale_text, 15),
-            )
-            name = worker.decode(errors="backslashreplace")
-        except (ValueError, OverflowError, OSError) as error:
-            raise CorruptDataError(
-                f"{keys.sessions}: {shown(session)} holds {shown(text)}, which is not a session"
-            ) from error
-        seen.append(seen_at)
-        if applied or stale:
-            known = found.get(name)
-            if known is not None:
-                applied, stale = known.applied + applied, known.stale + stale
-                # The clock has milliseconds: two sessions may have been seen in the same one.
-                if known.last_step is not None and (known.seen_at, known.last_step) > (seen_at, last_step):
-                    seen_at, last_step = known.seen_at, known.last_step
-            found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at, last_step)
-    _add_leases(keys, found, in_round, crew, now)
-    return sorted(found.values(), key=lambda worker: worker.name), seen
+        one = parsed(keys.sessions, session, text, _session)
+        seen.append(one.seen_at)
+        if one.applied or one.stale:
+            known = found.get(one.name, one)
+            # The clock has milliseconds: two sessions may have been seen in the same one.
+            latest = max(one, known, key=lambda worker: (worker.seen_at, worker.last_step or 0))
+            if known is not one:
+                latest = replace(latest, applied=known.applied + one.applied, stale=known.stale + one.stale)
+            found[one.name] = replace(latest, in_round=in_round.get(one.name, 0))
+    if crew and now is not None:
+        for name, worker in found.items():
+            if number_of_worker(name) is not None:
+                # Unless its lease is found, it has given it back.
+                found[name] = replace(worker, lease_ends_at=worker.seen_at)
+        for member in crew:
+            if member.number is not None:
+                name, ends_at = member.place, member.ends_at
+                known = found.get(name) or WorkerInfo(name, in_round.get(name, 0), 0, 0, min(now, ends_at))
+                found[name] = replace(known, lease_ends_at=ends_at, process=member.who)
+    return sorted(found.values(), key=attrgetter("name")), seen
 
 
-def _add_leases(
-    keys: Keys,
-    found: dict[str, WorkerInfo],
-    in_round: Mapping[str, int],
-    crew: Sequence[Member],
-    now: datetime.datetime | None,
-) -> None:
-    if not crew or now is None:
-        return
-    for name, worker in found.items():
-        if number_of_worker(name) is not None:
-            # Unless its lease is found, it has given it back.
-            found[name] = dataclasses.replace(worker, lease_ends_at=worker.seen_at)
-    for member in crew:
-        if member.number is None:
-            continue
-        try:
-            ends_at = time_of(member.ends_ms)
-        except (ValueError, OverflowError, OSError) as error:
-            raise CorruptDataError(f"{keys.crew}: the lease of the {member.place} ends at no time") from error
-        known = found.get(member.place) or WorkerInfo(
-            member.place, in_round.get(member.place, 0), 0, 0, min(now, ends_at)
-        )
-        found[member.place] = dataclasses.replace(known, lease_ends_at=ends_at, process=member.who)
+def _session(text: bytes) -> WorkerInfo:
+    _, _, step, _, seen_ms, applied, stale, worker = _fields(text, 8)
+    name = worker.decode(errors="backslashreplace")
+    return WorkerInfo(name, 0, parse_number(applied), parse_number(stale), parse_time(seen_ms), parse_int64(step))
 
 
 def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> list[str]:
@@ -313,40 +270,38 @@ def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> lis
     Raises:
         CorruptDataError: an entry does not describe a session.
     """
-    name = worker.encode()
-    # Checks all of them.
-    parse_known_workers(keys, sessions, {})
-    found = []
-    for session, text in sessions.items():
-        *_, applied, stale, whose = _fields(text, 8)
-        if whose == name and (int(applied) or int(stale)):
-            found.append(session.decode(errors="backslashreplace"))
-    return found
+    every = {session: parsed(keys.sessions, session, text, _session) for session, text in sessions.items()}
+    return [
+        session.decode(errors="backslashreplace")
+        for session, one in every.items()
+        if one.name == worker and (one.applied or one.stale)
+    ]
 
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
     """Returns the taker that an entry describes."""
-    try:
-        if len(token) > LONGEST_ENTRY:
-            raise ValueError("the token is too long")
-        required, lease_end, taker = _fields(text, 3)
-        quantity, has_grace, grace_text = required.partition(b"..")
-        number, has_weight, weight_text = quantity.partition(b"*")
-        most, grace = None, 0.0
-        if has_grace:
-            most_text, _, grace_ms = grace_text.partition(b"+")
-            most, grace = _integer(most_text, 15), _integer(grace_ms, 15) / 1000
-        return WaitingTaker(
-            token.decode(errors="backslashreplace"),
-            _integer(number, 20),
-            taker.decode(errors="backslashreplace"),
-            time_of(_integer(lease_end, 15)),
-            None if most == ANY_NUMBER else most,
-            grace,
-            parse_weight(weight_text.decode()) if has_weight else 0.0,
-        )
-    except (ValueError, OverflowError, OSError) as error:
-        raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error
+    return parsed(keys.takers, token, text, _waiting, token)
+
+
+def _waiting(text: bytes, token: bytes) -> WaitingTaker:
+    if len(token) > LONGEST_ENTRY:
+        raise ValueError("the token is too long")
+    required, lease_end, taker = _fields(text, 3)
+    quantity, has_grace, grace_text = required.partition(b"..")
+    number, has_weight, weight_text = quantity.partition(b"*")
+    most, grace = None, 0.0
+    if has_grace:
+        most_text, _, grace_ms = grace_text.partition(b"+")
+        most, grace = parse_number(most_text), parse_number(grace_ms) / 1000
+    return WaitingTaker(
+        token.decode(errors="backslashreplace"),
+        parse_number(number, 20),
+        taker.decode(errors="backslashreplace"),
+        parse_time(lease_end),
+        None if most == ANY_NUMBER else most,
+        grace,
+        parse_weight(weight_text.decode()) if has_weight else 0.0,
+    )
 
 
 def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[bytes]:
@@ -361,15 +316,3 @@ def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[byte
     if len(found) != number:
         raise ValueError("a field is missing")
     return found
-
-
-def _integer(text: bytes, digits: int, *, signed: bool = False) -> int:
-    """Returns a number of at most ``digits`` digits, with a minus only if ``signed``.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    unsigned = text.removeprefix(b"-") if signed else text
-    if not (unsigned.isdigit() and len(unsigned) <= digits):
-        raise ValueError("a number is missing")
-    return int(text)

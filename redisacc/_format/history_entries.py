@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from redisacc._data.metrics import MOST_BYTES, metrics_text, parse_metrics
-from redisacc._data.validation import INT64_MAX, INT64_MIN
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
+from redisacc._format.stored_text import parse_int64, parsed
 
 # An entry has at most this many bytes, so that a whole history has less than a megabyte.
 _LONGEST = MOST_BYTES + 64
@@ -73,7 +71,8 @@ def parse_history(key: str, entries: Iterable[object], created_ms: int | None) -
     Raises:
         CorruptDataError: an entry is not one that redisacc writes.
     """
-    found = {step: (ms, number, metrics) for step, ms, number, metrics in [_parse(key, text) for text in entries]}
+    every = [parsed(key, "an entry", text, _step) for text in entries]
+    found = {step: (ms, number, metrics) for step, ms, number, metrics in every}
     steps: list[PastStep] = []
     before = (-1, created_ms) if created_ms is not None and 0 in found else None
     for step, (ms, number, metrics) in sorted(found.items()):
@@ -85,11 +84,8 @@ def parse_history(key: str, entries: Iterable[object], created_ms: int | None) -
     return steps
 
 
-def _parse(key: str, text: object) -> tuple[int, int, int, dict[str, float]]:
-    match = _ENTRY.fullmatch(text) if isinstance(text, bytes) and len(text) <= _LONGEST else None
-    try:
-        if match is None or not INT64_MIN <= int(match[1]) <= INT64_MAX:
-            raise ValueError("it is no entry")
-        return int(match[1]), int(match[2]), int(match[3]), parse_metrics(match[4].strip())
-    except ValueError:
-        raise CorruptDataError(f"{key} holds {shown(text)}, which redisacc did not write") from None
+def _step(text: bytes) -> tuple[int, int, int, dict[str, float]]:
+    match = _ENTRY.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise ValueError("it is no entry")
+    return parse_int64(match[1]), int(match[2]), int(match[3]), parse_metrics(match[4].strip())

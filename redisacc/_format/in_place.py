@@ -85,13 +85,15 @@ def pack_rows(
 ) -> list[PackedRows] | None:
     """Returns the rows of each sparse section, and of each dense one cut into chunks; None if it must not be added.
 
-    It may if it costs the server no more than ``limit`` elements, and if each of its elements is exact in the type in
-    which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
-    index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an element counts
-    twice.
+    It may if it costs the server no more than ``limit`` elements (0: nothing may), and if each of its elements is exact
+    in the type in which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient
+    repeats an index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an
+    element counts twice.
 
     Sections without rows are left out: a tree may have thousands of them, and each would cost the server time.
     """
+    if not limit:
+        return None
     cost = -SECTION_COST
     each = WEIGHT_COST if has_weight else 1
     wanted: list[tuple[Section, SectionSpec, int]] = []
@@ -131,7 +133,7 @@ def _packed(section: Section, spec: SectionSpec, chunk: int, number: int) -> Pac
     else:
         # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
         indices = str(section.indices.tolist())[1:-1].encode()
-        row_bytes *= math.prod(section.values.shape[1:])
+        row_bytes *= math.prod(section.shape[1:])
     limit = "" if dtype.limit is None else str(dtype.limit)
     return PackedRows(spec.label, dtype.in_place or "", limit, str(row_bytes), indices, rows)
 
@@ -154,18 +156,21 @@ def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tu
         CorruptDataError: the fields are not those that ``total`` promises, or redisacc did not write them.
     """
     rows, number, held, weight = _parse_total(fields, where)
-    by_weights = spec.normalize == "weights"
     shapes = spec.section_shapes(round_shape)
     sections, found = [], 0
     for rows_of, section, shape in zip(_by_section(rows, spec, where), spec.sections, shapes, strict=True):
         if section.is_sparse:
+            by_weights = spec.normalize == "weights"
             unpacked, rows_held = unpack_rows(rows_of, number, section, shape, where, by_weights=by_weights)
         else:
-            unpacked = _unpack_dense(rows_of, section, spec.chunk, shape, where, number=number, weight=weight)
+            unpacked = _unpack_dense(rows_of, (number, weight), section, shape, where, chunk=spec.chunk)
             rows_held = len(rows_of) * number
         found += rows_held
         sections.append(unpacked)
-    _check_held(found, held, where)
+    if found != held:
+        raise CorruptDataError(
+            f"{where}: only {found} of {held} rows of gradients are there; the others were {EVICTED} or removed by hand"
+        )
     return Gradient(tuple(sections), number, weight)
 
 
@@ -243,34 +248,39 @@ def _weighted(row: bytes, nbytes: int, where: str) -> bytes:
 
 def _unpack_dense(
     rows: Mapping[bytes, bytes],
+    total: tuple[int, float | None],
     spec: SectionSpec,
-    chunk: int,
     shape: tuple[int, ...],
     where: str,
     *,
-    number: int,
-    weight: float | None,
+    chunk: int,
 ) -> Section:
-    dtype, size = spec.dtype, math.prod(shape)
-    if not rows:
-        if size:
-            raise CorruptDataError(f"{where}: the chunks of a gradient of shape {list(shape)} are missing")
+    """Returns a dense section. Its rows have ``chunk`` elements, apart from the last one, and the head of the total."""
+    dtype, size, (number, weight) = spec.dtype, math.prod(shape), total
+    if not size and not rows:
         return Section(np.zeros(shape, dtype.sum), ours=True)
-    numbers, stored = _parse_indices(rows, where), list(rows.values())
-    order = _order(numbers)
-    # A forged shape may promise any number of chunks, so compare the number before allocating anything of that size.
-    if len(order) != math.ceil(size / chunk) or [numbers[i] for i in order] != list(range(len(order))):
-        raise CorruptDataError(f"{where}: the chunks do not make up a gradient of {size} elements")
-    head = number.to_bytes(_COUNT.itemsize, "little")
-    if weight is not None:
-        # Every gradient has every chunk, so their heads agree with the total to the last bit.
-        head = head[:_COUNT_BYTES] + _IS_WEIGHTED + np.array([weight], _WEIGHT).tobytes()
-    if any(not row.startswith(head) for row in stored):
-        raise CorruptDataError(f"{where}: the chunks have other counts or weights of gradients than the total")
-    data = bytearray().join(stored[i][len(head) :] for i in order)
-    if len(data) != size * dtype.components * dtype.in_place_dtype.itemsize:
-        raise CorruptDataError(f"{where}: there are {len(data)} bytes for {size} elements of {dtype.name}")
-    return Section(_elements(data, dtype, where).reshape(shape), ours=True)
+    # A forged shape or chunk may promise any number of bytes, so compare them before allocating anything of that size.
+    each = max(min(chunk, size), 1)
+    count = -(-size // each)
+    last = str(count - 1).encode()
+    longest = max(map(len, rows.values()), default=0)
+    missing = (count * each - size) * dtype.components * dtype.in_place_dtype.itemsize
+    if len(rows) == count and last in rows and longest - len(rows[last]) == missing:
+        found, held = unpack_rows({**rows, last: rows[last] + bytes(missing)}, number, spec, (each,), where)
+        # Every gradient has every chunk, so their weights agree with the total to the last bit.
+        counts = found.counts
+        assert found.indices is not None
+        assert counts is not None
+        is_whole = found.indices[-1] == count - 1 and held == number * count
+        if (
+            is_whole
+            and (counts.dtype == np.float64) == (weight is not None)
+            and set(counts.tolist()) == {number if weight is None else weight}
+        ):
+            return Section(found.arrays[0].reshape(-1)[:size].reshape(shape), ours=True)
+    raise CorruptDataError(
+        f"{where}: the chunks do not make up a gradient of {size} elements with the counts and weights of the total"
+    )
 
 
 def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[Array, int]:
@@ -308,14 +318,6 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
     except ValueError as error:
         raise CorruptDataError(f"{where}: the field total is {shown(total)}, and {error}") from None
     return rows, int(match[1]), int(match[2]), weight
-
-
-def _check_held(held: int, wanted: int, where: str) -> None:
-    if held != wanted:
-        raise CorruptDataError(
-            f"{where}: only {held} of {wanted} rows of gradients are there; the others were {EVICTED} or "
-            "removed by hand"
-        )
 
 
 def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> list[int]:

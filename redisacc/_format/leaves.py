@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,13 @@ import numpy as np
 from redisacc._data.dtypes import TABLE, find_dtype
 from redisacc._data.tree.structure import Structure, parse_structure
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
-from redisacc._format.element_cut import Dense
+from redisacc._format.element_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
+from redisacc._redis.sockets import GATHER_BYTES
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
 # Every leaf of a blob begins at a multiple of this many bytes, which suits every element type.
 ALIGNMENT = 16
-# As in a gradient.
-GRADIENT_ALIGNMENT = 8
 
 # numpy counts the bytes of an array in an int64. Each leaf may have this many, so that no sum over leaves overflows.
 MAX_LEAF_BYTES = 2**45
@@ -173,6 +173,11 @@ class Schema:
         structure: the structure.
         leaves: the same leaves.
         nbytes: the size of all leaves together in bytes.
+        layout: given leaves as ``ranges_text`` lists them, returns their places in a blob.
+        flat: given the same, returns these leaves one after the other.
+        shares: given the leaves of several blobs, returns for each those that count there: no later blob has them.
+
+    The last three raise ValueError if redisacc did not write such a text.
     """
 
     def __init__(self, structure: Structure, leaves: Sequence[Leaf]) -> None:
@@ -180,9 +185,10 @@ class Schema:
         self.leaves = tuple(leaves)
         self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
         self._encoded: Schema | None = None
-        self._layouts: dict[str, Layout] = {}
-        self._flats: dict[str, Flat] = {}
-        self._shares: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+        # Versions of a training list the same leaves over and over.
+        self.layout = lru_cache(64)(self._layout)
+        self.flat = lru_cache(64)(self._flat)
+        self.shares = lru_cache(64)(self._shares)
 
     @classmethod
     def parse(cls, text: str) -> Schema:
@@ -233,87 +239,31 @@ class Schema:
             arrays.append(values)
         return arrays
 
-    def layout(self, leaves_text: str) -> Layout:
-        """Returns the places of leaves in a blob.
-
-        Args:
-            leaves_text: their numbers, as ``ranges_text`` writes them.
-
-        Raises:
-            ValueError: redisacc did not write this text.
-        """
-        found = self._layouts.get(leaves_text)
-        if found is None:
-            found = self._lay_out(self._numbers(leaves_text))
-            if len(self._layouts) >= 64:
-                self._layouts.clear()
-            self._layouts[leaves_text] = found
-        return found
+    def _layout(self, leaves_text: str) -> Layout:
+        numbers = self._numbers(leaves_text)
+        offsets, end = offsets_of([self.leaves[number].nbytes for number in numbers], ALIGNMENT)
+        return Layout(tuple(numbers), offsets, max(end, 1))
 
     def _numbers(self, leaves_text: str) -> list[int]:
         return parse_ranges(leaves_text, len(self.leaves)) if leaves_text else []
 
-    def shares(self, leaves_texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Returns for each of some blobs the leaves that count there: those that no later one of them has.
+    def _shares(self, leaves_texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        every = [self.layout(text).leaves for text in leaves_texts]
+        last = {leaf: place for place, leaves in enumerate(every) for leaf in leaves}
+        return tuple([tuple([leaf for leaf in leaves if last[leaf] == place]) for place, leaves in enumerate(every)])
 
-        Args:
-            leaves_texts: the leaves in each blob, as ``ranges_text`` writes them.
-
-        Raises:
-            ValueError: redisacc did not write such a text.
-        """
-        found = self._shares.get(leaves_texts)
-        if found is None:
-            last = {leaf: place for place, text in enumerate(leaves_texts) for leaf in self.layout(text).leaves}
-            found = tuple(
-                [
-                    tuple([leaf for leaf in self.layout(text).leaves if last[leaf] == place])
-                    for place, text in enumerate(leaves_texts)
-                ]
-            )
-            # Versions of a training list the same leaves over and over.
-            if len(self._shares) >= 64:
-                self._shares.clear()
-            self._shares[leaves_texts] = found
-        return found
-
-    def flat(self, leaves_text: str) -> Flat:
-        """Returns some leaves one after the other. The argument is that of ``layout``.
-
-        Raises:
-            ValueError: redisacc did not write this text.
-        """
-        found = self._flats.get(leaves_text)
-        if found is None:
-            found = self._flatten(self._numbers(leaves_text))
-            if len(self._flats) >= 64:
-                self._flats.clear()
-            self._flats[leaves_text] = found
-        return found
-
-    def _flatten(self, numbers: Sequence[int]) -> Flat:
+    def _flat(self, leaves_text: str) -> Flat:
+        numbers = self._numbers(leaves_text)
         sizes: dict[np.dtype[Any], int] = {}
         places = []
-        every = [self.leaves[number] for number in numbers]
-        order = {dtype: place for place, dtype in enumerate(dict.fromkeys(leaf.stored for leaf in every))}
-        for leaf in every:
-            places.append((order[leaf.stored], sizes.get(leaf.stored, 0)))
-            sizes[leaf.stored] = places[-1][1] + math.prod(leaf.shape)
+        for leaf in [self.leaves[number] for number in numbers]:
+            start = sizes.setdefault(leaf.stored, 0)
+            places.append((list(sizes).index(leaf.stored), start))
+            sizes[leaf.stored] = start + math.prod(leaf.shape)
         sections = tuple([Dense(dtype, size) for dtype, size in sizes.items()])
-        offsets, end = [], 0
-        for section in sections:
-            offsets.append(-(-end // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT)
-            end = offsets[-1] + section.size * section.dtype.itemsize
+        offsets, end = offsets_of([section.size * section.dtype.itemsize for section in sections], GRADIENT_ALIGNMENT)
         starts = [offsets[section] + start * sections[section].dtype.itemsize for section, start in places]
-        return Flat(sections, tuple(offsets), tuple(places), Layout(tuple(numbers), tuple(starts), max(end, 1)))
-
-    def _lay_out(self, numbers: Sequence[int]) -> Layout:
-        offsets, end = [], 0
-        for number in numbers:
-            start = -(-end // ALIGNMENT) * ALIGNMENT
-            offsets.append(start)
-            end = start + self.leaves[number].nbytes
-        return Layout(tuple(numbers), tuple(offsets), max(end, 1))
+        return Flat(sections, offsets, tuple(places), Layout(tuple(numbers), tuple(starts), max(end, 1)))
 
 
 def arrays_in(schema: Schema, layout: Layout, data: Array) -> dict[int, Array]:
@@ -352,3 +302,56 @@ def parse_ranges(text: str, limit: int) -> list[int]:
             raise ValueError(f"{shown(text)} is not a list of leaves of a tree with {limit}")
         numbers.extend(range(first, last + 1))
     return numbers
+
+
+def packed(schema: Schema, arrays: Sequence[Array] | Mapping[int, Array], layout: Layout) -> list[memoryview]:
+    """Returns the bytes of a blob of whole leaves, in pieces.
+
+    Large leaves are not copied, so they must not be written to until the pieces have been sent.
+
+    Args:
+        schema: the schema of the leaves.
+        arrays: the leaves, by their numbers.
+        layout: which of them the blob has, and where.
+    """
+    pieces: list[memoryview] = []
+    # The small leaves since the last large one, and where that ended.
+    waiting: list[tuple[int, Array]] = []
+    end = 0
+    # A flat blob has the leaves of each dtype together, so they need not lie in the order of their numbers.
+    for leaf, offset in sorted(zip(layout.leaves, layout.offsets, strict=True), key=itemgetter(1)):
+        data = schema.leaves[leaf].bytes_of(arrays[leaf])
+        if data.nbytes < GATHER_BYTES:
+            waiting.append((offset, data))
+            continue
+        if end < offset:
+            pieces.append(_together(end, offset, waiting))
+            waiting = []
+        pieces.append(data.data)
+        end = offset + data.nbytes
+    if end < layout.nbytes:
+        pieces.append(_together(end, layout.nbytes, waiting))
+    return pieces
+
+
+def _together(start: int, stop: int, leaves: Sequence[tuple[int, Array]]) -> memoryview:
+    """Returns the bytes of a blob between two places, given the leaves there and where they begin."""
+    data = np.zeros(stop - start, np.uint8)
+    for offset, leaf in leaves:
+        data[offset - start : offset - start + leaf.nbytes] = leaf
+    return data.data
+
+
+def packed_rows(schema: Schema, arrays: Sequence[Array], rows: Mapping[int, Array]) -> list[memoryview]:
+    """Returns the bytes of a blob of changed rows, in pieces.
+
+    Args:
+        schema: the schema of the leaves.
+        arrays: all leaves.
+        rows: leaf → the indices of its rows, ascending, in the order of the leaves.
+    """
+    pieces = []
+    for leaf, chosen in rows.items():
+        pieces.append(chosen.astype("<i8", copy=False).view(np.uint8).data)
+        pieces.append(schema.leaves[leaf].bytes_of(arrays[leaf].take(chosen, axis=0)).data)
+    return pieces

@@ -16,22 +16,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from redisacc._data.validation import INT64_MAX
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.element_cut import ElementCut
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Flat, Layout, Schema, ranges_text
 from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
+from redisacc._format.stored_text import foreign, matched, of_ascii, parse_int64, parse_number, parsed
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, RedisAccError
 from redisacc.optim import Optimizer, from_config
+
+# A blob, as a field of the record lists it.
+Entry = TypeVar("Entry")
 
 # The version of this part of the data model, in every record.
 FORMAT = "1"
@@ -67,9 +70,10 @@ UPDATES = "updates"
 INDEX_BYTES = 8
 
 # In partitions, the id of a version ends with the number of the attempt to publish it.
-_BLOB = re.compile(r"[0-9a-f]{16}(?:-[0-9]{1,15})?-[a-z_]{1,24}")
-_STEP = re.compile(r"-?[0-9]{1,19}")
-_COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
+_ID = r"([0-9a-f]{16}(?:-[0-9]{1,15})?-[a-z_]{1,24})"
+_FULL = re.compile(_ID + r":(-?[0-9]{1,19}):(-?[0-9]{1,19}):([0-9,-]*)(?::([0-9]{1,12}))?")
+_ROWS = re.compile(_ID + r":(-?[0-9]{1,19}):([0-9=,]+)")
+_SIZED = re.compile(_ID + r":([0-9]{1,15})(?::([0-9]{1,6}))?")
 # No list has more entries than this: a publisher keeps at most some 500.
 _MAX_ENTRIES = 10_000
 
@@ -98,6 +102,7 @@ def blob_lengths(nbytes: int, partitions: int = 0) -> list[int]:
     return part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 0)
 
 
+@lru_cache(maxsize=16)
 def flat_cut(flat: Flat, part_bytes: int, partitions: int) -> ElementCut:
     """Returns how a flat blob is cut into parts.
 
@@ -109,11 +114,9 @@ def flat_cut(flat: Flat, part_bytes: int, partitions: int) -> ElementCut:
     return ElementCut(flat.sections, part_bytes, runts=partitions > 1)
 
 
-@lru_cache(maxsize=16)
 def flat_lengths(flat: Flat, part_bytes: int, partitions: int) -> tuple[int, ...]:
     """Returns the length of each part of a flat blob. The arguments are those of ``flat_cut``."""
-    lengths = flat_cut(flat, part_bytes, partitions).lengths(flat.offsets, [part.dtype for part in flat.sections])
-    return tuple(lengths) or (1,)
+    return flat_cut(flat, part_bytes, partitions).lengths or (1,)
 
 
 @dataclass(frozen=True)
@@ -284,40 +287,38 @@ class ParameterRecord:
         encoding: how its elements of float32 are stored, one of ENCODINGS.
     """
 
-    FIELDS = (
-        *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "encoding"),
-        *("partitions", "slots"),
-    )
-    # Fields that may be absent, and what that means.
-    _DEFAULTS: ClassVar = {"finished": b"0", "encoding": b"float32", "partitions": b"", "slots": b""}
+    # The fields, and what their absence means. None: all records have them.
+    FIELDS: ClassVar[Mapping[str, bytes | None]] = {
+        **dict.fromkeys(("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state")),
+        "finished": b"0",
+        "encoding": b"float32",
+        "partitions": b"",
+        "slots": b"",
+    }
 
-    def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
-        texts = []
-        for name, given in zip(self.FIELDS, reply, strict=True):
-            value = self._DEFAULTS.get(name) if given is None else given
-            # The server has sent it all by now; this keeps it from being copied and searched.
-            if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
-                raise self._foreign(keys, name, value)
-            texts.append(value.decode())
-        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
-        finished, self.encoding, partitions, self._slots = texts
-        self.finished = finished == "1"
-        if found != FORMAT:
+    def __init__(self, keys: ParameterKeys, reply: Sequence[bytes | None]) -> None:
+        given = zip(self.FIELDS.items(), reply, strict=True)
+        texts = {
+            name: parsed(keys.record, name, absent if value is None else value, _text)
+            for (name, absent), value in given
+        }
+        if texts["format"] != FORMAT:
             raise CorruptDataError(
-                f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
-                f"redisacc reads format {FORMAT!r}: delete them with the version that published them"
+                f"parameters {shown(keys.name)} have format {shown(texts['format'])} of the data model, but this "
+                f"version of redisacc reads format {FORMAT!r}: delete them with the version that published them"
             )
+        self.encoding = texts["encoding"]
         if self.encoding not in ENCODINGS:
             raise CorruptDataError(
                 f"parameters {shown(keys.name)} are stored with the encoding {shown(self.encoding)}, but this version "
                 f"of redisacc reads {' and '.join(ENCODINGS)}: read them with the version that published them"
             )
-        self.keys = self._keys = with_partitions_text(keys, partitions)
-        for name, text in (("incarnation", self.incarnation), ("version", self.version)):
-            if not 0 < len(text) <= 64:
-                raise self._foreign(keys, name, text)
-        self.step = self._step("step", step)
-        self._since = since
+        self.keys = with_partitions_text(keys, texts["partitions"])
+        self.incarnation = parsed(keys.record, "incarnation", texts["incarnation"], _id)
+        self.version = parsed(keys.record, "version", texts["version"], _id)
+        self.step = parsed(keys.record, "step", texts["step"], parse_int64)
+        self.finished = texts["finished"] == "1"
+        self._texts = texts
 
     @classmethod
     def command(cls, keys: ParameterKeys) -> tuple[str, ...]:
@@ -345,39 +346,24 @@ class ParameterRecord:
         Raises:
             CorruptDataError: redisacc did not write the record.
         """
-        full = tuple([self._full_blob(text, schema) for text in self._entries("full", self._full)])
-        rows = tuple([self._rows_blob(text, schema) for text in self._entries("rows", self._rows)])
-        if any(earlier.step >= later.step for earlier, later in pairwise(rows)):
-            raise self._foreign(self._keys, "rows", self._rows)
-        state = [self._blob("state", text) for text in self._entries("state", self._state)]
-        if len(state) > 1:
-            raise self._foreign(self._keys, "state", self._state)
+        full = self._listed("full", self._full, schema)
         manifest = Manifest(
             full=full,
-            rows=rows,
-            rows_since=self._step("rows_since", self._since),
-            state=state[0] if state else None,
-            slots=self._slot_blobs(full, schema) if self._slots else (),
+            rows=self._listed("rows", self._rows, schema),
+            rows_since=parsed(self.keys.record, "rows_since", self._texts["rows_since"], parse_int64),
+            state=next(iter(self._listed("state", _sized, most=1)), None),
+            slots=self._listed("slots", self._slot, full, schema),
         )
+        if any(earlier.step >= later.step for earlier, later in pairwise(manifest.rows)):
+            raise foreign(self.keys.record, "rows", self._texts["rows"])
         if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
-            raise self._foreign(self._keys, "full", self._full)
+            raise foreign(self.keys.record, "full", self._texts["full"])
         return manifest
 
-    def _slot_blobs(self, full: tuple[FullBlob, ...], schema: Schema) -> tuple[Blob, ...]:
-        """Returns the blobs of the optimiser's state."""
-        found = [self._blob("slots", text) for text in self._entries("slots", self._slots)]
-        if not full or not full[0].part_bytes:
-            raise self._foreign(self._keys, "slots", self._slots)
-        flat = schema.flat(full[0].leaves)
-        cut = flat_lengths(flat, full[0].part_bytes, len(self.keys.partitions))
-        for place, blob in enumerate(found):
-            if blob.number:
-                if blob.nbytes != flat.layout.nbytes or blob.number != len(cut):
-                    raise self._foreign(self._keys, "slots", self._slots)
-                found[place] = replace(blob, cut=cut)
-            elif "-kept_" not in blob.id:
-                raise self._foreign(self._keys, "slots", self._slots)
-        return tuple(found)
+    def _listed(
+        self, name: str, parse: Callable[..., Entry], *more: object, most: int = _MAX_ENTRIES
+    ) -> tuple[Entry, ...]:
+        return parsed(self.keys.record, name, self._texts[name], _each, parse, more, most)
 
     def retired(self, text: object) -> tuple[Blob, ...]:
         """Returns the blobs in the field ``retired``.
@@ -385,84 +371,79 @@ class ParameterRecord:
         Raises:
             CorruptDataError: redisacc did not write it.
         """
-        if not isinstance(text, bytes) or len(text) > 2**22 or not text.isascii():
-            raise self._foreign(self._keys, "retired", text)
-        return tuple([self._blob("retired", entry) for entry in self._entries("retired", text.decode())])
+        return parsed(self.keys.record, "retired", text, lambda text: _each(_text(text), _sized))
 
-    def _entries(self, name: str, text: str) -> list[str]:
-        entries = text.split(" ") if text else []
-        if len(entries) > _MAX_ENTRIES:
-            raise self._foreign(self._keys, name, text)
-        return entries
+    def _slot(self, text: str, full: tuple[FullBlob, ...], schema: Schema) -> Blob:
+        """Returns a blob of the optimiser's state."""
+        blob = _sized(text)
+        part_bytes = full[0].part_bytes if full else 0
+        if not part_bytes or not (blob.number or "-kept_" in blob.id):
+            raise ValueError(text)
+        if not blob.number:
+            return blob
+        flat = schema.flat(full[0].leaves)
+        cut = flat_lengths(flat, part_bytes, len(self.keys.partitions))
+        if blob.nbytes != flat.layout.nbytes or blob.number != len(cut):
+            raise ValueError(text)
+        return replace(blob, cut=cut)
 
-    def _full_blob(self, text: str, schema: Schema) -> FullBlob:
-        match text.split(":"):
-            case [blob, step, since, leaves, *size] if _BLOB.fullmatch(blob) and len(size) < 2:
-                part_bytes = self._part_bytes(size[0], schema) if size else 0
-                partitions = len(self.keys.partitions)
-                try:
-                    stored = schema.stored(self.encoding)
-                    cut = flat_lengths(stored.flat(leaves), part_bytes, partitions) if part_bytes else ()
-                    found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves, part_bytes, cut)
-                    layout = found.layout(schema)
-                except ValueError:
-                    raise self._foreign(self._keys, "full", text) from None
-                # Only a flat blob may have no leaves, if no gradient is dense.
-                if (
-                    (leaves or part_bytes)
-                    and layout.nbytes <= MAX_BLOB_BYTES
-                    and found.since <= found.step <= self.step
-                ):
-                    return found
-        raise self._foreign(self._keys, "full", text)
+    def _full(self, text: str, schema: Schema) -> FullBlob:
+        blob, step, since, leaves, size = matched(_FULL, text).groups()
+        part_bytes, stored = int(size or 0), schema.stored(self.encoding)
+        if size is not None and (not part_bytes or schema.nbytes // part_bytes > MOST_FLAT_PARTS):
+            raise ValueError(text)
+        cut = flat_lengths(stored.flat(leaves), part_bytes, len(self.keys.partitions)) if part_bytes else ()
+        found = FullBlob(blob, parse_int64(step), parse_int64(since), leaves, part_bytes, cut)
+        # Only a flat blob may have no leaves, if no gradient is dense.
+        has_leaves = bool(leaves or part_bytes)
+        is_small = found.layout(stored).nbytes <= MAX_BLOB_BYTES
+        if not (has_leaves and is_small and found.since <= found.step <= self.step):
+            raise ValueError(text)
+        return found
 
-    def _part_bytes(self, text: str, schema: Schema) -> int:
-        """Returns the bytes of float32 in each part of a flat blob."""
-        if text.isascii() and text.isdigit() and len(text) <= 12:
-            size = int(text)
-            if size and schema.nbytes // size <= MOST_FLAT_PARTS:
-                return size
-        raise self._foreign(self._keys, "full", text)
-
-    def _rows_blob(self, text: str, schema: Schema) -> RowsBlob:
-        match text.split(":"):
-            case [blob, step, counts] if _BLOB.fullmatch(blob):
-                pairs = tuple([self._count(pair, schema) for pair in counts.split(",")])
-                ascending = all(a[0] < b[0] for a, b in pairwise(pairs))
-                found = RowsBlob(blob, self._step("rows", step), pairs)
-                if ascending and found.step <= self.step and found.nbytes(schema) <= MAX_BLOB_BYTES:
-                    return found
-        raise self._foreign(self._keys, "rows", text)
-
-    def _count(self, text: str, schema: Schema) -> tuple[int, int]:
-        match = _COUNT.fullmatch(text)
-        if match is not None:
-            leaf, count = int(match[1]), int(match[2])
+    def _rows(self, text: str, schema: Schema) -> RowsBlob:
+        blob, step, counts = matched(_ROWS, text).groups()
+        listed = [pair.partition("=") for pair in counts.split(",")]
+        pairs = tuple([(int(leaf), int(count)) for leaf, _, count in listed])
+        for leaf, count in pairs:
+            of = schema.leaves[leaf] if leaf < len(schema.leaves) else None
             # Rows are listed once each, so there are at most as many as the leaf has.
-            if leaf < len(schema.leaves):
-                of = schema.leaves[leaf]
-                if of.shape and of.row_bytes and 0 < count <= of.shape[0]:
-                    return leaf, count
-        raise self._foreign(self._keys, "rows", text)
+            if of is None or not of.shape or not of.row_bytes or not 0 < count <= of.shape[0]:
+                raise ValueError(text)
+        found = RowsBlob(blob, parse_int64(step), pairs)
+        ascending = all(a[0] < b[0] for a, b in pairwise(pairs))
+        if not (ascending and found.step <= self.step and found.nbytes(schema) <= MAX_BLOB_BYTES):
+            raise ValueError(text)
+        return found
 
-    def _blob(self, name: str, text: str) -> Blob:
-        blob, _, rest = text.partition(":")
-        length, _, number = rest.partition(":")
-        if _BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15 and 0 < int(length) <= MAX_BLOB_BYTES:
-            if rest == length:
-                return Blob(blob, int(length))
-            if number.isdigit() and len(number) <= 6 and 0 < int(number) <= MOST_FLAT_PARTS:
-                return Blob(blob, int(length), number=int(number))
-        raise self._foreign(self._keys, name, text)
 
-    def _step(self, name: str, text: str) -> int:
-        if _STEP.fullmatch(text) is None or not -INT64_MAX - 1 <= int(text) <= INT64_MAX:
-            raise self._foreign(self._keys, name, text)
-        return int(text)
+def _text(text: Any) -> str:
+    # The server has sent it all by now; this keeps it from being copied and searched.
+    if not isinstance(text, bytes) or len(text) > 2**22:
+        raise ValueError(text)
+    return of_ascii(text)
 
-    @staticmethod
-    def _foreign(keys: ParameterKeys, name: str, value: object) -> CorruptDataError:
-        return CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
+
+def _id(text: str) -> str:
+    if not 0 < len(text) <= 64:
+        raise ValueError(text)
+    return text
+
+
+def _each(
+    text: str, parse: Callable[..., Entry], more: Sequence[object] = (), most: int = _MAX_ENTRIES
+) -> tuple[Entry, ...]:
+    entries = text.split(" ") if text else []
+    if len(entries) > most:
+        raise ValueError("too many entries")
+    return tuple([parse(entry, *more) for entry in entries])
+
+
+def _sized(text: str) -> Blob:
+    blob, length, number = matched(_SIZED, text).groups()
+    if not 0 < int(length) <= MAX_BLOB_BYTES or not (number is None or 0 < int(number) <= MOST_FLAT_PARTS):
+        raise ValueError(text)
+    return Blob(blob, int(length), number=int(number or 0))
 
 
 def announcement(step: int, blobs: Sequence[Blob]) -> str:
@@ -472,14 +453,11 @@ def announcement(step: int, blobs: Sequence[Blob]) -> str:
 
 def announced(keys: ParameterKeys, event: str, limit: int) -> list[str]:
     """Returns the keys of the blobs that an event lists, or none if they have more than ``limit`` bytes together."""
-    found: list[str] = []
-    for text in event.partition(" blobs=")[2].split(","):
-        blob, _, length = text.partition(":")
-        if not (_BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15) or len(found) == 4:
-            return []
-        limit -= int(length)
-        found.append(keys.part(blob, 0))
-    return found if limit >= 0 else []
+    try:
+        blobs = _each(event.partition(" blobs=")[2].replace(",", " "), _sized, most=4)
+    except ValueError:
+        return []
+    return [keys.part(blob.id, 0) for blob in blobs] if sum(blob.nbytes for blob in blobs) <= limit else []
 
 
 def full_blob(version: str, sort: str, step: int, since: int, leaves: Sequence[int]) -> FullBlob:
@@ -487,33 +465,26 @@ def full_blob(version: str, sort: str, step: int, since: int, leaves: Sequence[i
     return FullBlob(f"{version}-{sort}", step, since, ranges_text(leaves))
 
 
-def with_partitions_text(keys: ParameterKeys, text: str) -> ParameterKeys:
+def with_partitions_text(keys: ParameterKeys, text: bytes | str) -> ParameterKeys:
     """Returns the keys of parameters whose record says this of their partitions.
 
     Raises:
         CorruptDataError: redisacc did not write it.
     """
-    try:
-        partitions = parse_partitions(text)
-    except ValueError:
-        raise CorruptDataError(f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write") from None
+    partitions = parsed(keys.record, "partitions", text, lambda text: parse_partitions(of_ascii(text)))
     return keys if partitions == keys.partitions else ParameterKeys(keys.name, partitions)
 
 
-def parse_schema(keys: ParameterKeys, name: str, text: object) -> Schema:
+def parse_schema(keys: ParameterKeys, name: str, text: Any) -> Schema:
     """Returns the schema in a field of the record.
 
     Raises:
         CorruptDataError: redisacc did not write it.
     """
-    if isinstance(text, bytes):
-        try:
-            return Schema.parse(text.decode())
-        except ValueError as error:
-            raise CorruptDataError(
-                f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write: {shown(str(error))}"
-            ) from None
-    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
+    try:
+        return Schema.parse(text.decode())
+    except (ValueError, AttributeError) as error:
+        raise foreign(keys.record, name, text, error) from None
 
 
 def parse_optimizer(keys: ParameterKeys, text: object) -> Optimizer:
@@ -527,17 +498,13 @@ def parse_optimizer(keys: ParameterKeys, text: object) -> Optimizer:
             raise ValueError(f"it must be at most {LONGEST_OPTIMIZER} bytes of JSON")
         return from_config(json.loads(text))
     except (ValueError, RecursionError, RedisAccError) as error:
-        raise CorruptDataError(
-            f"{keys.record}: optimizer holds {shown(text)}, which redisacc did not write: {shown(str(error))}"
-        ) from None
+        raise foreign(keys.record, "optimizer", text, error) from None
 
 
-def parse_count(keys: ParameterKeys, name: str, text: object) -> int:
+def parse_count(keys: ParameterKeys, name: str, text: Any) -> int:
     """Returns the number in a field of the record that counts something: up to 15 digits.
 
     Raises:
         CorruptDataError: redisacc did not write it.
     """
-    if isinstance(text, bytes) and text.isdigit() and len(text) <= 15:
-        return int(text)
-    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")
+    return parsed(keys.record, name, text, parse_number)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, Missing, Normalize, Order, SparseMean
-from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
 from redisacc._data.validation import Shape
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum
-from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
-from redisacc._format.staleness import MOST_STALENESS, parse_staleness
-from redisacc._format.weights import parse_rule, parse_weight, rule_text
-from redisacc._text import printable, shown
+from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_round_shape, parse_shape
+from redisacc._format.stored_text import foreign, of_ascii, parse_int64, parse_number, parse_time, parsed
+from redisacc._format.weights import MOST_STALENESS, parse_rule, parse_staleness, parse_weight, rule_text
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotFoundError
 
 Word = TypeVar("Word", bound=str)
@@ -68,21 +68,15 @@ def _text(text: str) -> str:
     return text
 
 
-def _number(text: str) -> int:
-    if not (text.isdigit() and text.isascii() and len(text) <= 15):
+def _positive(text: str) -> int:
+    number = parse_number(text)
+    if not number:
         raise ValueError(text)
-    return int(text)
-
-
-def _step(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isdigit() and digits.isascii() and len(digits) <= 19 and -(2**63) <= int(text) < 2**63):
-        raise ValueError(text)
-    return int(text)
+    return number
 
 
 def _late(text: str) -> int:
-    steps = _number(text)
+    steps = parse_number(text)
     if steps > MOST_STALENESS:
         raise ValueError(text)
     return steps
@@ -109,12 +103,15 @@ FIELDS = (
     Field("reduction_type", _one_of("MEAN", "SUM"), option="reduction_type"),
     Field("sparse_mean", _one_of("index", "round"), option="mean.rows"),
     Field("missing", _one_of("zero", "skip"), option="mean.missing"),
-    *[Field(name, _text) for name in ("incarnation", "round_shape")],
-    Field("global_step", _step),
-    *[Field(name, _number) for name in ("num_accumulated", "applied", "stale", "repeated", "duplicates", "takes")],
-    *[Field(name, _number) for name in ("created_ms", "buffered_bytes", "chunk")],
-    Field("buffer_limit", _number, option="limits.buffer", default=BUFFER_LIMIT),
-    Field("once_per_worker", lambda text: _number(text) != 0, option="once_per_worker", default=False),
+    Field("incarnation", _text),
+    Field("round_shape", parse_round_shape),
+    Field("global_step", parse_int64),
+    *[Field(name, parse_number) for name in ("num_accumulated", "applied", "stale", "repeated", "duplicates", "takes")],
+    Field("created_ms", parse_time),
+    Field("buffered_bytes", parse_number),
+    Field("chunk", _positive),
+    Field("buffer_limit", parse_number, option="limits.buffer", default=BUFFER_LIMIT),
+    Field("once_per_worker", lambda text: parse_number(text) != 0, option="once_per_worker", default=False),
     Field("max_staleness", _late, "0", option="staleness.most", default=0),
     Field("staleness", str, ""),
     Field("staleness_weight", str, CONSTANT, option="staleness.weight", default=CONSTANT, write=rule_text),
@@ -123,7 +120,7 @@ FIELDS = (
     # No script writes "none": the weights of all gradients are 1.
     Field("total_weight", str, "none"),
     Field("partitions", parse_partitions, ""),
-    *[Field(name, lambda text: text and str(_number(text)), "") for name in QUORUM_FIELDS],
+    *[Field(name, lambda text: text and str(parse_number(text)), "") for name in QUORUM_FIELDS],
 )
 # Those that the creator chooses, whatever is accumulated.
 SETTINGS = tuple(field for field in FIELDS if field.default is not None)
@@ -182,8 +179,7 @@ class Record(RecordValues):
         reply: the server's reply to ``command()``.
 
     Attributes:
-        shape_text: the declared shape, or how many leaves a tree has, as the record has it.
-        created_ms: when the accumulator was created, in milliseconds of the server's clock.
+        created_ms: when the accumulator was created, by the server's clock.
         chunk: the number of elements of a dense gradient in one field of the ``sums`` hash.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
 
@@ -193,8 +189,7 @@ class Record(RecordValues):
     """
 
     _where: str
-    shape_text: str
-    created_ms: int
+    created_ms: datetime.datetime
     chunk: int
     given_weight: float | None
 
@@ -209,28 +204,23 @@ class Record(RecordValues):
         # Its own fields are set only here.
         values = vars(self)
         values.update(_where=keys.record, name=keys.name)
+
+        def read(name: str, value: Any, parse: Callable[..., Any], *more: object) -> Any:
+            return parsed(keys.record, name, value, lambda text: parse(of_ascii(text), *more))
+
         for field, value in zip(FIELDS, reply, strict=True):
-            values[field.name] = self._parsed(field.name, field.absent if value is None else value, field.parse)
+            values[field.name] = read(field.name, field.absent if value is None else value, field.parse)
         late, shape, is_tree = self.max_staleness, values["shape"], self.kind == "tree"
-        given = self._parsed("total_weight", values["total_weight"], self._total)
+        given = read("total_weight", values["total_weight"], self._total)
         values.update(
-            staleness=self._parsed("staleness", self.staleness, parse_staleness, self.num_accumulated, late),
-            staleness_weight=self._parsed("staleness_weight", self.staleness_weight, parse_rule, late),
+            staleness=read("staleness", self.staleness, parse_staleness, self.num_accumulated, late),
+            staleness_weight=read("staleness_weight", self.staleness_weight, parse_rule, late),
             given_weight=given,
             total_weight=float(self.num_accumulated) if given is None else given,
             quorum=Quorum.parse(values),
-            shape_text=shape,
-            shape=None if is_tree else parse_shape(keys, shape),
-            num_leaves=parse_leaves(keys, shape) if is_tree else None,
-            round_shape=round_shape_of(keys, values["round_shape"]),
+            shape=None if is_tree else read("shape", shape, parse_shape),
+            num_leaves=read("shape", shape, parse_leaves) if is_tree else None,
         )
-
-    def _parsed(self, name: str, text: object, parse: Callable[..., Any], *more: object) -> Any:
-        """Returns what a parser makes of a field. Its error becomes one that names the field."""
-        try:
-            return parse(text.decode("ascii") if isinstance(text, bytes) else text, *more)
-        except (ValueError, AttributeError, TypeError):
-            raise self._foreign(name, text) from None
 
     def _total(self, text: str) -> float | None:
         if text == "none":
@@ -253,24 +243,20 @@ class Record(RecordValues):
         Raises:
             CorruptDataError: the schema is unknown to redisacc.
         """
-        if self.chunk < 1:
-            raise self._foreign("chunk", str(self.chunk))
         return replace(self._plain_spec(tree), normalize=self.normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         mean: Any = {"reduction_type": self.reduction_type, "sparse_mean": self.sparse_mean, "chunk": self.chunk}
         if self.kind != "tree":
             if self.dtype not in TABLE:
-                raise self._foreign("dtype", self.dtype)
-            return ArraySpec.of(self.kind, TABLE[self.dtype], self.shape, **mean)
+                raise foreign(self._where, "dtype", self.dtype)
+            return AccumulatorSpec.of_array(self.kind, TABLE[self.dtype], self.shape, **mean)
         try:
             if not isinstance(tree, bytes):
                 raise ValueError("the structure of the tree is missing")
-            return TreeSpec.parse(tree.decode(), missing=self.missing, **mean)
+            return AccumulatorSpec.parse(tree.decode(), missing=self.missing, **mean)
         except ValueError as error:
-            raise CorruptDataError(
-                f"{self._where}: tree holds what redisacc did not write: {printable(str(error), 300)}"
-            ) from None
+            raise foreign(self._where, "tree", tree, error) from None
 
     @staticmethod
     def tree_command(keys: Keys) -> tuple[str, ...]:
@@ -291,9 +277,6 @@ class Record(RecordValues):
     def parse_wanted(reply: object) -> int:
         """Parses the reply to ``wanted_command``; 0 if no take has waited, or redisacc did not write it."""
         return int(reply) if isinstance(reply, bytes) and reply.isdigit() and len(reply) <= 15 else 0
-
-    def _foreign(self, name: str, text: object) -> CorruptDataError:
-        return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")
 
     @property
     def state(self) -> tuple[object, ...]:

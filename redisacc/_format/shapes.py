@@ -10,8 +10,7 @@ import numpy as np
 
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Shape, shape_text
 from redisacc._format.keys import Keys
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
+from redisacc._format.stored_text import foreign
 
 # The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
 LONGEST_SHAPE = 2 + MAX_RANK * 20
@@ -22,21 +21,16 @@ _LEAVES = re.compile(r"(1) leaf|([0-9]{1,6}) leaves")
 _SHAPE = re.compile(r"\[(?:(?:-1|[0-9]{1,19})(?:,(?:-1|[0-9]{1,19}))*)?\]")
 
 
-def parse_shape(keys: Keys, text: str) -> Shape:
-    """Returns a declared shape: None if the rank is unknown, with None for each unknown dimension."""
-    if text == "unknown":
-        return None
-    try:
-        return _dims(text)
-    except ValueError:
-        raise CorruptDataError(f"{keys.record}: shape holds {shown(text)}, which redisacc did not write") from None
+def parse_shape(text: str) -> Shape:
+    """Returns a declared shape: None if the rank is unknown, with None for each unknown dimension.
 
-
-def _dims(text: str) -> tuple[int | None, ...]:
+    Raises:
+        ValueError: redisacc writes no such text.
+    """
     # The length is checked first: the text may be of any size, and so may the cache.
     if len(text) > LONGEST_SHAPE:
         raise ValueError("the text is longer than that of any shape")
-    return _parsed(text)
+    return None if text == "unknown" else _parsed(text)
 
 
 @lru_cache(maxsize=256)
@@ -51,26 +45,40 @@ def _parsed(text: str) -> tuple[int | None, ...]:
     return shape
 
 
-def parse_leaves(keys: Keys, text: str) -> int:
-    """Returns how many leaves a tree has, of a text such as "7 leaves"."""
+def parse_leaves(text: str) -> int:
+    """Returns how many leaves a tree has, of a text such as "7 leaves".
+
+    Raises:
+        ValueError: redisacc writes no such text.
+    """
     match = _LEAVES.fullmatch(text)
     if match is None:
-        raise CorruptDataError(f"{keys.record}: shape holds {shown(text)}, which redisacc did not write")
+        raise ValueError(text)
     return int(match[1] or match[2])
 
 
+def parse_round_shape(text: str) -> tuple[int, ...] | None:
+    """Returns the shape that binds a round, or None for an empty round.
+
+    Raises:
+        ValueError: no round has such a shape.
+    """
+    if len(text) > LONGEST_SHAPE:
+        raise ValueError("the text is longer than that of any shape")
+    return _known_dims(text) if text else None
+
+
 def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
-    """Returns the shape that binds a round, or None for an empty round."""
-    if text == "":
-        return None
+    """Returns the same of a field of the record; CorruptDataError: redisacc did not write it."""
     try:
-        return _known_dims(_dims(text))
+        return parse_round_shape(text)
     except ValueError:
-        raise CorruptDataError(f"{keys.record}: {shown(text)} cannot be the shape of a round") from None
+        raise foreign(keys.record, "round_shape", text) from None
 
 
 @lru_cache(maxsize=256)
-def _known_dims(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+def _known_dims(text: str) -> tuple[int, ...]:
+    shape = _parsed(text)
     dims = tuple(dim for dim in shape if dim is not None)
     # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
     if len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:

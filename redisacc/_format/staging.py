@@ -65,7 +65,7 @@ class SumStored(NamedTuple):
     """A reducer has stored a part of a sum.
 
     Attributes:
-        digest: names the gradients in it (``gradient_digests.py``).
+        digest: names the gradients in it (``buffered.digest_of``).
         part: the number of the part, counted from the first one with dense elements.
     """
 

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from redisacc._format.gradient_digests import DIGEST
+from redisacc._format.buffered import DIGEST
 from redisacc._text import shown
 from redisacc.optim import Optimizer
 from redisacc.optim.base import Scalars

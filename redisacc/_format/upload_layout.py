@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from redisacc._data.encodings import Encoding, encode_run, encoded_dtype, stored_bytes
+from redisacc._data.encodings import Encoding, encode_run, encoded_dtype
 from redisacc._data.gradient import Section
-from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
 from redisacc._format import attempts
 from redisacc._format import buffered as buffered_format
@@ -51,7 +51,8 @@ class UploadLayout:
         parts_of: for each of these leaves, the numbers of the parts that it is in.
     """
 
-    def __init__(self, spec: TreeSpec, encoding: Encoding, partitions: int) -> None:
+    def __init__(self, spec: AccumulatorSpec, encoding: Encoding, partitions: int) -> None:
+        assert spec.shapes is not None
         self._spec = spec
         self._encoding = encoding
         extents = [_Extent(leaf.section, leaf.start, leaf.size) for leaf in spec.leaves]
@@ -66,16 +67,10 @@ class UploadLayout:
         self._sections = [number for number, size in enumerate(sizes) if size]
         dense = tuple([Dense(stored[number], sizes[number]) for number in self._sections])
         self._stored = [section.dtype for section in dense]
-        self._offsets: list[int] = []
-        end = 0
-        for section in dense:
-            self._offsets.append(end + -end % buffered_format.ALIGNMENT)
-            end = self._offsets[-1] + stored_bytes(section.dtype, section.size)
-        cut = buffered_format.dense_cut(dense, partitions)
-        self._runs = cut.parts
-        self.lengths = tuple(cut.lengths(self._offsets, self._stored))
+        self._cut = cut = buffered_format.dense_cut(dense, partitions)
+        self.lengths = cut.lengths
         self.header = buffered_format.header_of(tuple(zip(stored, spec.shapes, strict=True)), self.lengths)
-        self.leaves_of = [self._leaves_in(part) for part in range(len(self._runs))]
+        self.leaves_of = [self._leaves_in(part) for part in range(len(cut.parts))]
         self.parts_of: list[list[int]] = [[] for _ in extents]
         for part, leaves in enumerate(self.leaves_of):
             for leaf in leaves:
@@ -87,7 +82,7 @@ class UploadLayout:
         return sum(self.lengths)
 
     def _leaves_in(self, part: int) -> list[int]:
-        runs = [(self._sections[run.section], run.first, run.first + run.size) for run in self._runs[part]]
+        runs = [(self._sections[run.section], run.first, run.first + run.size) for run in self._cut.parts[part]]
 
         def is_in(leaf: _Extent) -> bool:
             stop = leaf.start + leaf.size
@@ -106,10 +101,10 @@ class UploadLayout:
             InvalidArgumentError: the encoding is "int8", and an element is infinite or NaN.
         """
         pieces: list[memoryview] = []
-        runs = self._runs[number]
-        first = begin = self._offsets[runs[0].section] + stored_bytes(self._stored[runs[0].section], runs[0].first)
+        runs = self._cut.parts[number]
+        first = begin = self._cut.byte_of(runs[0].section, runs[0].first)
         for run in runs:
-            place = self._offsets[run.section] + stored_bytes(self._stored[run.section], run.first)
+            place = self._cut.byte_of(run.section, run.first)
             if place > begin:
                 pieces.append(memoryview(bytes(place - begin)))
             for array in self._elements(number, run.section, run.first, run.first + run.size, leaves):
@@ -130,19 +125,18 @@ class UploadLayout:
                 some = leaves[number][max(start - leaf.start, 0) : max(stop - leaf.start, 0)]
                 if some.size:
                     arrays.append(some)
-        stored = self._stored[run]
         if self._encoding != "float32" and self._spec.sections[section].dtype.storage == np.float32:
 
             def name_of(_: int, place: int) -> str:
                 return self._spec.name_of(section, start + place)
 
-            arrays = list(encode_run(Section(arrays), stored, self._encoding, name_of).arrays)
+            arrays = list(encode_run(Section(arrays), self._stored[run], self._encoding, name_of).arrays)
         return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
 
 
-def layout_of(spec: Any, encoding: Encoding, partitions: int, announced_bytes: int) -> UploadLayout | None:
+def layout_of(spec: AccumulatorSpec, encoding: Encoding, partitions: int, announced_bytes: int) -> UploadLayout | None:
     """Returns the layout of the gradients of an accumulator; None if they do not leave part by part."""
-    if not isinstance(spec, TreeSpec) or spec.fixed_shapes is None:
+    if spec.kind != "tree" or spec.fixed_shapes is None:
         return None
     layout = UploadLayout(spec, encoding, partitions)
     # Small ones leave when they are complete.

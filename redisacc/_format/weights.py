@@ -1,4 +1,4 @@
-"""Weights of gradients as text, and the rules that turn staleness into weights.
+"""Weights and staleness of gradients as text, and the rules that turn one into the other.
 
 ``lua/include/parse_weight.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
 """
@@ -9,9 +9,14 @@ import re
 from collections.abc import Sequence
 
 from redisacc._data.weights import CONSTANT, INVERSE_SQRT, LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._format.stored_text import parse_number
 
 _WEIGHT = re.compile(r"[0-9][0-9.e+-]*")
 _LONGEST = 24
+
+
+# The largest max_staleness. A round's text has a pair for each staleness, and the scripts search it for every gradient.
+MOST_STALENESS = 1000
 
 
 def weight_text(weight: float) -> str:
@@ -54,3 +59,31 @@ def parse_rule(text: str, max_staleness: int) -> str | tuple[float, ...]:
     if len(factors) != max_staleness + 1:
         raise ValueError(f"it has {len(factors)} factors for a max_staleness of {max_staleness}")
     return factors
+
+
+def parse_staleness(text: str, num_accumulated: int, max_staleness: int | None = None) -> dict[int, int]:
+    """Returns staleness → number of gradients, sorted by staleness.
+
+    Args:
+        text: the text that a script wrote; "" if staleness is not counted, because all gradients have 0.
+        num_accumulated: the number of gradients in the round.
+        max_staleness: the largest staleness that the accumulator accepts; None: not known here.
+
+    Raises:
+        ValueError: no script writes this, or not for this many gradients.
+    """
+    if not text:
+        if num_accumulated and max_staleness:
+            raise ValueError("the staleness of the gradients is missing")
+        return {0: num_accumulated} if num_accumulated else {}
+    found: dict[int, int] = {}
+    for pair in text.split(","):
+        staleness, _, number = pair.partition(":")
+        late = parse_number(staleness)
+        if late in found or number == "0":
+            raise ValueError(f"{pair!r} is no number of gradients of a staleness")
+        found[late] = parse_number(number)
+    most = MOST_STALENESS if max_staleness is None else max_staleness
+    if max(found) > most or sum(found.values()) != num_accumulated:
+        raise ValueError(f"{num_accumulated} gradients cannot have this staleness")
+    return dict(sorted(found.items()))

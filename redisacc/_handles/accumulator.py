@@ -8,17 +8,23 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
 
 from redisacc._data import validation
+from redisacc._data.dtypes import find_dtype
 from redisacc._data.encodings import Encoding, checked_encoding
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.validation import Shape
 from redisacc._data.weights import checked_weight
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
+from redisacc._handles.options import AccumulatorOptions, checked_mean
 from redisacc._protocol.rounds.take_requirement import demand_of
 from redisacc._telemetry.operation import NOT_OBSERVED
 from redisacc.errors import InvalidArgumentError, RedisAccError
@@ -220,6 +226,34 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
     def _encoding_of(self, encoding: object) -> Encoding:
         """Returns how a gradient travels, given what the caller has said about it."""
         return self._encoding if encoding is None else checked_encoding(encoding, self._spec.dtypes)
+
+
+class ArrayAccumulator(Accumulator[G, Taken]):
+    """A handle on a dense or a sparse accumulator: its gradients are trees of one leaf."""
+
+    def __init__(
+        self,
+        kind: Literal["dense", "sparse"],
+        array: tuple[object, object],
+        shared_name: str | None,
+        name: str,
+        reduction_type: object,
+        *,
+        options: AccumulatorOptions,
+    ) -> None:
+        dtype, shape = find_dtype(array[0]), validation.shape(array[1])
+        mean = checked_mean(kind, reduction_type, options.get("mean"))
+        super().__init__(AccumulatorSpec.of_array(kind, dtype, shape, **mean), shared_name, name, options)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
+        return self._spec.leaves[0].dtype.public
+
+    @property
+    def shape(self) -> Shape:
+        """The declared shape: None if the rank is unknown, with None for each unknown dimension."""
+        return self._spec.leaves[0].shape
 
 
 def _returning(annotation: object, cls: type) -> Any:

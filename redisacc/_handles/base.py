@@ -8,10 +8,9 @@ import math
 import os
 import socket
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from redisacc._clock import clock
 from redisacc._data import validation
@@ -19,7 +18,7 @@ from redisacc._data.encodings import Encoding
 from redisacc._data.results import Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.quorum import Quorum, quorum_change
-from redisacc._handles.assembly import Parts, assemble
+from redisacc._handles.assembly import Assembled
 from redisacc._handles.options import AccumulatorOptions, checked_name, checked_options, options_of_a_copy
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.leases import private_leases
@@ -51,7 +50,7 @@ def host_and_process(process: int) -> str:
     return f"{socket.gethostname()}:{process}"
 
 
-class ConditionalAccumulatorBase(Closing, Generic[G]):
+class ConditionalAccumulatorBase(Assembled[G], Closing):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
     Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
@@ -129,8 +128,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
-    _spec: AccumulatorSpec
-
     def __init__(self, spec: AccumulatorSpec, shared_name: str | None, name: str, options: AccumulatorOptions) -> None:
         checked = checked_options(options, spec, type(self).__name__)
         shared_name = checked_name(shared_name, create=checked["create"])
@@ -147,18 +144,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """Opens the accumulator. A copy of a pickled handle opens only the ``incarnation`` that the original had."""
         self._shared_name, self._name, self._options = shared_name, name, options
         self._where = picklable_where(options["redis"])
-        parts: Parts[G] = assemble(spec, shared_name, options, incarnation)
-        self._transport = parts.transport
-        self._spec = parts.spec
-        self._keys = parts.keys
-        self._scripts = parts.scripts
-        self._lifetime = parts.lifetime
-        self._telemetry = parts.telemetry
-        self._records = parts.records
-        self._sessions = parts.sessions
-        self._requests = parts.requests
-        self._applier = parts.applier
-        self._taker = parts.taker
+        lease_ms = self._assemble(spec, shared_name, options, incarnation)
         self._encoding: Encoding = options["encoding"] or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{name} ({self._keys.name})"
@@ -169,7 +155,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             self._finalizer = weakref.finalize(
                 self, private_leases.release, transport, self._keys, self._scripts.incarnation, os.getpid()
             )
-            private_leases.owner.add(transport, self._keys, parts.lease_ms)
+            private_leases.owner.add(transport, self._keys, lease_ms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
@@ -180,14 +166,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         check_picklable(self._where, self.shared_name)
         options = options_of_a_copy({**self._options, "redis": self._where})
-        return _reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
+        return reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
 
     # What it is
-
-    @property
-    @abstractmethod
-    def _description(self) -> str:
-        """What the gradients are, for the repr."""
 
     @property
     def name(self) -> str:
@@ -211,8 +192,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def __repr__(self) -> str:
         state = ", closed" if self._lifetime.closed else ""
+        schema = self._spec.schema
+        what = schema["shape"] if self._spec.kind == "tree" else f"{schema['dtype']}, shape={schema['shape']}"
         return (
-            f"{type(self).__name__}({self._description}, shared_name={self.shared_name!r}, "
+            f"{type(self).__name__}({what}, shared_name={self.shared_name!r}, "
             f"reduction_type={self._spec.reduction_type!r}, at {self._transport.address}{state})"
         )
 
@@ -619,14 +602,22 @@ def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
     operation.note_round(number=found.num_accumulated, global_step=found.global_step, traces=taken.traces)
 
 
-def _reopen(
+def reopen(
     kind: type[ConditionalAccumulatorBase[Any]],
     spec: AccumulatorSpec,
     names: tuple[str, str],
     options: AccumulatorOptions,
-    incarnation: str,
+    incarnation: str | None = None,
 ) -> ConditionalAccumulatorBase[Any]:
-    """Opens a handle that was pickled. It never creates an accumulator: if the old one is gone, it raises an error."""
+    """Opens a handle on an accumulator that exists. It never creates one: if that is gone, it raises an error.
+
+    Args:
+        kind: the class of the handle.
+        spec: what the accumulator is.
+        names: the name of the accumulator, and that of the handle, which labels log records.
+        options: those of the handle.
+        incarnation: the incarnation that a pickled handle had; None: any.
+    """
     handle = kind.__new__(kind)
     handle._open(spec, *names, checked_options(options, spec, kind.__name__), incarnation)
     return handle

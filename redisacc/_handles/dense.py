@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import SupportsFloat, Unpack
 
-import numpy as np
 import numpy.typing as npt
 
-from redisacc._data import validation
 from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient, Section
+from redisacc._data.leaf_values import dense_array
 from redisacc._data.results import ApplyResult
-from redisacc._data.validation import Array, shape_text
-from redisacc._handles.array import ArrayAccumulator, array_spec
+from redisacc._data.validation import Array
+from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.options import AccumulatorOptions, with_options
-from redisacc.errors import InvalidArgumentError
 
 
 class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
@@ -59,12 +57,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         reduction_type: str | None = "MEAN",
         **options: Unpack[AccumulatorOptions],
     ) -> None:
-        super().__init__(
-            array_spec("dense", dtype, shape, reduction_type, options.get("mean")),
-            shared_name,
-            name,
-            options,
-        )
+        super().__init__("dense", (dtype, shape), shared_name, name, reduction_type, options=options)
 
     def apply_grad(
         self,
@@ -120,7 +113,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``settle()``.
         """
-        values = self._values(grad)
+        values = dense_array(self._spec.leaves[0], grad, "grad")
         return self._apply(
             Gradient((Section(values),)),
             values.shape,
@@ -156,27 +149,8 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         Raises:
             InvalidArgumentError: the gradient or ``encoding`` is invalid.
         """
-        values = self._values(grad)
+        values = dense_array(self._spec.leaves[0], grad, "grad")
         return self._as_encoded(Gradient((Section(values),)), values.shape, encoding, weight)
-
-    def _values(self, grad: npt.ArrayLike) -> Array:
-        """Returns a gradient as an array of the declared shape and the accumulator's dtype."""
-        given = grad if type(grad) is np.ndarray else validation.array(grad, "grad")
-        if given.shape != self._spec.shape:
-            self._check_shape(given)
-        dtype = self._spec.dtype
-        return given if given.dtype == dtype.storage else validation.cast(given, dtype, "grad", value=grad)
-
-    def _check_shape(self, values: Array) -> None:
-        declared = self._spec.shape
-        if declared is None:
-            return
-        if len(declared) != values.ndim or any(
-            want is not None and want != have for want, have in zip(declared, values.shape, strict=True)
-        ):
-            raise InvalidArgumentError(
-                f"grad must have the declared shape {shape_text(declared)}, not {shape_text(values.shape)}"
-            )
 
     def _taken(self, gradient: Array) -> Array:
         return gradient

@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from redisacc._data.encodings import Encoding
-from redisacc._data.spec import ArraySpec
-from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.base import ConditionalAccumulatorBase, reopen
 from redisacc._handles.dense import ConditionalAccumulator
-from redisacc._handles.options import AccumulatorOptions, Mean
+from redisacc._handles.options import AccumulatorOptions
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._redis.connect import connect
+
+# The class of each kind, and the default name of its handles.
+_KINDS: dict[str, tuple[type[ConditionalAccumulatorBase[Any]], str]] = {
+    "dense": (ConditionalAccumulator, "conditional_accumulator"),
+    "sparse": (SparseConditionalAccumulator, "sparse_conditional_accumulator"),
+    "tree": (TreeAccumulator, "tree_accumulator"),
+}
 
 
 def open_existing(
@@ -37,8 +42,6 @@ def open_existing(
     transport = connect(redis)
     # In one command: between two, the server might lose it.
     *reply, tree = transport.call(*Record.command(keys), "tree")
-    spec = Record(keys, reply).spec(tree)
-    reduction = spec.reduction_type
     options: AccumulatorOptions = {
         "redis": redis,
         "worker": worker,
@@ -47,12 +50,6 @@ def open_existing(
         # If the server loses it now, it must not come back with other settings.
         "create": False,
     }
-    if isinstance(spec, TreeSpec):
-        options["mean"] = Mean(rows=spec.sparse_mean, missing=spec.missing)
-        return TreeAccumulator(spec.tree, keys.name, reduction_type=reduction, **options)
-    assert isinstance(spec, ArraySpec)
-    schema = (spec.dtype.name, spec.shape, keys.name)
-    if spec.kind == "sparse":
-        options["mean"] = Mean(rows=spec.sparse_mean)
-        return SparseConditionalAccumulator(*schema, reduction_type=reduction, **options)
-    return ConditionalAccumulator(*schema, reduction_type=reduction, **options)
+    spec = Record(keys, reply).spec(tree)
+    kind, name = _KINDS[spec.kind]
+    return reopen(kind, spec, (keys.name, name), options)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from redisacc._data import validation
 from redisacc._data.encodings import Encoding, checked_encoding
-from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
+from redisacc._data.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
 from redisacc._data.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
-from redisacc._format.staleness import MOST_STALENESS
+from redisacc._format.weights import MOST_STALENESS
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -174,16 +175,12 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
         InvalidArgumentError: an option is invalid, or does not fit the accumulator or the other options.
     """
     check_names(given, AccumulatorOptions, where)
-    options = cast(AccumulatorOptions, {**dict.fromkeys(AccumulatorOptions.__annotations__), **DEFAULTS, **given})
-    options["finite"] = validation.flag(options["finite"], "finite")
-    options["create"] = validation.flag(options["create"], "create")
-    if options["worker"] is not None:
-        options["worker"] = validation.text(options["worker"], "worker", max_bytes=200)
+    options: Any = {**dict.fromkeys(AccumulatorOptions.__annotations__), **DEFAULTS, **given}
+    for name, check in _CHECKS.items():
+        if options[name] is not None or name in DEFAULTS:
+            options[name] = check(options[name], name)
     if options["encoding"] is not None:
         options["encoding"] = checked_encoding(options["encoding"], spec.dtypes)
-    once, order = options["once_per_worker"], options["order"]
-    options["once_per_worker"] = None if once is None else validation.flag(once, "once_per_worker")
-    options["order"] = None if order is None else one_of(order, "order", "arrival", "worker")
     if options["order"] == "worker":
         if options["once_per_worker"] is False:
             raise InvalidArgumentError(
@@ -196,8 +193,8 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
     limits = group_of(options["limits"], "limits", Limits)
     options["limits"] = Limits(*[_integer(limit, f"limits.{name}") for name, limit in vars(limits).items()])
     options["partitions"] = checked_partitions(options["partitions"])
-    options["min_replicas"] = validation.integer(options["min_replicas"], "min_replicas", low=0, high=1000)
-    return options
+    checked: AccumulatorOptions = options
+    return checked
 
 
 def options_of_a_copy(options: AccumulatorOptions) -> AccumulatorOptions:
@@ -217,29 +214,41 @@ def one_of(value: object, what: str, *allowed: str) -> Any:
     raise InvalidArgumentError(f"{what} must be {' or '.join(map(repr, allowed))}, not {shown(value)}")
 
 
-def checked_mean(value: object, *, rows: SparseMean | None = None, missing: Missing | None = None) -> Mean:
-    """Returns the argument ``mean`` of an accumulator, with the defaults of its kind.
+def checked_mean(kind: Kind, reduction_type: object, value: object) -> dict[str, Any]:
+    """Returns what an accumulator does with a sum, as arguments of ``AccumulatorSpec``.
 
     Args:
-        value: what the caller has given.
-        rows: the default; None: the accumulator has no rows, so it is refused.
-        missing: the default; None: the accumulator has no leaves that may be missing, so it is refused.
+        kind: the class of the accumulator, which decides the defaults.
+        reduction_type: what the caller has given.
+        value: the argument ``mean``.
 
     Raises:
-        InvalidArgumentError: it is invalid.
+        InvalidArgumentError: one of them is invalid.
     """
     mean = group_of(value, "mean", Mean)
-    for what, given, default, who in (
-        ("rows", mean.rows, rows, "a sparse accumulator and a tree have rows"),
-        ("missing", mean.missing, missing, "a tree has leaves that may be missing"),
+    for what, given, kinds, who in (
+        ("rows", mean.rows, ("sparse", "tree"), "a sparse accumulator and a tree have rows"),
+        ("missing", mean.missing, ("tree",), "a tree has leaves that may be missing"),
     ):
-        if given is not None and default is None:
+        if given is not None and kind not in kinds:
             raise InvalidArgumentError(f"mean.{what} must be None, not {shown(given)}: only {who}")
-    return Mean(
-        None if mean.by is None else one_of(mean.by, "mean.by", "weights", "count"),
-        rows if mean.rows is None else one_of(mean.rows, "mean.rows", "index", "round"),
-        missing if mean.missing is None else one_of(mean.missing, "mean.missing", "zero", "skip"),
-    )
+    if mean.by is not None:
+        one_of(mean.by, "mean.by", "weights", "count")
+    rows = ("round" if kind == "tree" else "index") if mean.rows is None else mean.rows
+    return {
+        "reduction_type": validation.reduction_type(reduction_type),
+        "sparse_mean": one_of(rows, "mean.rows", "index", "round"),
+        "missing": one_of("zero" if mean.missing is None else mean.missing, "mean.missing", "zero", "skip"),
+    }
+
+
+# What an option has to be, unless it is None.
+_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("finite", "create", "once_per_worker"), validation.flag),
+    "worker": partial(validation.text, max_bytes=200),
+    "order": lambda value, name: one_of(value, name, "arrival", "worker"),
+    "min_replicas": partial(validation.integer, low=0, high=1000),
+}
 
 
 def checked_partitions(value: object) -> int | Literal["auto"] | None:

@@ -11,18 +11,15 @@ from redisacc._data import foreign
 from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Encoding
 from redisacc._data.gradient import Gradient
+from redisacc._data.leaf_values import ROWS_ARGUMENTS, sparse_section
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
-from redisacc._data.sparse_rows import check_whole, sparse_section
 from redisacc._data.validation import Array
-from redisacc._handles.array import ArrayAccumulator, array_spec
+from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.options import AccumulatorOptions, with_options
 from redisacc._protocol.rounds.take_requirement import demand_of
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-
-# What errors call the indices and the rows.
-_ARGUMENTS = ("grad_indices", "grad_values")
 
 
 class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, Array, Array]]):
@@ -69,12 +66,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         reduction_type: str | None = "MEAN",
         **options: Unpack[AccumulatorOptions],
     ) -> None:
-        super().__init__(
-            array_spec("sparse", dtype, shape, reduction_type, options.get("mean")),
-            shared_name,
-            name,
-            options,
-        )
+        super().__init__("sparse", (dtype, shape), shared_name, name, reduction_type, options=options)
 
     def apply_grad(
         self,
@@ -136,9 +128,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``settle()``.
         """
-        if grad_shape is not None:
-            check_whole(grad_shape, self._spec.shape, "grad_shape")
-        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, _ARGUMENTS)
+        section = sparse_section(self._spec.leaves[0], grad_indices, grad_values, grad_shape, ROWS_ARGUMENTS)
         return self._apply(
             Gradient((section,)),
             section.shape[1:],
@@ -237,7 +227,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         Raises:
             InvalidArgumentError: the gradient or ``encoding`` is invalid.
         """
-        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, _ARGUMENTS)
+        section = sparse_section(self._spec.leaves[0], grad_indices, grad_values, None, ROWS_ARGUMENTS)
         return self._as_encoded(Gradient((section,)), section.shape[1:], encoding, weight)
 
     def take_indexed_slices_grad(

@@ -6,14 +6,13 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, Self, SupportsFloat, Unpack
 
-from redisacc._data import validation
 from redisacc._data.encodings import Encoding
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
+from redisacc._data.leaf_values import tree_gradient
 from redisacc._data.metrics import metric_notes
 from redisacc._data.results import ApplyResult
-from redisacc._data.tree.gradient import tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by, described_like
+from redisacc._data.spec import AccumulatorSpec, described_by, described_like
 from redisacc._handles.accumulator import Accumulator
 from redisacc._handles.base import host_and_process
 from redisacc._handles.options import AccumulatorOptions, checked_mean, with_options
@@ -55,8 +54,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
         (array([7]), [array([2., 4.], dtype=float32), array(7)])
     """
 
-    _spec: TreeSpec
-
     @with_options(AccumulatorOptions)
     def __init__(
         self,
@@ -66,18 +63,8 @@ class TreeAccumulator(Accumulator[Any, Any]):
         reduction_type: str | None = "MEAN",
         **options: Unpack[AccumulatorOptions],
     ) -> None:
-        mean = checked_mean(options.get("mean"), rows="round", missing="zero")
-        super().__init__(
-            TreeSpec.of(
-                *described_by(spec),
-                reduction_type=validation.reduction_type(reduction_type),
-                sparse_mean=mean.rows or "round",
-                missing=mean.missing or "zero",
-            ),
-            shared_name,
-            name,
-            options,
-        )
+        mean = checked_mean("tree", reduction_type, options.get("mean"))
+        super().__init__(AccumulatorSpec.of_tree(*described_by(spec), **mean), shared_name, name, options)
 
     @classmethod
     @with_options(AccumulatorOptions)
@@ -111,8 +98,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             >>> redisacc.TreeAccumulator.like(weights, sparse=["embedding"]).spec
             {'bias': ('float32', (2,)), 'embedding': Sparse(dtype='float32', shape=(1000, 2))}
         """
-        structure, described = described_like(tree, sparse)
-        spec = TreeSpec.of(structure, described, reduction_type="MEAN").tree
+        spec = AccumulatorSpec.of_tree(*described_like(tree, sparse), reduction_type="MEAN").tree
         return cls(spec, shared_name, name, reduction_type, **options)
 
     @property
@@ -124,10 +110,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
     def paths(self) -> tuple[str, ...]:
         """The paths of the leaves, in the order in which everything lists them."""
         return self._spec.structure.paths
-
-    @property
-    def _description(self) -> str:
-        return self._spec.schema["shape"]
 
     def apply_grad(
         self,

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
@@ -34,10 +33,7 @@ class Rounds:
     @property
     def tables(self) -> tuple[int, ...]:
         """The numbers of the leaves whose gradients are rows."""
-        spec = self._accumulator._spec
-        if isinstance(spec, TreeSpec):
-            return tuple([number for number, leaf in enumerate(spec.leaves) if leaf.is_sparse])
-        return (0,) if spec.kind == "sparse" else ()
+        return tuple([number for number, leaf in enumerate(self._accumulator._spec.leaves) if leaf.is_sparse])
 
     def committer(self, publisher: str) -> Committer:
         """Returns what commits updates. ``publisher``: the name of this process in the record."""

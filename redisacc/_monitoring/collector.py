@@ -10,8 +10,8 @@ from typing import Any
 
 from redisacc._admin.catalogue import list_names
 from redisacc._clock import clock
-from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.stored_text import clock_ms, time_of
 from redisacc._monitoring.view import View
 from redisacc._protocol.lifecycle.info import read_info, summary_commands
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info

@@ -168,12 +168,8 @@ class GradientRequest(Request):
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments by which scripts know the request, and what they need to know of its gradient."""
-        session = self.session
         return {
-            "session": session.id,
-            "sequence": self.sequence,
-            "acknowledged": session.acknowledged,
-            "worker": self.worker,
+            **Request.arguments(self),
             "local_step": self.local_step,
             "once": self.once,
             "round_shape": shape_text(self.round_shape) if self.round_shape else "[]",

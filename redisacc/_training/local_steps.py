@@ -18,10 +18,10 @@ import numpy as np
 from redisacc._clock import clock, durations
 from redisacc._data import validation
 from redisacc._data.finite import check_finite
+from redisacc._data.leaf_values import leaf_elements, tree_gradient
 from redisacc._data.metrics import mean_metrics, metric_notes
 from redisacc._data.results import ApplyResult
-from redisacc._data.tree.gradient import leaf_elements, tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_like
+from redisacc._data.spec import AccumulatorSpec, described_like
 from redisacc._data.validation import Array
 from redisacc._data.weights import checked_weight
 from redisacc._handles.parameters import Parameters
@@ -129,7 +129,7 @@ class LocalModel(InnerModel):
                 "outer"
             )
         structure, described = described_like(parameters, ())
-        self._spec = TreeSpec.of(structure, described, reduction_type="MEAN")
+        self._spec = AccumulatorSpec.of_tree(structure, described, reduction_type="MEAN")
         for leaf in self._spec.leaves:
             check_dtype(leaf.dtype.storage, f"the leaf {shown(leaf.path)}")
         self._groups, _ = optimizer.groups(structure.paths)

@@ -10,9 +10,9 @@ from typing import Any, Self, SupportsFloat
 
 import numpy as np
 
+from redisacc._data.leaf_values import leaf_elements, leaf_rows
 from redisacc._data.results import ApplyResult
-from redisacc._data.tree.gradient import leaf_elements, leaf_rows
-from redisacc._data.tree.spec import TreeSpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.applying.upload import Upload as Streamed
 from redisacc._text import shown
@@ -87,7 +87,7 @@ class Upload:
 
     def __init__(
         self,
-        spec: TreeSpec | None,
+        spec: AccumulatorSpec | None,
         streamed: Streamed | None,
         commit: Callable[[Any, str, float, Mapping[str, SupportsFloat] | None], ApplyResult],
         abandon: Callable[[], object],

@@ -8,7 +8,7 @@ import click
 
 from redisacc._admin.memory import Memory, memory
 from redisacc._admin.rows import CurrentRows, read_spec
-from redisacc._data.tree.spec import Leaf, TreeSpec
+from redisacc._data.spec import Leaf
 from redisacc._data.validation import INT64_MAX
 from redisacc._format.entries import WaitingTaker
 from redisacc._format.keys import Keys, ParameterKeys
@@ -113,8 +113,7 @@ def show(
         else:
             _print_parameters(parameters)
         return
-    spec = read_spec(transport, keys) if info.kind == "tree" else None
-    leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
+    leaves = read_spec(transport, keys).leaves if info.kind == "tree" else ()
     if list_leaves:
         if info.kind != "tree":
             raise click.UsageError(f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")

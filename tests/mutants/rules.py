@@ -320,8 +320,8 @@ RULES = (
     ),
     Rule(
         "A gradient with a number that is not finite is refused, wherever the number is",
-        "redisacc/_data/finite.py",
-        "range(0, flat.size, _AT_ONCE)",
+        "redisacc/_data/encodings.py",
+        "range(0, flat.size, _CHECKED_AT_ONCE)",
         "range(0, flat.size, max(flat.size, 1))",
         "tests/behaviour/test_finite.py -k searched",
     ),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.rows import every_row
 
 from redisacc._data.gradient import Gradient, Section
-from redisacc._format.buffered import PART_SIZES, cut, pack, pack_for_partitions
+from redisacc._format.buffered import PART_SIZES, cut, pack
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import blob_lengths
 from redisacc._format.part_cut import part_lengths
@@ -35,14 +35,14 @@ def test_a_blob_has_no_part_of_a_few_bytes(nbytes):
 
 @every_row("elements", [2**20, 2**21, 2**22, 2**20 + 1, 10 * 2**20])
 def test_a_dense_gradient_has_no_part_of_a_few_bytes(elements):
-    lengths = pack(Gradient([Section(np.zeros(elements, np.float32))])).lengths
+    lengths = pack(Keys("x"), Gradient([Section(np.zeros(elements, np.float32))])).lengths
     assert sum(lengths) == 4 * elements
     assert len({*lengths[:-1]}) == 1
     assert lengths[-1] > lengths[0] / 8
 
 
 def test_a_million_floats_are_four_parts():
-    lengths = pack(Gradient([Section(np.zeros(2**20, np.float32))])).lengths
+    lengths = pack(Keys("x"), Gradient([Section(np.zeros(2**20, np.float32))])).lengths
     # The size is a whole number of blocks that fits the allocator, and the last part has the rest.
     size = 2**20 - 1024
     assert [*lengths] == [size] * 3 + [size + 4096]
@@ -55,8 +55,8 @@ def test_rows_have_as_many_parts_in_each_partition(partitions, rows):
     """Otherwise, the dense parts would lie in other partitions than those of gradients with fewer rows."""
     values = np.zeros((rows, 8), np.float32)
     gradient = Gradient([Section(values, np.arange(rows)), Section(np.zeros(50_000, np.float32))])
-    packed = pack_for_partitions(Keys("x", tuple(range(partitions))), gradient)
-    rows_only = pack_for_partitions(Keys("x", tuple(range(partitions))), Gradient([gradient.sections[0]]))
+    packed = pack(Keys("x", tuple(range(partitions))), gradient, 0)
+    rows_only = pack(Keys("x", tuple(range(partitions))), Gradient([gradient.sections[0]]), 0)
     assert len(rows_only.parts) % partitions == 0
     assert max(rows_only.lengths) - min(rows_only.lengths) <= 1
     assert [*packed.lengths[: len(rows_only.lengths)]] == [*rows_only.lengths]

@@ -11,7 +11,7 @@ from support.rows import every_row
 
 from redisacc._data.encodings import BLOCK, BLOCKS, encode
 from redisacc._data.gradient import Gradient, Section
-from redisacc._format.buffered import PART_SIZES, pack_for_partitions, part_size
+from redisacc._format.buffered import PART_SIZES, pack, part_size
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 
@@ -39,12 +39,11 @@ def test_each_element_is_in_exactly_one_part_and_in_order(found, size, runts):
 
 @given(sections, st.integers(8, 10_000), st.booleans())
 def test_the_lengths_add_up_and_no_part_ends_within_an_item(found, size, runts):
-    offsets, end = [], 0
-    for dtype, number in found:
-        offsets.append(end)
-        end += -(-number // (BLOCK if dtype is BLOCKS else 1)) * dtype.itemsize
     of = cut(found, size, runts=runts)
-    lengths = of.lengths(offsets, [dtype for dtype, _ in found])
+    lengths, end = of.lengths, 0
+    for dtype, number in found:
+        items = -(-number // (BLOCK if dtype is BLOCKS else 1))
+        end = (end + -end % 8 if number else end) + items * dtype.itemsize
     assert sum(lengths) == end
     assert len(lengths) == len(of.parts)
     assert all(length > 0 for length in lengths)
@@ -67,7 +66,7 @@ def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     keys = Keys("m", tuple(range(partitions)))
     gradient = Gradient([Section(np.zeros(elements, np.float32))])
     number = {
-        len(pack_for_partitions(keys, encode(gradient, encoding, lambda *_: "")).parts)
+        len(pack(keys, encode(gradient, encoding, lambda *_: ""), 0).parts)
         for encoding in ("float32", "bfloat16", "int8")
     }
     assert len(number) == 1

@@ -18,11 +18,10 @@ import redisacc
 from redisacc._clock import running_time
 from redisacc._data import dtypes
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import ArraySpec
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format import buffered as buffered_format
-from redisacc._format import entries, in_place
+from redisacc._format import entries, in_place, stored_text
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
@@ -52,9 +51,9 @@ def spec_of(dtype, kind):
     """What an accumulator was created as: dense with rows of one element, sparse with indices below 5, or both."""
     if kind == "tree":
         spec = {"d": (dtype, (2,)), "s": redisacc.Sparse(dtype, (5, 2))}
-        return TreeSpec.of(*described_by(spec), reduction_type="MEAN", missing="skip", chunk=1)
+        return AccumulatorSpec.of_tree(*described_by(spec), reduction_type="MEAN", missing="skip", chunk=1)
     shape = (5, None) if kind == "sparse" else None
-    return ArraySpec.of(kind, dtypes.TABLE[dtype], shape, reduction_type="MEAN", chunk=1)
+    return AccumulatorSpec.of_array(kind, dtypes.TABLE[dtype], shape, reduction_type="MEAN", chunk=1)
 
 
 def typed(call, *errors):
@@ -120,17 +119,31 @@ def test_rows(search, dtype):
     search(one, fields, totals, examples=40)
 
 
+@pytest.mark.parametrize("text", ["", "-", "-1", "1 ", "1e3", "\u0661", b"\xb2", "1" * 16])
+def test_what_is_no_number(text):
+    assert stored_text.parse_number("9" * 15) == stored_text.parse_number(b"9" * 15) == 10**15 - 1
+    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
+        stored_text.parsed("key", "field", text, stored_text.parse_number)
+
+
+@pytest.mark.parametrize("text", ["", "-", "--1", "+1", " 1", str(2**63), str(-(2**63) - 1), "1" * 20, b"\xb2"])
+def test_what_is_no_int64(text):
+    assert [stored_text.parse_int64(str(bound)) for bound in (2**63 - 1, -(2**63))] == [2**63 - 1, -(2**63)]
+    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
+        stored_text.parsed("key", "field", text, stored_text.parse_int64)
+
+
 def test_structures(search):
     right = spec_of("float32", "tree")
 
     def one(value):
         text = typed(value.decode, UnicodeDecodeError)
-        parsed = None if text is None else typed(lambda: TreeSpec.parse(text, reduction_type="SUM"), ValueError)
+        parsed = None if text is None else typed(lambda: AccumulatorSpec.parse(text, reduction_type="SUM"), ValueError)
         if parsed is not None:
             # Whatever is accepted is what redisacc writes, and an accumulator can be opened with it.
             assert parsed.schema["tree"] == text
             structure, described = described_by(parsed.tree)
-            assert TreeSpec.of(structure, described, reduction_type="SUM").schema == parsed.schema
+            assert AccumulatorSpec.of_tree(structure, described, reduction_type="SUM").schema == parsed.schema
             assert parsed.empty_sum((), where="w").number == 0
         if text is not None:
             wanted = right.schema["tree"]
@@ -161,13 +174,22 @@ def test_shapes_takers_rounds_and_workers(search):
         typed(lambda: entries.parse_taken(KEYS, name, text))
         typed(lambda: entries.parse_waiting(KEYS, name, text))
         typed(lambda: entries.parse_workers({name: text}, "w"))
-        typed(lambda: _shapes.parse_shape(KEYS, text.decode(errors="replace")))
+        typed(lambda: _shapes.parse_shape(text.decode(errors="replace")), ValueError)
         shape = typed(lambda: _shapes.round_shape_of(KEYS, text.decode(errors="replace")))
         if shape is not None:
             # numpy accepts it, and so does code that computes its size.
             np.broadcast_to(np.float64(0), shape)
 
     search(one, TEXTS, TEXTS, examples=50)
+
+
+@pytest.mark.parametrize(
+    "text", [f"[{2**62},4]", f"[0,{2**62},4]", "[1,-1]", "[01]", "unknown", "[" + "1," * 300 + "1]"]
+)
+def test_no_round_has_this_shape(text):
+    assert _shapes.round_shape_of(KEYS, "[2,3]") == (2, 3)
+    with pytest.raises(redisacc.CorruptDataError, match=r"round_shape holds"):
+        _shapes.round_shape_of(KEYS, text)
 
 
 def test_events(search):
@@ -296,7 +318,7 @@ def test_replies_on_the_wire(search):
 def test_packed_gradients_come_back(search):
     def one(values):
         gradient = Gradient((Section(np.array(values, np.float32)),))
-        spec = ArraySpec.of("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
+        spec = AccumulatorSpec.of_array("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
         packed = in_place.pack_rows(gradient, spec, 1000)
         if not values:
             assert packed == []

@@ -11,10 +11,10 @@ from support.rows import every_row
 
 import redisacc
 from redisacc._data.encodings import encode
-from redisacc._data.tree.gradient import tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.leaf_values import tree_gradient
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered as buffered_format
-from redisacc._format.gradient_digests import digest_of
+from redisacc._format.buffered import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.applying.attempts import written
@@ -33,7 +33,7 @@ ELEMENTS, ROWS = 45, 30
 
 
 def spec_of(**leaves):
-    return TreeSpec.of(*described_by(leaves), reduction_type="SUM")
+    return AccumulatorSpec.of_tree(*described_by(leaves), reduction_type="SUM")
 
 
 SPECS = {
@@ -50,7 +50,7 @@ SPECS = {
 def gradient_of(spec, seed):
     random = np.random.default_rng(seed)
     tree = {}
-    assert isinstance(spec, TreeSpec)
+    assert spec.kind == "tree"
     for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
         if leaf.is_sparse:
             rows = np.sort(random.choice(ROWS, int(random.integers(0, 20)), replace=False))
@@ -138,11 +138,7 @@ class Upload:
     ):
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
         self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
-        self.packed = (
-            buffered_format.pack(self.gradient, inline)
-            if self.gradient.nbytes <= inline
-            else buffered_format.pack_for_partitions(CUTS[size], self.gradient)
-        )
+        self.packed = buffered_format.pack(CUTS[size], self.gradient, inline)
         self.parts = written(KEYS, f"g-{number}", self.packed.parts) if self.packed.parts else []
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}

@@ -95,9 +95,15 @@ def test_an_option_that_there_is_not(call, name):
         ({"mean": redisacc.Mean(missing="skip")}, r"mean\.missing must be None, not 'skip': only a tree has leaves"),
         ({"staleness": "2"}, "staleness must be an integer"),
         ({"order": "name"}, "order must be 'arrival' or 'worker', not 'name'"),
+        ({"mean": redisacc.Mean(by="number")}, r"mean\.by must be 'weights' or 'count', not 'number'"),
+        *[({"min_replicas": value}, "min_replicas must be") for value in (-1, 1001, None, True)],
+        *[({name: None}, f"{name} must be True or False, not None") for name in ("finite", "create")],
+        ({"once_per_worker": 1}, "once_per_worker must be True or False, not 1"),
+        ({"worker": "{"}, "worker must have no braces"),
+        ({"encoding": "int4"}, "encoding must be one of"),
     ],
 )
-def test_invalid_groups(options, message):
+def test_invalid_options(options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         redisacc.ConditionalAccumulator("float32", [2], **options)
 

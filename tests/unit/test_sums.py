@@ -9,7 +9,7 @@ from support.rows import every_row
 from redisacc._data import sums as _totals
 from redisacc._data.dtypes import find_dtype
 from redisacc._data.gradient import Section
-from redisacc._data.spec import ArraySpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, SparseSum
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
@@ -113,7 +113,7 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
         for index, count, row in zip(indices, counts, rows, strict=True)
     }
     fields[b"total"] = b"4 %d" % counts.sum()
-    spec = ArraySpec.of("sparse", find_dtype("float32"), None, reduction_type="MEAN")
+    spec = AccumulatorSpec.of_array("sparse", find_dtype("float32"), None, reduction_type="MEAN")
     total = spec.empty_sum((3,), where="sums")
     total.add(in_place.unpack(fields, spec, (3,), "sums"))
     assert total.number == 4
@@ -125,9 +125,46 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
 
 
 def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
-    spec = ArraySpec.of("dense", find_dtype("float32"), None, reduction_type="MEAN")
+    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="MEAN")
     with pytest.raises(CorruptDataError, match="chunks"):
         in_place.unpack({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"}, spec, (2**30, 2**28), "sums")
+
+
+def _chunk(number, elements, weight=None):
+    head = number.to_bytes(8 if weight is None else 7, "little")
+    weights = b"" if weight is None else b"\x01" + np.array([weight], "<f8").tobytes()
+    return head + weights + np.ones(elements, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "total", "shape", "chunk"),
+    [
+        ({b"0": _chunk(2, 4), b"2": _chunk(2, 4)}, b"2 4", (8,), 4),
+        ({b"1": _chunk(2, 4), b"2": _chunk(2, 4)}, b"2 4", (8,), 4),
+        ({b"0": _chunk(2, 4), b"1": _chunk(1, 4)}, b"2 4", (8,), 4),
+        ({b"0": _chunk(1, 4), b"1": _chunk(1, 4)}, b"2 4", (8,), 4),
+        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4)}, b"2 4", (7,), 4),
+        ({b"0": _chunk(2, 4), b"1": _chunk(2, 2)}, b"2 4", (7,), 4),
+        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4, 3.0)}, b"2 4 3", (8,), 4),
+        ({b"0": _chunk(2, 4, 3.0), b"1": _chunk(2, 4, 2.5)}, b"2 4 3", (8,), 4),
+        ({b"0": _chunk(2, 4, 3.0), b"1": _chunk(2, 4, 3.0)}, b"2 4", (8,), 4),
+        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4)}, b"2 4", (10**15 + 1,), 10**15),
+        ({b"0": _chunk(2, 4)}, b"2 2", (0,), 4),
+        ({}, b"2 0", (4,), 4),
+    ],
+)
+def test_chunks_that_are_no_dense_sum(rows, total, shape, chunk):
+    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=chunk)
+    with pytest.raises(CorruptDataError, match="sums"):
+        in_place.unpack({**rows, b"total": total}, spec, shape, "sums")
+
+
+def test_the_last_chunk_of_a_dense_sum_is_shorter():
+    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=4)
+    for weight, total in ((None, b"2 4"), (3.0, b"2 4 3")):
+        rows = {b"1": _chunk(2, 3, weight), b"0": _chunk(2, 4, weight)}
+        found = in_place.unpack({**rows, b"total": total}, spec, (7, 1), "sums")
+        assert (found.number, found.weight, found.sections[0].values.tolist()) == (2, weight, [[1.0]] * 7)
 
 
 def test_an_index_that_more_gradients_held_than_there_were_is_refused():

@@ -11,14 +11,14 @@ import pytest
 from redisacc import IndexedSlices, Sparse
 from redisacc._data.dtypes import TABLE
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.tree.gradient import tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by, described_like
+from redisacc._data.leaf_values import tree_gradient
+from redisacc._data.spec import AccumulatorSpec, described_by, described_like
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
 def spec_of(tree, **options):
-    return TreeSpec.of(*described_by(tree), **{"reduction_type": "SUM", **options})
+    return AccumulatorSpec.of_tree(*described_by(tree), **{"reduction_type": "SUM", **options})
 
 
 MIXED = {
@@ -64,10 +64,11 @@ def test_the_schema_says_everything_and_is_read_again():
         '"c":["tuple","float32 [2,2]","sparse float16 [-1]","float64 [0,3]"]}',
     }
     assert spec.tree == MIXED
-    parsed = TreeSpec.parse(
+    parsed = AccumulatorSpec.parse(
         spec.schema["tree"], reduction_type="MEAN", sparse_mean="index", missing="skip", chunk=spec.chunk
     )
-    assert (parsed.leaves, parsed.packed, parsed.shapes) == (spec.leaves, parsed.packed, spec.shapes)
+    assert (parsed.leaves, parsed.shapes) == (spec.leaves, spec.shapes)
+    assert [vars(section) for section in parsed.sections] == [vars(section) for section in spec.sections]
     assert parsed.schema == spec.schema
     assert spec_of(("float32", ())).schema["shape"] == "1 leaf"
 
@@ -136,7 +137,7 @@ def test_like():
     rows = IndexedSlices(np.ones((1, 2), np.float16), [3], [9, 2])
     tree = {"a": np.zeros((2, 3)), "b": [1, rows, np.int64(3)], "c": np.zeros((4, 1), ml_dtypes.bfloat16)}
     structure, described = described_like(tree, {"c"})
-    spec = TreeSpec.of(structure, described, reduction_type="MEAN")
+    spec = AccumulatorSpec.of_tree(structure, described, reduction_type="MEAN")
     assert spec.tree == {
         "a": ("float64", (2, 3)),
         "b": [("int64", ()), Sparse("float16", (9, 2)), ("int64", ())],
@@ -345,10 +346,17 @@ LEAVES = [
 
 def test_the_text_of_a_leaf_that_redisacc_did_not_write():
     def parse(leaf):
-        return TreeSpec.parse(f'["{leaf}","{leaf}"]', reduction_type="SUM").schema["tree"]
+        return AccumulatorSpec.parse(f'["{leaf}","{leaf}"]', reduction_type="SUM").schema["tree"]
 
     assert parse("float32 [2]") == '["float32 [2]","float32 [2]"]'
     for text in LEAVES:
         with pytest.raises(ValueError, match=r".") as failure:
             pytest.fail(f"it was read: {parse(text)}")
         assert len(str(failure.value)) < 500
+
+
+def test_forged_shapes_that_no_gradient_can_have():
+    with pytest.raises(ValueError, match="elements"):
+        AccumulatorSpec.parse('["float64 [2305843009213693952]"]', reduction_type="SUM")
+    with pytest.raises(ValueError, match="elements"):
+        AccumulatorSpec.parse('["float32 [4611686018427387903]","float32 [4611686018427387903]"]', reduction_type="SUM")

@@ -6,8 +6,8 @@ import numpy as np
 from support.rows import every_row
 
 from redisacc._data.encodings import encode
-from redisacc._data.tree.gradient import leaf_elements, tree_gradient
-from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.leaf_values import leaf_elements, tree_gradient
+from redisacc._data.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered
 from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout
@@ -22,14 +22,14 @@ SHAPES = {"a": (7,), "b": (300, 401), "c": (), "d": (0, 3), "e": (70_001,), "f":
 def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, others):
     dtypes = {path: others.get(path, "float32") for path in SHAPES}
     described = described_by({path: (dtypes[path], shape) for path, shape in SHAPES.items()})
-    spec = TreeSpec.of(*described, reduction_type="MEAN", missing=missing)
+    spec = AccumulatorSpec.of_tree(*described, reduction_type="MEAN", missing=missing)
     rng = np.random.default_rng(1)
     tree = {path: (rng.normal(size=shape) * 9).astype(dtypes[path]) for path, shape in SHAPES.items()}
     if missing == "skip":
         tree["e"] = None
     whole = encode(tree_gradient(spec, tree, "grad"), encoding, spec.name_of)
     keys = Keys("x", tuple(range(partitions)) if partitions > 1 else ())
-    packed = buffered.pack(whole) if partitions == 1 else buffered.pack_for_partitions(keys, whole)
+    packed = buffered.pack(keys, whole)
     layout = UploadLayout(spec, encoding, partitions)
     leaves = {n: leaf_elements(leaf, tree[leaf.path], "grad") for n, leaf in enumerate(spec.leaves)}
     leaves[len(leaves)] = np.array([tree[leaf.path] is not None for leaf in spec.leaves], np.int32)

@@ -7,20 +7,19 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from redisacc._data.encodings import Encoding, check_finite, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
-from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import in_place
 from redisacc._format.crew_entries import number_of_worker
-from redisacc._format.in_place import PackedRows
-from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout, layout_of
+from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.applying.gradient_writer import GradientWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.applying.upload import Upload
-from redisacc._protocol.scripts import COUNTED, Reply, Scripts, check_replicated
+from redisacc._protocol.scripts import COUNTED, Reply, check_replicated
 from redisacc._protocol.sessions import GradientRequest, Request
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -40,38 +39,19 @@ class Applier:
     """Applies gradients to one accumulator for one handle.
 
     Args:
-        keys: the keys of the accumulator.
-        scripts: its scripts.
-        spec: its specification.
+        way: how they reach the server.
         requests: sends requests exactly once.
-        writer: buffers gradients.
         in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered. It does
             not count if sums follow the workers' numbers: in place, gradients are added when they arrive.
         staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
-        min_replicas: how many replicas have to confirm a gradient; 0: none.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        scripts: Scripts,
-        spec: AccumulatorSpec,
-        *,
-        requests: Requests,
-        writer: GradientWriter,
-        in_place_limit: int,
-        staleness_weighs: bool,
-        min_replicas: int,
-    ) -> None:
-        self._keys = keys
-        self._scripts = scripts
-        self._spec = spec
-        self._requests = requests
-        self._writer = writer
-        self._by_worker = spec.order == "worker"
-        self._in_place_limit = in_place_limit if in_place.can_add(spec) and not self._by_worker else 0
+    def __init__(self, way: Way, requests: Requests, *, in_place_limit: int, staleness_weighs: bool) -> None:
+        self._way, self._spec, self._requests = way, way.spec, requests
+        self._writer = GradientWriter(way)
+        self._by_worker = way.spec.order == "worker"
+        self._in_place_limit = in_place_limit if in_place.can_add(way.spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
-        self._min_replicas = min_replicas
         # The layouts of uploads that were asked for.
         self._layouts: dict[Encoding, UploadLayout | None] = {}
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
@@ -108,7 +88,8 @@ class Applier:
                 numbers, and this worker has none.
         """
         order = self._order_of(worker) if self._by_worker else ""
-        rows = self._rows(gradient, weight)
+        has_weight = weight != 1 or self._staleness_weighs
+        rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
         if encoding != "float32":
             gradient = self._as_encoded(gradient, encoding, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
@@ -116,7 +97,7 @@ class Applier:
 
         def send() -> Reply:
             if rows is not None:
-                reply = self._scripts.apply(
+                reply = self._way.scripts.apply(
                     **request.arguments(),
                     notes=request.notes,
                     sections=tuple(chain.from_iterable(rows)),
@@ -141,7 +122,7 @@ class Applier:
                 counted.global_step,
                 "its step has passed" if counted.outcome == "stale" else f"the round has one of {request.worker}",
                 extra={
-                    "accumulator": self._keys.name,
+                    "accumulator": self._way.keys.name,
                     "local_step": request.local_step,
                     "global_step": counted.global_step,
                     "num_accumulated": counted.num_accumulated,
@@ -154,19 +135,19 @@ class Applier:
             )
         if self._stale_of_step_0:
             self._stale_of_step_0 = 0
-        if self._min_replicas:
+        if self._way.min_replicas:
             check_replicated(
-                self._keys.name,
+                self._way.keys.name,
                 "the gradient was counted",
                 replicas=counted.replicas,
-                min_replicas=self._min_replicas,
+                min_replicas=self._way.min_replicas,
             )
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
     def layout_for(self, encoding: Encoding) -> UploadLayout | None:
         """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
         if encoding not in self._layouts:
-            layout = layout_of(self._spec, encoding, max(len(self._keys.partitions), 1), self._writer.announced_bytes)
+            layout = layout_of(self._spec, encoding, max(len(self._way.keys.partitions), 1), self._way.announced_bytes)
             small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
             self._layouts[encoding] = None if small else layout
         return self._layouts[encoding]
@@ -234,7 +215,9 @@ class Applier:
         Raises:
             InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN.
         """
-        return self._as_encoded(gradient, encoding, encodes=self._rows(gradient, weight) is None)
+        has_weight = weight != 1 or self._staleness_weighs
+        rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
+        return self._as_encoded(gradient, encoding, encodes=rows is None)
 
     def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
@@ -244,20 +227,13 @@ class Applier:
             check_finite(gradient, self._spec.name_of, self._spec.dtypes)
         return gradient
 
-    def _rows(self, gradient: Gradient, weight: float) -> list[PackedRows] | None:
-        """Returns the rows that the server adds in place; None: the gradient is buffered."""
-        if not self._in_place_limit:
-            return None
-        has_weight = weight != 1 or self._staleness_weighs
-        return in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
-
     def _order_of(self, worker: str) -> str:
         """Returns the place of a worker's gradients in the order of a round: its number."""
         number = number_of_worker(worker)
         if number is None:
             raise InvalidArgumentError(
-                f"the gradients of {shown(self._keys.name)} are added in the order of their workers' numbers, but the "
-                f"worker is called {shown(worker)}: name its handle 'worker N', where N is its number"
+                f"the gradients of {shown(self._way.keys.name)} are added in the order of their workers' numbers, but "
+                f"the worker is called {shown(worker)}: name its handle 'worker N', where N is its number"
             )
         return number
 
@@ -274,7 +250,7 @@ class Applier:
                 label,
                 STALE_IN_SUCCESSION,
                 counted.global_step,
-                extra={"accumulator": self._keys.name, "local_step": 0, "global_step": counted.global_step},
+                extra={"accumulator": self._way.keys.name, "local_step": 0, "global_step": counted.global_step},
             )
 
     def set_global_step(self, step: int, *, worker: str, label: str) -> None:
@@ -285,10 +261,6 @@ class Applier:
             worker: the name of the sender.
             label: the accumulator's name in log records and errors.
         """
-        request = Request(*self._requests.sessions.begin(), worker)
-
-        def send() -> Reply:
-            return self._scripts.set_global_step(**request.arguments(), new_global_step=step)
 
         def finish(counted: Reply) -> None:
             if counted.outcome == "lowered":
@@ -296,10 +268,11 @@ class Applier:
                     "%s: the global step was lowered to %d",
                     label,
                     step,
-                    extra={"accumulator": self._keys.name, "global_step": step},
+                    extra={"accumulator": self._way.keys.name, "global_step": step},
                 )
 
-        self._requests.execute(request, send, finish, f"{label}: to set the global step to {step}")
+        what = f"{label}: to set the global step to {step}"
+        self._change("set_global_step", what, worker, finish, new_global_step=step)
 
     def set_quorum(self, change: Mapping[str, str], *, worker: str, label: str) -> None:
         """Changes the quorum.
@@ -309,9 +282,9 @@ class Applier:
             worker: the name of the sender.
             label: the accumulator's name in errors.
         """
+        self._change("set_quorum", f"{label}: to change the quorum", worker, lambda _: None, **change)
+
+    def _change(self, script: str, what: str, worker: str, finish: Callable[[Reply], None], **values: Any) -> None:
         request = Request(*self._requests.sessions.begin(), worker)
-
-        def send() -> Reply:
-            return self._scripts.set_quorum(**request.arguments(), **change)
-
-        self._requests.execute(request, send, lambda _: None, f"{label}: to change the quorum")
+        run = getattr(self._way.scripts, script)
+        self._requests.execute(request, lambda: run(**request.arguments(), **values), finish, what)

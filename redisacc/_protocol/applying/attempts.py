@@ -19,11 +19,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import PART_MS, BufferedGradient, message_bytes, part_keys, part_ms
+from redisacc._format.buffered import ANNOUNCED_INLINES, MESSAGE_BYTES, PART_MS, BufferedGradient, part_keys, part_ms
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
 from redisacc._format.weights import weight_text
@@ -33,6 +34,7 @@ from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._redis.sockets import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -47,25 +49,35 @@ HOLDS_MS = 10_000
 Part = memoryview | Pieces
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Way:
-    """How the attempts of one handle reach the server.
+    """How the gradients of one handle reach the server.
 
     Attributes:
         transport: the way to the server.
         keys: the keys of the accumulator, with its partitions.
         scripts: its scripts.
-        announced_bytes: a gradient of at least so many bytes is announced before its parts.
-        min_replicas: how many replicas of each node have to confirm parts in partitions; 0: none.
+        spec: its specification.
+        telemetry: hears of compactions.
+        inline_bytes: larger gradients are sent in parts.
+        announced_bytes: a gradient of at least so many bytes is announced before its parts, and then leaves part by
+            part.
+        min_replicas: how many replicas have to confirm a gradient, and of each node its parts in partitions; 0: none.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
     """
 
     transport: Transport
     keys: Keys
     scripts: Scripts
-    announced_bytes: int
+    spec: AccumulatorSpec
+    telemetry: Telemetry
+    inline_bytes: int
     min_replicas: int
     lease_ms: int
+    announced_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.announced_bytes = ANNOUNCED_INLINES * self.inline_bytes
 
 
 class Attempt(ABC):
@@ -404,7 +416,7 @@ class PartitionAttempt(Attempt):
             numbers = range(position, len(parts), step)
             for count, number in enumerate(numbers, start=1):
                 unannounced += parts[number].nbytes
-                if unannounced >= message_bytes() or count == len(numbers):
+                if unannounced >= MESSAGE_BYTES or count == len(numbers):
                     text = parts_arrived(attempt, count, position)
                     messages[number] = Hint(("PUBLISH", self._way.keys.wake_of(position), text))
                     unannounced = 0
@@ -423,12 +435,12 @@ def lease_of(nbytes: int) -> int:
 def written(keys: Keys, gradient: str, parts: Sequence[Part], *, announced: bool = False) -> list[Command]:
     """Returns the commands that write the parts of a gradient in one slot, and those that tell of them."""
     commands: list[Command] = []
-    unannounced, worth_a_message = 0, message_bytes()
+    unannounced = 0
     # The last part is the only one that may be smaller.
     expiry = str(part_ms(len(parts) * parts[0].nbytes))
     for number, part in enumerate(parts):
         # The script announces the last ones.
-        if announced and unannounced >= worth_a_message:
+        if announced and unannounced >= MESSAGE_BYTES:
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient, number))))
             unannounced = 0
         # NX: this may arrive again, also when the gradient counts.

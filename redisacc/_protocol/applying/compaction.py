@@ -13,20 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import shape_text
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropped
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._redis.scans import scan
-from redisacc._redis.transport import Transport
 from redisacc._telemetry.operation import Operation
-from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import AccumulatorFullError, CorruptDataError
 
@@ -52,11 +50,8 @@ Send = Callable[[Gradient, GradientRequest, Sequence[BufferedGradient], float], 
 class Compactor:
     """Compacts the buffered gradients of one accumulator."""
 
-    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec, telemetry: Telemetry) -> None:
-        self._transport = transport
-        self._keys = keys
-        self._spec = spec
-        self._telemetry = telemetry
+    def __init__(self, way: Way) -> None:
+        self._transport, self._keys, self._spec, self._telemetry = way.transport, way.keys, way.spec, way.telemetry
 
     def make_room(self, gradient: Gradient, request: GradientRequest, full: Reply, send: Send) -> Reply:
         """Compacts, or pauses while another client does.

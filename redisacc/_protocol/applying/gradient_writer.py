@@ -7,18 +7,14 @@ from collections.abc import Sequence
 
 from redisacc._clock import durations, running_time
 from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
-from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout
 from redisacc._protocol.applying.attempts import PartitionAttempt, SlotAttempt, Way
 from redisacc._protocol.applying.compaction import Compactor, no_room
 from redisacc._protocol.applying.upload import Upload
-from redisacc._protocol.scripts import COUNTED, Reply, Scripts
+from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._redis.transport import Transport
-from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import ServerError
 
@@ -36,37 +32,9 @@ NOT_COMPACTED = (
 class GradientWriter:
     """Buffers the gradients of one accumulator for one handle."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        keys: Keys,
-        scripts: Scripts,
-        spec: AccumulatorSpec,
-        telemetry: Telemetry,
-        *,
-        inline_bytes: int | None,
-        min_replicas: int,
-        lease_ms: int,
-    ) -> None:
-        """Initialises the writer.
-
-        Args:
-            transport: the way to the server.
-            keys: the keys of the accumulator, with its partitions.
-            scripts: its scripts.
-            spec: its specification.
-            telemetry: hears of compactions.
-            inline_bytes: larger gradients are sent in parts; None: those of more than INLINE_BYTES.
-            min_replicas: how many replicas of each node have to confirm parts in partitions; 0: none.
-            lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
-        """
-        self._keys = keys
-        self._inline_bytes = buffered_format.INLINE_BYTES if inline_bytes is None else inline_bytes
-        # Gradients of at least so many bytes are announced before their parts, and then leave part by part.
-        self.announced_bytes = buffered_format.ANNOUNCED_INLINES * self._inline_bytes
-        self._way = Way(transport, keys, scripts, self.announced_bytes, min_replicas, lease_ms)
-        self._by_worker = spec.order == "worker"
-        self._compactor = Compactor(transport, keys, spec, telemetry)
+    def __init__(self, way: Way) -> None:
+        self._way, self._keys = way, way.keys
+        self._compactor = Compactor(way)
 
     def begin(self, layout: UploadLayout, request: GradientRequest) -> Upload:
         """Begins an upload whose parts leave one by one."""
@@ -88,7 +56,7 @@ class GradientWriter:
             if reply.outcome == "would_accept":
                 reply = self._send(gradient, request)
             if reply.outcome == "full":
-                if self._by_worker:
+                if self._way.spec.order == "worker":
                     raise no_room(self._keys, gradient, reply, NOT_COMPACTED)
                 ask_first = True
                 reply = self._compactor.make_room(gradient, request, reply, self._send)
@@ -117,13 +85,10 @@ class GradientWriter:
         # failover, the leader may reuse the number for another attempt, while a sweeper is still removing the parts of
         # this one.
         name = f"{request.session.id}-{request.sequence}"
-        in_partitions = bool(self._keys.partitions) and gradient.nbytes > self._inline_bytes
+        in_partitions = bool(self._keys.partitions) and gradient.nbytes > self._way.inline_bytes
         if in_partitions or replaced:
             name += f"-{secrets.token_hex(4)}"
-        if in_partitions:
-            packed = buffered_format.pack_for_partitions(self._keys, gradient)
-        else:
-            packed = buffered_format.pack(gradient, self._inline_bytes)
+        packed = buffered_format.pack(self._keys, gradient, self._way.inline_bytes)
         attempt = (PartitionAttempt if in_partitions else SlotAttempt)(
             self._way,
             request,
@@ -134,5 +99,5 @@ class GradientWriter:
             replaced=replaced,
             summed_weight=summed_weight,
         )
-        announced = gradient.nbytes >= self.announced_bytes and not replaced
+        announced = gradient.nbytes >= self._way.announced_bytes and not replaced
         return attempt.send(packed.parts, announced=announced, asks=ask)

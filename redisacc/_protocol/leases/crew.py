@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew
-from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.stored_text import clock_ms
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations

@@ -14,17 +14,16 @@ from redisacc._format.entries import (
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
-    clock_ms,
     parse_known_workers,
     parse_taken,
     parse_waiting,
     parse_workers,
-    time_of,
 )
 from redisacc._format.history_entries import parse_history
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import Record, RecordValues
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
+from redisacc._format.stored_text import clock_ms, parsed, time_of
 from redisacc._format.worker_states import WorkersByState, workers_by_state
 from redisacc._redis.scans import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.sockets import Command
@@ -149,21 +148,6 @@ class AccumulatorInfo(RecordValues):
         return self.states.gone
 
 
-# The attributes that are those of the record.
-def _created_at(keys: Keys, ms: int) -> datetime.datetime:
-    try:
-        return time_of(ms)
-    except (ValueError, OverflowError, OSError) as error:
-        raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is not a time") from error
-
-
-def _metrics(keys: Keys, text: bytes | None) -> dict[str, float]:
-    try:
-        return parse_metrics(text or b"")
-    except ValueError:
-        raise CorruptDataError(f"{keys.record}: metrics holds {shown(text)}, which redisacc did not write") from None
-
-
 def _queue_command(keys: Keys, after: float = -math.inf) -> Command:
     """Returns the command that reads the next tokens and tickets of the queue, after a ticket."""
     return ("ZRANGE", keys.queue, f"({after:.17g}", "+inf", "BYSCORE", "LIMIT", 0, SCAN_FIELDS, "WITHSCORES")
@@ -240,7 +224,6 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         parse_waiting(keys, token, takers[token]) for token in _whole_queue(transport, keys, queue) if token in takers
     ]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
-    created_at = _created_at(keys, found.created_ms)
     in_round = parse_workers(workers, keys.current.workers)
     now_ms = clock_ms(clock)
     read_at = time_of(now_ms)
@@ -253,10 +236,10 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((one for state, one in rounds if state == "granted"), key=lambda one: one.granted_at),
-        created_at=created_at,
+        created_at=found.created_ms,
         known_workers=known_workers,
-        last_activity=max([created_at, *seen, *(one.granted_at for _, one in rounds)]),
-        metrics=_metrics(keys, metrics)
+        last_activity=max([found.created_ms, *seen, *(one.granted_at for _, one in rounds)]),
+        metrics=parsed(keys.record, "metrics", metrics or b"", parse_metrics)
         if latest is None
         else parse_history(parameters.record, [latest], None)[0].metrics,
         chief=next((member.who for member in members if member.number is None and member.left > 0), ""),

@@ -13,6 +13,7 @@ from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format.keys import DELETING, NAMES, Keys
 from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
 from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
+from redisacc._format.stored_text import foreign, parsed
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
@@ -20,7 +21,7 @@ from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError
+from redisacc.errors import InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")
 
@@ -112,14 +113,8 @@ def open_accumulator(
 
 def _parse_settings(keys: Keys, opened: Reply) -> None:
     for field in FIELDS:
-        if field in SETTINGS or field.name == "partitions":
-            text = str(getattr(opened, field.name))
-            try:
-                setattr(opened, field.name, field.parse(text))
-            except ValueError:
-                raise CorruptDataError(
-                    f"{keys.record}: {field.name} is {shown(text)}, which redisacc did not write"
-                ) from None
+        if field in SETTINGS or field.name in ("partitions", "chunk"):
+            setattr(opened, field.name, parsed(keys.record, field.name, str(getattr(opened, field.name)), field.parse))
 
 
 def _read_only(transport: Transport, keys: Keys, scripts: Scripts) -> Reply | None:
@@ -181,9 +176,7 @@ def _tree_difference(keys: Keys, there: str, here: str) -> str:
     try:
         found = parse_structure(there)
     except ValueError as error:
-        raise CorruptDataError(
-            f"{keys.record}: tree holds what redisacc did not write: {printable(str(error), 300)}"
-        ) from None
+        raise foreign(keys.record, "tree", there, error) from None
     first = difference(found, wanted)
     # Texts that differ describe trees that differ, because a structure has one text only.
     assert first is not None

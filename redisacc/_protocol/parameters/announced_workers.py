@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.stored_text import foreign, parse_int64, parsed
 from redisacc._protocol.parameters.version_writer import amend_latest
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
-
-# A number is read if it has no more digits than the largest one.
-_DIGITS = len(str(INT64_MAX))
 
 
 def announce_workers(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:
@@ -55,9 +50,10 @@ def parse_workers(keys: ParameterKeys, text: bytes | None) -> int | None:
     """
     if text is None:
         return None
-    if not (text.isdigit() and len(text) <= _DIGITS and 0 < int(text) <= INT64_MAX):
-        raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
-    return int(text)
+    number = parsed(keys.record, "workers", text, parse_int64)
+    if number < 1:
+        raise foreign(keys.record, "workers", text)
+    return number
 
 
 def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
@@ -66,9 +62,4 @@ def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
     Raises:
         CorruptDataError: redisacc did not write it.
     """
-    if not text:
-        return None
-    digits = text.removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > _DIGITS or not INT64_MIN <= int(text) <= INT64_MAX:
-        raise CorruptDataError(f"{keys.record}: until holds {shown(text)}, which redisacc did not write")
-    return int(text)
+    return parsed(keys.record, "until", text, parse_int64) if text else None

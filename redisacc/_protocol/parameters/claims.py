@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from redisacc._format.claims import Claim, parse_claims
-from redisacc._format.entries import clock_ms
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.stored_text import clock_ms
 from redisacc._redis.scans import scan_command, scan_whole
 from redisacc._redis.transport import Transport
 

@@ -6,14 +6,13 @@ import datetime
 import math
 from dataclasses import dataclass
 
-from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
+from redisacc._format.stored_text import clock_ms, parse_time, parsed, time_of
 from redisacc._protocol.parameters.announced_workers import parse_until, parse_workers
 from redisacc._redis.transport import Transport
-from redisacc._text import printable, shown
-from redisacc.errors import CorruptDataError
+from redisacc._text import printable
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,8 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         return None
     schema = parse_schema(keys, "structure", structure)
     manifest = record.manifest(schema)
-    for name, value in (("created_ms", created), ("published_ms", published)):
-        if not isinstance(value, bytes) or not (value.isdigit() and len(value) <= 15):
-            raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
-    try:
-        times = [time_of(int(value)) for value in (created, published)]
-    except (ValueError, OverflowError, OSError):
-        raise CorruptDataError(f"{keys.record}: created_ms or published_ms is no time") from None
+    created_at = parsed(keys.record, "created_ms", created, parse_time)
+    published_at = parsed(keys.record, "published_ms", published, parse_time)
     # A publisher without an optimiser leaves these fields as they are, and publishes no such blobs.
     is_updated = any(blob.part_bytes for blob in manifest.full)
     stored = [*manifest.blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]
@@ -132,7 +126,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         stored_bytes=sum(blob.nbytes for blob in stored),
         parts=sum(len(blob.keys(record.keys)) for blob in stored),
         publisher=printable(publisher or b""),
-        created_at=times[0],
-        published_at=times[1],
+        created_at=created_at,
+        published_at=published_at,
         read_at=time_of(clock_ms(clock)),
     )

@@ -15,8 +15,7 @@ from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
-from redisacc._format.packing import packed, packed_rows
+from redisacc._format.leaves import Layout, Leaf, Schema, packed, packed_rows, ranges_text
 from redisacc._format.parameter_record import (
     FORMAT,
     MAX_BLOB_BYTES,

@@ -18,6 +18,7 @@ from redisacc._format.parameter_record import (
     UPDATES,
     Manifest,
     ParameterRecord,
+    parse_count,
     parse_schema,
     with_partitions_text,
 )
@@ -299,14 +300,13 @@ class ParameterReader:
             raise PartMissingError(self._keys.record)
         if not optimizer:
             return None
-        if not (isinstance(updates, bytes) and updates.isdigit() and len(updates) <= 15):
-            raise CorruptDataError(f"{self._keys.record}: updates holds {shown(updates)}, which redisacc did not write")
+        number = parse_count(self._keys, UPDATES, updates)
         schema = self.schema()
         blobs = [blob for blob in manifest.slots if blob.number]
         data = fetched_blobs(self._transport, self._keys, blobs)
         tables = fetch_tables(self._transport, record, schema, len(blobs), weights=False)
         layout = schema.flat(manifest.full[0].leaves).layout
-        found: dict[str, Any] = {UPDATES: np.array(int(updates))}
+        found: dict[str, Any] = {UPDATES: np.array(number)}
         exact = None
         for place, blob in enumerate(blobs):
             of_slot = arrays_in(schema, layout, data[place])

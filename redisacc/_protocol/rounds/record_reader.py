@@ -5,11 +5,10 @@ from __future__ import annotations
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
+from redisacc._format.stored_text import of_ascii, parsed
 from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
 
 
 class RecordReader:
@@ -54,8 +53,5 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
         CorruptDataError: redisacc did not write the record's list of partitions.
     """
     text = transport.call(*Record.partitions_command(keys), timeout=timeout)
-    try:
-        partitions = parse_partitions((text or b"").decode(errors="replace"))
-    except ValueError:
-        raise CorruptDataError(f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write") from None
+    partitions = parsed(keys.record, "partitions", text or b"", lambda text: parse_partitions(of_ascii(text)))
     return Keys(keys.name, partitions)

@@ -16,7 +16,7 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.shapes import round_shape_of
-from redisacc._format.staleness import parse_staleness
+from redisacc._format.weights import parse_staleness
 from redisacc._protocol.rounds.acknowledgement import acknowledge, ended_round
 from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed

@@ -9,8 +9,7 @@ import numpy as np
 from redisacc._clock import clock
 from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
-from redisacc._format.buffered import BufferedGradient
-from redisacc._format.gradient_digests import digest_of
+from redisacc._format.buffered import BufferedGradient, digest_of
 from redisacc._format.part_cut import Cut
 
 # An upload that makes no progress for this many seconds no longer holds up later ones.

@@ -223,7 +223,7 @@ class RoundSoFar:
 
         Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
         """
-        declared = self._spec.kind == "tree" or self._spec.fixed_shapes is not None
+        declared = self._spec.shapes is not None
         return gradient.sparse_bytes if declared else gradient.nbytes
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:

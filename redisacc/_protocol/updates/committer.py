@@ -24,8 +24,7 @@ from typing import Any
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Array
-from redisacc._format.buffered import PART_MS, PartMissingError
-from redisacc._format.gradient_digests import digest_of
+from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, Manifest, announcement

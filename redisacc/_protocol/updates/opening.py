@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Schema
-from redisacc._format.packing import packed
+from redisacc._format.leaves import Schema, packed
 from redisacc._format.parameter_record import FORMAT, Blob, announcement
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
+from redisacc._format.stored_text import foreign
 from redisacc._format.table_blobs import check_kept, tables_of
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
@@ -134,7 +135,7 @@ def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Sca
             return unpack_scalars(text.decode(), model.optimizer)
     except ValueError:
         pass
-    raise CorruptDataError(f"{keys.record}: scalars holds {shown(text)}, which redisacc did not write")
+    raise foreign(keys.record, "scalars", text)
 
 
 def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from redisacc._data.sums import put_rows
 from redisacc._data.validation import Array
-from redisacc._format.packing import packed
+from redisacc._format.leaves import packed
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest
 from redisacc._format.table_blobs import array_bytes, kept_blobs, tables_of
 from redisacc._format.update_order import Order

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from redisacc._data.results import ApplyResult
-from redisacc._data.tree.spec import described_by
+from redisacc._data.spec import described_by
 from redisacc._data.validation import Array
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator

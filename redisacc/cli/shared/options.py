@@ -16,7 +16,6 @@ from click.shell_completion import CompletionItem
 from redisacc._admin.catalogue import escape_glob, list_names
 from redisacc._admin.rows import read_spec
 from redisacc._clock import durations
-from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import PREFIX, Keys
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -111,8 +110,7 @@ def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomp
         # An option that lacks its value ends click's parsing before the arguments get their names.
         name = context.params.get("name") or next(iter(context.args), "")
         spec = read_spec(server, keys_of(name))
-        leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
-        return (leaf.path for leaf in leaves if leaf.path.startswith(incomplete))
+        return (leaf.path for leaf in spec.leaves if leaf.path and leaf.path.startswith(incomplete))
 
     return _offered(context, paths)
 

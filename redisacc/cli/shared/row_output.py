@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from redisacc._admin.rows import CurrentRows, Rows
-from redisacc._data.tree.spec import Leaf
+from redisacc._data.spec import Leaf
 from redisacc._data.validation import Array
 from redisacc._monitoring.facts import count_text, declared_shape_text, number_text
 from redisacc._text import printable
