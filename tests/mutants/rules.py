@@ -202,16 +202,16 @@ RULES = (
     ),
     Rule(
         "What a taker has added up ahead is used only if it belongs to the round",
-        "redisacc/_protocol/sums/expected_gradients.py",
-        "and before[agree] is self.every[agree]:",
-        ":",
+        "redisacc/_protocol/sums/cells.py",
+        "if cell.summed != wanted[: len(cell.summed)]]",
+        "if len(cell.summed) > len(wanted)]",
         "tests/unit/test_part_sums.py -k only_the_sum",
     ),
     Rule(
         "A reducer stores a sum when all of its gradients are in it",
-        "redisacc/_protocol/sums/dense_parts.py",
-        "if cell.added != self._uploads.expected or",
-        "if not cell.added or",
+        "redisacc/_protocol/sums/cells.py",
+        "if len(cell.summed) != self._uploads.expected or",
+        "if not cell.summed or",
         "tests/behaviour/test_reduction.py -k fetches_the_sum",
     ),
     # Leases.

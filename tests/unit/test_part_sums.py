@@ -24,9 +24,9 @@ from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
+from redisacc._protocol.sums.cells import SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
-from redisacc._protocol.sums.requested_parts import Bounds
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("name")
@@ -216,16 +216,16 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
     sums = PartSums(
         server,  # type: ignore[arg-type]
-        KEYS,
         round_sum,
-        num_expected=num_expected,
-        by_worker=by_worker,
-        reliance=reliance,
-        bounds=Bounds(
+        SumOptions(
+            KEYS,
+            num_expected,
+            by_worker=by_worker,
             window=data.draw(st.sampled_from([1, 100, 10**6])),
             waiting=data.draw(st.sampled_from([0, 100, 10**6])),
             reduced=0,
         ),
+        reliance,
     )
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
 
@@ -362,7 +362,7 @@ def test_a_weight_that_has_changed_since_the_upload_began() -> None:
     spec, server = SPECS["both"], Server()
     upload = Upload(0, spec, 1, 64)
     round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, KEYS, round_sum, num_expected=1)  # type: ignore[arg-type]
+    sums = PartSums(server, round_sum, SumOptions(KEYS, 1))  # type: ignore[arg-type]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
     found = upload.at(0)
     sums.announce(replace(found, factor=2 * found.factor))
@@ -381,7 +381,7 @@ def test_a_weight_that_has_changed_since_the_upload_began() -> None:
 def test_what_was_added_ahead_is_not_fetched_again() -> None:
     spec, server = SPECS["both"], Server()
     uploads = [Upload(number, spec, number, 64) for number in range(3)]
-    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"), num_expected=3)  # type: ignore[arg-type]
+    sums = PartSums(server, spec.empty_sum((), where="the test"), SumOptions(KEYS, 3))  # type: ignore[arg-type]
     described = [upload.at(place) for place, upload in enumerate(uploads)]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
     for gradient, upload in zip(described, uploads, strict=True):
@@ -408,10 +408,8 @@ class ByWorker:
         self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
         self.sums = PartSums(
             self.server,  # type: ignore[arg-type]
-            KEYS,
             self._sum,
-            num_expected=3,
-            by_worker=True,
+            SumOptions(KEYS, 3, by_worker=True),
         )
         self._inline = InlineReader(self.server, KEYS.current, ())  # type: ignore[arg-type]
 
@@ -465,7 +463,7 @@ def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> No
     one = ByWorker(7, 4, 2, 0, 9)
     assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
     one.upload(2, admitted=True)
-    assert one.sums._done == 3
+    assert one.sums._cells.done == 3
     # A spare worker comes too late, whatever its number.
     assert one.upload(3) == one.upload(4) == []
     assert one.complete(2, 1, 0) == []
@@ -477,7 +475,7 @@ def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped() -
     for k in (1, 2, 3):
         one.upload(k, admitted=True)
     assert not one.sums.knows(one.every[0].id)
-    assert one.sums._done == 3
+    assert one.sums._cells.done == 3
     assert one.complete(2, 1, 3) == []
 
 
@@ -560,11 +558,9 @@ def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[
     round_sum = spec.empty_sum((), where="the test")
     sums = PartSums(
         server,  # type: ignore[arg-type]
-        KEYS,
         round_sum,
-        num_expected=required,
-        reliance=ReducerReliance(),
-        bounds=Bounds(reduced=0),
+        SumOptions(KEYS, required, reduced=0),
+        ReducerReliance(),
     )
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
     for place, upload in enumerate(uploads):

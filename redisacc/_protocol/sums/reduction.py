@@ -23,7 +23,7 @@ from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
 from redisacc._protocol.scripts import Scripts
-from redisacc._protocol.sums.dense_parts import SumPart
+from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
 from redisacc._redis.reply_errors import ServerOutOfMemoryError
 from redisacc._redis.sockets.fast_socket import Command, Pieces

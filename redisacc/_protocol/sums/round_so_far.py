@@ -18,7 +18,7 @@ from redisacc._format.shapes import round_shape_of
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun
 from redisacc._protocol.parts.fetch import TRUSTED_BYTES, check_lengths
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.sums.dense_parts import Store
+from redisacc._protocol.sums.cells import Store, SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._redis.hash_scan import Fields, scan_command, scan_whole
@@ -127,14 +127,16 @@ class RoundSoFar:
             self._round_sum = self._spec.empty_sum(shape, where=self._keys.current.sums)
             self._part_sums = PartSums(
                 self._transport,
-                self._keys,
                 self._round_sum,
-                num_expected=num_required,
-                by_worker=self._spec.order == "worker",
-                reliance=self._reliance,
-                store=self._store,
-                position=self._position,
-                is_updated=self.is_updated,
+                SumOptions(
+                    self._keys,
+                    num_required,
+                    by_worker=self._spec.order == "worker",
+                    store=self._store,
+                    position=self._position,
+                    is_updated=self.is_updated,
+                ),
+                self._reliance,
             )
         return self._part_sums, self._round_sum
 
