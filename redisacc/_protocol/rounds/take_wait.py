@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from redisacc._clock import durations
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import Keys
-from redisacc._format.staging import PartsArrived, SumStored, parse_message
+from redisacc._format.quorum import Quorum
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.weights import weight_text
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
 from redisacc._protocol.rounds.take_progress import TakeProgress
@@ -20,15 +20,17 @@ from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._protocol.rounds.who_contributed import read_contributors
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts, StaleSequenceError
 from redisacc._protocol.sessions import Request, Session
-from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
+from redisacc._protocol.sums.round_so_far import Heard, Interruption, heard_in, note
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._protocol.waiting.wait import Wait
+from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.reply_errors import NotPermittedError
-from redisacc._redis.transport import TIMEOUT, Transport, limited
+from redisacc._redis.transport import TIMEOUT, limited
 from redisacc.errors import RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
+
+_APPLIED = re.compile(r"applied step=\S+ count=(\d{1,16})\b")
 
 # How long a call for a reducer tries to reach the server, in seconds.
 CALL_TIMEOUT = 1.0
@@ -67,20 +69,14 @@ class TakeWait(Wait[Taken]):
     """A take. ``run`` blocks until a round is granted.
 
     Args:
-        transport: the way to the server.
-        lifetime: the lifetime of the handle.
-        keys: the keys of the accumulator.
-        scripts: its scripts.
-        session: used only by this take while it waits.
-        required: how many gradients the take waits for. None: the quorum of the accumulator.
-        min_weight: the least sum of their weights; 0: any sum will do.
-        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
-        taker: the name of the taker.
-        label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.
+        lifetime: the lifetime of the handle.
+        scripts: the scripts of the accumulator.
+        session: used only by this take while it waits.
         history: the handle's knowledge of the accumulator's past.
-        describe: returns a further clause for messages about the wait, or "".
-        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
+        demand: the gradients that the take requires.
+        taker: the name of the taker.
+        how: of the wait.
 
     Attributes:
         loss: how the take noticed that the accumulator has gone back to older data; None: it has not.
@@ -94,39 +90,25 @@ class TakeWait(Wait[Taken]):
     # Whether the last look ahead was broken off to poll.
     _broke_off = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
-        transport: Transport,
+        reader: RoundReader,
         lifetime: Lifetime,
-        keys: Keys,
         scripts: Scripts,
         session: Session,
-        *,
-        required: TakeRequirement | None,
-        min_weight: float,
-        deadline: float,
-        taker: str,
-        label: str,
-        reader: RoundReader,
         history: History,
-        describe: Callable[[], str] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        demand: Quorum,
+        *,
+        taker: str,
+        **how: Unpack[WaitOptions],
     ) -> None:
-        super().__init__(
-            transport,
-            lifetime,
-            keys.wake,
-            name=keys.name,
-            deadline=deadline,
-            label=label,
-            cancel=cancel,
-            describe=describe,
-        )
+        keys = reader.keys
+        super().__init__(reader.transport, lifetime, keys.wake, name=keys.name, **how)
         self._keys, self._scripts, self._session = keys, scripts, session
-        self._required, self._min_weight = required, min_weight
+        self._required, self._min_weight = TakeRequirement.of(demand), demand.min_weight or 0.0
         self._taker, self._reader, self._history = taker, reader, history
         self._reducers = keys.reducers
-        self._lost = transport.lost
+        self._lost = reader.transport.lost
         # Filled by the thread that listens.
         self._heard: deque[Heard] = deque()
         self._begin()
@@ -229,42 +211,24 @@ class TakeWait(Wait[Taken]):
 
         It wakes the wait only if it may complete the round, or if there is something to fetch ahead.
         """
-        message = None if event is None else parse_message(event)
-        if message is not None:
-            self._note(message)
-            self.alarm.set()
-            return
-        words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
-        buffered = words.get("buffered")
-        if event is None:
-            self._note(Interruption.MISSED)
-        elif "taken" in words:
-            self._note(Interruption.OVER)
-        elif buffered == "*":
-            self._note(Interruption.MISSED)
-        elif buffered:
-            self._note(buffered[:64])
-        if words.keys() & {"applied", "stale", "repeated", "waiting"}:
-            count = words.get("count", "")
-            if count.isdigit() and int(count[:16]) < self.num_required:
-                if buffered:
-                    self.alarm.set()
-                return
-        self.poll_soon()
+        heard = heard_in(event)
+        if heard is not None:
+            note(self._heard, heard)
+        count = None if event is None else _APPLIED.match(event)
+        if isinstance(heard, UploadBegun | PartsArrived | SumStored) or (
+            count is not None and int(count[1]) < self.num_required
+        ):
+            if heard is not None:
+                self.alarm.set()
+        else:
+            self.poll_soon()
 
     def on_arrival(self, text: str | None) -> None:
         """Handles a message about a partition, in the thread that listens. A message that is missed only costs time."""
         message = None if text is None else parse_message(text)
         if isinstance(message, PartsArrived | SumStored):
-            self._note(message)
+            note(self._heard, message)
             self.alarm.set()
-
-    def _note(self, heard: Heard) -> None:
-        """Notes what was heard. If it is too much, it is looked up instead: any client may publish."""
-        if len(self._heard) >= MOST_HEARD:
-            self._heard.clear()
-            heard = Interruption.MISSED
-        self._heard.append(heard)
 
     def listen_elsewhere(self, listening: contextlib.ExitStack) -> None:
         """Listens to messages from the nodes of the partitions. Without it, all takes longer."""
@@ -312,7 +276,8 @@ class TakeWait(Wait[Taken]):
         try:
             self.transport.call("PUBLISH", self._keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
         except NotPermittedError as error:
-            self._reader.call_no_more()
+            if self._reader.relies is not None:
+                self._reader.relies.call_no_more()
             logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self.fields)
         except RedisAccError as error:
             logger.debug("%s: could not call for a reducer: %s", self.label, error)

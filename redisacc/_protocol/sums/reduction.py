@@ -21,10 +21,10 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
-from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
+from redisacc._format.staging import PartsArrived, SumStored, sum_stored
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
-from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
+from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
 from redisacc._redis.reply_errors import ServerOutOfMemoryError
 from redisacc._redis.sockets.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
@@ -149,16 +149,14 @@ class Reduction:
         """
         if channel == self._updates.channel:
             return self._updates.hear(text)
-        if text is None or len(self._heard) > MOST_HEARD:
-            self._heard.clear()
-            self._heard.append(Interruption.MISSED)
-            return True
         found = heard_in(text)
         # Other messages come to the leader's channel only: on the channel of a partition, they are not trusted.
-        if found is None or (channel != self._keys.wake and not isinstance(found, PartsArrived)):
+        is_trusted = text is None or channel == self._keys.wake or isinstance(found, PartsArrived)
+        if found is None or isinstance(found, SumStored) or not is_trusted:
             return False
-        self._heard_at = clock.now()
-        self._heard.append(found)
+        if text is not None:
+            self._heard_at = clock.now()
+        note(self._heard, found)
         return True
 
     @property
@@ -359,22 +357,6 @@ class Reduction:
             logger.debug("%s: the lease of the reducer ends by itself: %s", self._keys.name, printable(str(error)))
         self._sums.clear()
         return answered
-
-
-def heard_in(text: str) -> Heard | None:
-    """Parses a message on the channel ``wake``. None: it does not concern a reducer."""
-    message = parse_message(text)
-    if isinstance(message, UploadBegun | PartsArrived):
-        return message
-    if isinstance(message, SumStored):
-        return None
-    if text.startswith("taken "):
-        return Interruption.OVER
-    _, found, rest = text[:1024].partition(" buffered=")
-    if text.startswith("applied ") and found:
-        name = rest.partition(" ")[0]
-        return Interruption.MISSED if name == "*" else name[:64]
-    return None
 
 
 def _renewal() -> float:

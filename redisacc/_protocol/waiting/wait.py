@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Required, TypedDict, TypeVar
 
 from redisacc._clock import clock, durations
 from redisacc._protocol.waiting.lifetime import Lifetime
@@ -22,6 +22,15 @@ logger = logging.getLogger("redisacc")
 
 # The result of a wait.
 Found = TypeVar("Found")
+
+
+class WaitOptions(TypedDict, total=False):
+    """What a caller says of a wait. The keys are arguments of ``Wait``."""
+
+    deadline: Required[float]
+    label: Required[str]
+    describe: Callable[[], str | None] | None
+    cancel: Callable[[], bool] | None
 
 
 class Wait(ABC, Generic[Found]):
