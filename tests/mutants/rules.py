@@ -195,9 +195,9 @@ RULES = (
     ),
     Rule(
         "A gradient is not returned if another process has recovered its round meanwhile",
-        "redisacc/_protocol/rounds/acknowledgement.py",
-        "return begun\n        begun",
-        "return True\n        begun",
+        "redisacc/_protocol/rounds/granted_rounds.py",
+        "            break\n        begun",
+        "            pass\n        begun",
         "tests/behaviour/test_round_owner.py -k 'recovered_is_not_returned'",
     ),
     Rule(

@@ -19,7 +19,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropped
+from redisacc._protocol.rounds.granted_rounds import PARTS_PER_CALL, free_dropped
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.cells import SumOptions

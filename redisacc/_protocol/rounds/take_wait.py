@@ -14,10 +14,10 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.quorum import Quorum
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.weights import weight_text
+from redisacc._format.worker_states import WorkersByState
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
-from redisacc._protocol.rounds.take_progress import TakeProgress
 from redisacc._protocol.rounds.take_requirement import TakeRequirement
-from redisacc._protocol.rounds.who_contributed import read_contributors
+from redisacc._protocol.rounds.who_contributed import Contributors, read_contributors, states_text
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts, StaleSequenceError
 from redisacc._protocol.sessions import Request, Session
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, heard_in, note
@@ -37,6 +37,8 @@ CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
 MOST_CHANNELS = 128
+# Maximum number of workers of each state in an error's attribute.
+LISTED = 100
 
 
 @dataclass(slots=True)
@@ -332,27 +334,71 @@ class TakeWait(Wait[Taken]):
     @property
     def fields(self) -> dict[str, object]:
         """Fields of log records, for handlers that format them."""
-        return {"accumulator": self.name, **self._progress().fields}
+        fields: dict[str, object] = {"accumulator": self.name, "num_required": self.num_required}
+        if self._seen is not None:
+            fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
+        return fields
 
     def progress(self) -> str:
         """Describes the take in messages about a long wait."""
-        return self.described(self._progress(ask=True).text("is still waiting"))
+        return self._text("is still waiting", self._contributors())
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
         """Returns the error, which says what was missing."""
-        progress = self._progress(ask=True)
-        return progress.timeout_error(self.described(progress.text(f"timed out after {seconds:.3g} s")))
+        seen, found = self._seen, self._contributors()
+        states = found.states if found else WorkersByState()
+        return TakeTimeoutError(
+            self._text(f"timed out after {seconds:.3g} s", found),
+            num_required=self.num_required,
+            num_accumulated=seen.num_accumulated if seen else 0,
+            workers=found.workers if found else {},
+            expected=[worker.name for worker in states.expected[:LISTED]],
+            late=[worker.name for worker in states.late[:LISTED]],
+            gone=[worker.name for worker in states.gone[:LISTED]],
+            num_expected=len(states.expected),
+            num_late=len(states.late),
+            num_gone=len(states.gone),
+            min_weight=self._min_weight,
+            total_weight=seen.total_weight if seen else 0.0,
+        )
 
-    def _progress(self, *, ask: bool = False) -> TakeProgress:
-        """Returns how far the take has come, as far as it knows. If ``ask``, asks who has contributed as well."""
-        found = None
-        if ask and self.outage is None:
+    def _contributors(self) -> Contributors | None:
+        """Asks who has contributed to the round; None: the server does not say."""
+        if self.outage is None:
             try:
                 with limited(self.call_timeout):
-                    found = read_contributors(self.transport, self._keys)
+                    return read_contributors(self.transport, self._keys)
             except RedisAccError as failure:
                 logger.debug("%s: %s", self.label, failure)
-        return TakeProgress(self.label, self._required, self.num_required, self._min_weight, self._seen, found)
+        return None
+
+    def _text(self, what: str, found: Contributors | None) -> str:
+        """Returns a message: ``what`` the take does, such as "is still waiting", and what has arrived so far."""
+        seen, least = self._seen, self._min_weight
+        required: object = self._required or "as many gradients as the quorum says"
+        if self._required is None and seen is not None:
+            required = TakeRequirement(seen.num_required, seen.most, seen.grace_ms)
+        weight = f" with a weight of {least:g}" if least else ""
+        text = f"{self.label}: a take of {required}{weight} {what}"
+        if seen is None:
+            return self.described(f"{text}: the server did not report how many gradients there are")
+        weight = f", with a weight of {seen.total_weight:g} of {least:g}," if least else ""
+        text += f": {seen.num_accumulated} of {self.num_required} gradients{weight} had arrived at step "
+        text += str(seen.global_step)
+        if seen.grace_left_ms:
+            text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
+        if found is not None:
+            text = "; ".join([text, *states_text(found)])
+            if found.none_to_come and seen.total_weight < least:
+                text += (
+                    "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
+                    "reached unless more workers join"
+                )
+            if not found.ever_applied:
+                text += "; nobody has ever applied a gradient to this accumulator, so check its name"
+        if seen.ahead:
+            text += f"; takers before it in the queue: {seen.ahead}"
+        return self.described(text)
 
 
 def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: float = TIMEOUT) -> Reply | None:

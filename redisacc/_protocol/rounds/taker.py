@@ -17,9 +17,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.staleness import parse_staleness
-from redisacc._protocol.rounds.acknowledgement import acknowledge
-from redisacc._protocol.rounds.recovery import take_over
-from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
+from redisacc._protocol.rounds.granted_rounds import REMEMBERED, acknowledge, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
 from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
@@ -264,7 +262,7 @@ class Taker(Generic[G]):
         return False
 
     def _still_listed(self, token: str, global_step: int) -> bool:
-        return still_listed(self.transport, self.keys, self.scripts.incarnation, token, global_step)
+        return still_listed(self.transport, self.keys, self.scripts, token, global_step)
 
     def check_listed(self, granted: Reply) -> None:
         """Raises unless a round that was granted to this process is still its own.

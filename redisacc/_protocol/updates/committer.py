@@ -39,7 +39,7 @@ from redisacc._protocol.parameters.version_writer import Follows
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition, write_parts
-from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
+from redisacc._protocol.rounds.granted_rounds import PARTS_PER_CALL, acknowledge, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
