@@ -15,6 +15,7 @@ from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts import OF_CREWS, Scripts
+from redisacc._protocol.waiting.wait import until
 from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -22,6 +23,9 @@ from redisacc._text import printable, shown
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
+
+# How often a process asks for a lease that it waits for, in seconds.
+LEASE_LOOK = 0.25
 
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
 
@@ -138,16 +142,20 @@ class Crew:
             ConflictError: its holder extends it.
         """
         deadline = clock.now() + durations.lease + 1.0
-        logged = False
-        while (taken := self._take(place)) is not None:
+        holder: HeldByOther | None = None
+
+        def take() -> bool | None:
+            nonlocal holder
+            taken = self._take(place)
+            if taken is None:
+                return True
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
             if clock.now() + taken.left > deadline:
                 raise ConflictError(
                     f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
                     f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
                 )
-            if not logged:
-                logged = True
+            if holder is None:
                 logger.warning(
                     "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out, or until that "
                     "process shows that it is alive by extending it",
@@ -157,8 +165,11 @@ class Crew:
                     taken.left,
                     extra={"accumulator": self._name},
                 )
-            self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
-        return logged
+            holder = taken
+            return None
+
+        until(self.transport.waits, take, every=LEASE_LOOK)
+        return holder is not None
 
     def stand_by(self, place: str, cancel: Callable[[], bool]) -> bool:
         """Takes a lease. Blocks for as long as another process extends it.
@@ -201,11 +212,18 @@ class Crew:
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
         """Blocks for some seconds, or until the holder of a lease is known to be dead."""
-        until = clock.now() + seconds
-        while clock.now() < until and fate_of(holder.process) != "dead":
+
+        def check() -> None:
             if cancel():
                 raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
-            self.transport.waits.sleep(min(durations.standby_looks_every, max(until - clock.now(), 0.0)))
+
+        until(
+            self.transport.waits,
+            lambda: fate_of(holder.process) == "dead" or None,
+            every=durations.standby_looks_every,
+            check=check,
+            deadline=clock.now() + seconds,
+        )
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -312,10 +312,13 @@ class Taker(Generic[G]):
         Raises:
             DataLossError, CorruptDataError: as ``take``.
         """
+        return self._guarded(found.granted, lambda: self._contents(found))
+
+    def _guarded(self, granted: Reply, read: Callable[[], Value]) -> Value:
         try:
-            return self._contents(found)
+            return read()
         except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(found.granted, error) from error
+            raise self._explained(granted, error) from error
 
     def _contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
         granted = found.granted
@@ -336,22 +339,17 @@ class Taker(Generic[G]):
             DataLossError, CorruptDataError: as ``take``.
         """
         granted = found.granted
-        try:
-            return found.reader.add_up(
-                contents, shape, granted.num_accumulated, granted.total_weight, found.num_required
-            )
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(granted, error) from error
+        number, weight = granted.num_accumulated, granted.total_weight
+        add_up = found.reader.add_up
+        return self._guarded(granted, lambda: add_up(contents, shape, number, weight, found.num_required))
 
     def rows_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum | None:
         """Returns a sum with only the rows of a round whose gradients are all in parts. ``sum_of`` may follow.
 
         The arguments and the errors are those of ``sum_of``. None: rows cannot be added up alone.
         """
-        try:
-            return found.reader.add_rows_up(contents, shape, found.num_required)
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(found.granted, error) from error
+        add_rows_up = found.reader.add_rows_up
+        return self._guarded(found.granted, lambda: add_rows_up(contents, shape, found.num_required))
 
     def _read_whole(self, found: GrantedRound, *, skip_lost: bool) -> TakenRound[Any]:
         granted, reader = found.granted, found.reader

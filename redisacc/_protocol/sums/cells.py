@@ -227,7 +227,7 @@ class Rows:
             if upload.cut is None:
                 break
             if upload.sparse_parts:
-                if upload.sparse is None or upload.sparse.left:
+                if upload.sparse is None or upload.sparse.left > 0:
                     break
                 where = self._keys.part(upload.gradient.id, 0)
                 add_sparse_sections(self._sum, upload.gradient, upload.sparse.memory, where)
@@ -405,9 +405,9 @@ class Cells:
             assert self.rows is not None
             self.rows.note(part, is_there=True)
         elif cell.coming and cell.coming[0] is part:
-            cell.coming.popleft()
             if not part.placed:
                 self._add(cell, part)
+            cell.coming.popleft()
             cell.summed += part.adds
             if part.is_sum:
                 self.advance(cell.number)

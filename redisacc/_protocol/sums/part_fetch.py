@@ -10,14 +10,9 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._protocol.parts.fetch import wrong_length
 from redisacc._protocol.sums.cells import Cells, Part, SumOptions
-from redisacc.errors import CorruptDataError
 
 # How many bytes are requested from all nodes together before they are needed.
 MOST_WINDOW_BYTES = 64 * 2**20
-
-
-class ForgedSumError(CorruptDataError):
-    """A part of a reducer's sum has another length than the gradients in it need."""
 
 
 class PartFetch:
@@ -78,9 +73,7 @@ class PartFetch:
     def begin(self, part: Part, length: int) -> memoryview:
         """Returns where a part goes, given its length in bytes."""
         if length != part.length:
-            if part.is_sum:
-                raise ForgedSumError(f"{part.key} has {length} bytes, and the gradients in it need {part.length}")
-            raise wrong_length(part.key, length, part.length, "its header")
+            raise wrong_length(part.key, length, part.length, "what is in it" if part.is_sum else "its header")
         return self.expected(part)
 
     def missing(self, part: Part) -> None:

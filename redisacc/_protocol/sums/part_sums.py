@@ -27,10 +27,12 @@ from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._protocol.sums.cells import Cells, SumOptions
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients, Upload
-from redisacc._protocol.sums.part_fetch import ForgedSumError, PartFetch
+from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.waiting.wait import until
 from redisacc._redis.reply_errors import NotPermittedError
 from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError
 
 # Gradients are left to a reducer if their dense parts have more than this many times the bytes of their sum.
 WORTHWHILE = 1.25
@@ -278,7 +280,7 @@ class PartSums:
                 return
             try:
                 self._transport.fetch(self._parts)
-            except (ForgedSumError, NotPermittedError):
+            except (CorruptDataError, NotPermittedError):
                 if not any(part.is_sum for part in self._parts.in_flight):
                     raise
                 if self._reliance is not None:
@@ -300,29 +302,28 @@ class PartSums:
 
     def _fetch_sums(self) -> None:
         """Fetches a reducer's sum of the gradients of the round, waits briefly for it, and notes whether it came."""
-        cells, expected, reliance = self._cells, self._uploads.expected, self._reliance
+        expected, reliance = self._uploads.expected, self._reliance
         # Otherwise, a reducer does not know all of them, or cannot add them part by part.
         if expected is not None and all(
             upload.cut is not None and upload.gradient.nbytes >= self._options.reduced
             for upload in self._uploads.every[:expected]
         ):
             assert reliance is not None
-            missing, deadline = self._ask_for_sums(), clock.now() + durations.sum_patience
-            while missing and cells.leaves_to_reducer and clock.now() < deadline:
-                self._transport.waits.sleep(SUM_PAUSE)
-                missing = self._ask_for_sums()
-            if missing:
-                reliance.fail()
-            else:
+            deadline = clock.now() + durations.sum_patience
+            if until(self._transport.waits, self._fetched_sums, every=SUM_PAUSE, deadline=deadline):
                 reliance.succeed()
+            else:
+                reliance.fail()
         self.do_without_reducer()
 
-    def _ask_for_sums(self) -> int:
-        """Fetches the parts of the sum that are there. Returns how many are missing."""
+    def _fetched_sums(self) -> bool | None:
+        """Fetches the parts of the sum that are there. Returns None if some may still come, and False if none will."""
         cells = self._cells.dense.values()
         for cell in cells:
             if not (cell.summed or cell.coming):
                 self._cells.stored.add((self._uploads.digest, cell.number))
                 self._cells.advance(cell.number)
         self._fetch_all()
-        return sum(not cell.summed for cell in cells)
+        if all(cell.summed for cell in cells):
+            return True
+        return None if self._cells.leaves_to_reducer else False
