@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +122,7 @@ class Part:
     lent: Array | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Cell:
     """The sum of the elements that the same dense part of every gradient holds.
 
@@ -132,13 +133,10 @@ class Cell:
         stored_as: the digest under which the sum was stored for takers.
     """
 
-    __slots__ = ("coming", "number", "stored_as", "summed")
-
-    def __init__(self, number: int, summed: Sequence[Upload]) -> None:
-        self.number = number
-        self.summed = list(summed)
-        self.coming: deque[Part] = deque()
-        self.stored_as = ""
+    number: int
+    summed: list[Upload]
+    coming: deque[Part] = field(default_factory=deque)
+    stored_as: str = ""
 
     def clear(self) -> None:
         """Begins again. The first gradient that is added replaces what the memory holds."""
@@ -152,41 +150,38 @@ class Cell:
             del after[-len(self.coming.pop().adds) :]
 
 
+@dataclass(eq=False)
 class Rows:
     """The sum of the sparse sections. Their parts may arrive in any order.
 
-    Args:
+    Attributes:
         options: how the sum is made.
         round_sum: the sum of the round.
         uploads: the gradients that the round will probably hold.
-
-    Attributes:
         summed: the gradients in the sum, which are always the first of those that are wanted.
     """
 
-    def __init__(self, options: SumOptions, round_sum: RoundSum, uploads: ExpectedGradients) -> None:
-        self.summed: list[Upload] = []
-        self._options = options
-        self._keys = options.keys
-        self._sum = round_sum
-        self._uploads = uploads
+    options: SumOptions
+    round_sum: RoundSum
+    uploads: ExpectedGradients
+    summed: list[Upload] = field(default_factory=list)
 
     def clear(self) -> None:
         """Drops the sum, so that everything is fetched and added again."""
         self.summed.clear()
-        for section in self._sum.sections:
+        for section in self.round_sum.sections:
             if not isinstance(section, DenseSum):
                 section.clear()
-        for upload in self._uploads.every:
+        for upload in self.uploads.every:
             upload.sparse = None
 
     def next(self) -> Part | None:
         """Returns the part to request next; None: there is none, or no room."""
         waiting = 0
-        for place in range(len(self.summed), self._uploads.bound):
-            upload = self._uploads.every[place]
+        for place in range(len(self.summed), self.uploads.bound):
+            upload = self.uploads.every[place]
             sparse = upload.sparse
-            if upload.cut is None or (waiting > self._options.waiting and (sparse is None or sparse.left)):
+            if upload.cut is None or (waiting > self.options.waiting and (sparse is None or sparse.left)):
                 break
             for number in range(upload.sparse_parts):
                 if upload.there[number] and (sparse is None or not sparse.requested[number]):
@@ -199,8 +194,8 @@ class Rows:
         sparse.requested[number] = True
         start, length = sum(upload.gradient.lengths[:number]), upload.gradient.lengths[number]
         return Part(
-            self._keys.part(upload.gradient.id, number),
-            (number if self._keys.partitions else place + number) % self._options.lanes,
+            self.options.keys.part(upload.gradient.id, number),
+            (number if self.options.keys.partitions else place + number) % self.options.lanes,
             None,
             number,
             length,
@@ -222,15 +217,15 @@ class Rows:
 
     def add(self) -> None:
         """Adds the sections that have been fetched, in the order of their gradients."""
-        while len(self.summed) < self._uploads.bound:
-            upload = self._uploads.every[len(self.summed)]
+        while len(self.summed) < self.uploads.bound:
+            upload = self.uploads.every[len(self.summed)]
             if upload.cut is None:
                 break
             if upload.sparse_parts:
                 if upload.sparse is None or upload.sparse.left > 0:
                     break
-                where = self._keys.part(upload.gradient.id, 0)
-                add_sparse_sections(self._sum, upload.gradient, upload.sparse.memory, where)
+                where = self.options.keys.part(upload.gradient.id, 0)
+                add_sparse_sections(self.round_sum, upload.gradient, upload.sparse.memory, where)
                 upload.sparse = None
             self.summed.append(upload)
 
@@ -276,7 +271,7 @@ class Cells:
         step = len(self._keys.partitions) or 1
         position = self._options.position
         numbers = range(len(cut)) if position is None else range(position, len(cut), step)
-        self.dense = {number: Cell(number, self._whole) for number in numbers}
+        self.dense = {number: Cell(number, [*self._whole]) for number in numbers}
 
     @property
     def _every(self) -> list[Cell | Rows]:

@@ -7,6 +7,7 @@ the grant, it is a guess; ``settle`` replaces it by the gradients of the round.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -91,17 +92,17 @@ class Upload:
         return new
 
 
+@dataclass(eq=False)
 class ExpectedGradients:
     """The uploads of a round, in the order of their places.
 
-    Args:
+    Attributes:
         num_expected: how many gradients the round will probably hold; 0 if unknown. A compacted one counts as all the
             gradients in it.
-        by_worker: whether their places are the numbers of their workers, which probably are the lowest ones. Then a
-            gradient may become known long after others that it precedes.
+        holds_early: whether gradients are held, also admitted ones, while a gradient that precedes them may be missing.
+            By worker, places are the numbers of workers, which probably are the lowest ones. A gradient may become
+            known long after others that it precedes.
         holds_all: whether no more gradients are added than are expected, even if they are in the round.
-
-    Attributes:
         every: the uploads.
         expected: how many of them, from the first on, together hold as many gradients as the round probably will; None
             if fewer are known, or if the size of the round is unknown.
@@ -109,18 +110,16 @@ class ExpectedGradients:
         ignored: whether there is nothing to add before the round is known.
     """
 
-    def __init__(self, num_expected: int, *, by_worker: bool = False, holds_all: bool = False) -> None:
-        self._num_expected = num_expected
-        # Whether gradients are held, also admitted ones, while a gradient that precedes them may be missing.
-        self._holds_early = by_worker
-        self._holds_all = holds_all
-        self.every: list[Upload] = []
-        self.expected: int | None = None
-        self.bound = 0
-        self.ignored = holds_all
-        self._by_id: dict[str, Upload] = {}
-        self._num_admitted = 0
-        self._digest: str | None = None
+    num_expected: int
+    holds_early: bool
+    holds_all: bool
+    ignored: bool
+    every: list[Upload] = field(default_factory=list)
+    expected: int | None = None
+    bound: int = 0
+    _by_id: dict[str, Upload] = field(default_factory=dict)
+    _num_admitted: int = 0
+    _digest: str | None = None
 
     def find(self, gradient: str) -> Upload | None:
         """Returns the upload of the gradient with this id, or None if it is not known."""
@@ -128,7 +127,7 @@ class ExpectedGradients:
 
     def makes_way_for(self, gradient: BufferedGradient, *, admitted: bool) -> bool:
         """Removes another upload of the same worker. Returns False if this one is not expected in the round."""
-        if not self._holds_early:
+        if not self.holds_early:
             return True
         # The round will hold only one of the two: a worker that was started again uploads its gradient again.
         rivals = [one for one in self.every if one.gradient.order == gradient.order and one.gradient.id != gradient.id]
@@ -158,7 +157,7 @@ class ExpectedGradients:
         if self._is_full:
             last = max([place for place, one in enumerate(self.every) if one.admitted])
             # By worker, those after the last one are expected no longer, either.
-            among = self.every if self._holds_early else self.every[:last]
+            among = self.every if self.holds_early else self.every[:last]
             self._remove([late for late in among if not late.admitted])
         self._change()
 
@@ -168,7 +167,7 @@ class ExpectedGradients:
 
     def drop_stalled(self) -> bool:
         """Removes a stalled upload that holds up later ones with more parts. Returns False if there is none."""
-        if self._holds_early and len(self.every) <= self._num_expected:
+        if self.holds_early and len(self.every) <= self.num_expected:
             # Without it, later ones would be held as well.
             return False
         now = clock.now()
@@ -185,7 +184,7 @@ class ExpectedGradients:
         """Replaces all uploads by the gradients of the round."""
         self.every = list(uploads)
         # None of them is early any more.
-        self._holds_early = False
+        self.holds_early = False
         self._by_id = {upload.gradient.id: upload for upload in uploads}
         for upload in uploads:
             upload.admit()
@@ -209,7 +208,7 @@ class ExpectedGradients:
     @property
     def _is_full(self) -> bool:
         """Whether the round has as many gradients as it probably will."""
-        return self._num_admitted >= self._num_expected > 0
+        return self._num_admitted >= self.num_expected > 0
 
     def _remove(self, uploads: Iterable[Upload]) -> None:
         for upload in uploads:
@@ -221,15 +220,15 @@ class ExpectedGradients:
     def _change(self) -> None:
         """Computes how many leading gradients are expected, and how many may be added."""
         count = place = 0
-        while count < self._num_expected and place < len(self.every):
+        while count < self.num_expected and place < len(self.every):
             count += self.every[place].gradient.number
             place += 1
-        self.expected = place if count >= self._num_expected > 0 else None
+        self.expected = place if count >= self.num_expected > 0 else None
         self._digest = None
         first = self._leading() if self.expected is None else self.expected
         if self.ignored:
             self.bound = 0
-        elif self._holds_all or (self.expected is None and self._holds_early):
+        elif self.holds_all or (self.expected is None and self.holds_early):
             self.bound = first
         else:
             self.bound = min(max(first, self._num_admitted), len(self.every))
@@ -240,9 +239,9 @@ class ExpectedGradients:
         By worker, these are the numbers from 0 on without a gap. Whatever follows a gap is held until it is filled, or
         until as many as expected are known without it.
         """
-        if not self._num_expected:
+        if not self.num_expected:
             return 0
-        if not self._holds_early:
+        if not self.holds_early:
             return len(self.every)
         number = 0
         while number < len(self.every) and self.every[number].gradient.order == number:

@@ -69,7 +69,9 @@ class PartSums:
         self._stores = options.store is not None
         # The first gradient that can be added part by part. All others are compared with it.
         self._first: BufferedGradient | None = None
-        self._uploads = ExpectedGradients(options.num_expected, by_worker=options.by_worker, holds_all=self._stores)
+        self._uploads = ExpectedGradients(
+            options.num_expected, holds_early=options.by_worker, holds_all=self._stores, ignored=self._stores
+        )
         self._cells = Cells(options, round_sum, self._uploads)
         self._parts = PartFetch(self._cells, options)
 
