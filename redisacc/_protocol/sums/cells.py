@@ -128,12 +128,14 @@ class Cell:
 
     Attributes:
         number: the number of the part, counted from the first dense one.
+        pieces: the elements in it.
         summed: the gradients in the sum, which are always the first of those that are wanted.
         coming: the parts on their way that continue it, in their order. Others that still arrive are ignored.
         stored_as: the digest under which the sum was stored for takers.
     """
 
     number: int
+    pieces: tuple[Piece, ...]
     summed: list[Upload]
     coming: deque[Part] = field(default_factory=deque)
     stored_as: str = ""
@@ -239,7 +241,6 @@ class Cells:
         uploads: the gradients that the round will probably hold.
 
     Attributes:
-        cut: how the gradients are cut; None: none of them can be added part by part.
         dense: the cells that are added, by their numbers.
         rows: the sum of the sparse sections; None: there are none, or they are not added.
         leaves_to_reducer: whether the dense parts of the expected gradients are left to a reducer.
@@ -253,7 +254,6 @@ class Cells:
         self._store = options.store
         self._sum = round_sum
         self._uploads = uploads
-        self.cut: Cut | None = None
         self.dense: dict[int, Cell] = {}
         has_rows = set(map(type, round_sum.sections)) != {DenseSum}
         self.rows = Rows(options, round_sum, uploads) if has_rows and self._store is None else None
@@ -265,13 +265,12 @@ class Cells:
         self._ready: tuple[dict[Cell, None], ...] = tuple([{} for _ in self._keys.partitions or (0,)])
         self._turn = 0
 
-    def set_cut(self, cut: Cut) -> None:
+    def begin(self, cut: Cut) -> None:
         """Makes the dense cells. Whatever has been added before was added whole."""
-        self.cut = cut
         step = len(self._keys.partitions) or 1
         position = self._options.position
         numbers = range(len(cut)) if position is None else range(position, len(cut), step)
-        self.dense = {number: Cell(number, [*self._whole]) for number in numbers}
+        self.dense = {number: Cell(number, cut[number], [*self._whole]) for number in numbers}
 
     @property
     def _every(self) -> list[Cell | Rows]:
@@ -376,8 +375,7 @@ class Cells:
 
     def _part_of_sum(self, cell: Cell) -> Part:
         """Returns the part of the sum of the expected gradients, which a reducer has stored."""
-        assert self.cut is not None
-        places = [self._piece_of_sum(piece) for piece in self.cut[cell.number]]
+        places = list(map(self._piece_of_sum, cell.pieces))
         length = sum([place.nbytes for place in places])
         key, lane = self._keys.sum(self._uploads.digest, cell.number), cell.number % self._lanes
         adds = self._uploads.every[: self._uploads.expected]
@@ -413,10 +411,8 @@ class Cells:
         memory = part.memory
         assert memory is not None
         if part.is_sum:
-            assert self.cut is not None
             start = 0
-            for piece in self.cut[cell.number]:
-                place = self._piece_of_sum(piece)
+            for place in map(self._piece_of_sum, cell.pieces):
                 stop = start + place.nbytes
                 place[:] = memory[start:stop].view(place.dtype.newbyteorder("<"))
                 start = stop
@@ -450,8 +446,6 @@ class Cells:
         """Stores a part of the sum if it contains exactly the expected gradients."""
         if len(cell.summed) != self._uploads.expected or cell.stored_as == self._uploads.digest:
             return
-        assert self.cut is not None
         cell.stored_as = self._uploads.digest
-        pieces = self.cut[cell.number]
-        number, weight = self._uploads.counted
-        store(SumPart(cell.stored_as, cell.number, pieces, list(map(self._piece_of_sum, pieces)), number, weight))
+        elements = list(map(self._piece_of_sum, cell.pieces))
+        store(SumPart(cell.stored_as, cell.number, cell.pieces, elements, *self._uploads.counted))

@@ -20,7 +20,7 @@ from typing import Any
 from redisacc._clock import clock, durations
 from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient
-from redisacc._format.part_cut import have_same_elements
+from redisacc._format.part_cut import Cut, have_same_elements
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient
 from redisacc._protocol.parts.inline import InlineReader
@@ -67,8 +67,9 @@ class PartSums:
         self._keys = options.keys
         self._reliance = reliance
         self._stores = options.store is not None
-        # The first gradient that can be added part by part. All others are compared with it.
+        # The first gradient that can be added part by part, and how it is cut.
         self._first: BufferedGradient | None = None
+        self._cut: Cut | None = None
         self._uploads = ExpectedGradients(
             options.num_expected, holds_early=options.by_worker, holds_all=self._stores, ignored=self._stores
         )
@@ -162,13 +163,14 @@ class PartSums:
         if sparse_parts % (len(self._keys.partitions) or 1):
             # Its dense parts are in different partitions from the other gradients'.
             cut = None
-        elif cut is not None and self._first is None:
-            self._first = gradient
-            self._cells.set_cut(cut)
+        elif cut is not None and self._cut is None:
+            # All others are compared with it.
+            self._first, self._cut = gradient, cut
+            self._cells.begin(cut)
             if (self._stores or self._reliance is not None) and self._is_worthwhile:
                 self._cells.leaves_to_reducer = self._reliance is not None
                 self._uploads.ignored = False
-        elif cut is not None and not have_same_elements(cut, self._cells.cut or ()):
+        elif cut is not None and not have_same_elements(cut, self._cut or ()):
             cut = None
         return Upload(gradient, cut, 0 if cut is None else sparse_parts, lease)
 
