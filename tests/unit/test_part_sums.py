@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.moved_clock import MovedClock
@@ -15,6 +18,7 @@ import redisacc
 from redisacc._data.encodings import Encoding, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
 from redisacc._data.tree.gradient import tree_gradient
 from redisacc._data.tree.spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
@@ -24,7 +28,9 @@ from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.sums.cells import SumOptions
+from redisacc._protocol.sums import expected_gradients
+from redisacc._protocol.sums.cells import SumOptions, SumPart
+from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._redis.waits import BLOCKING
@@ -79,6 +85,12 @@ class Server:
         self.draw: Callable[[int], int] = lambda below: below - 1
         self.fetched: list[str] = []
 
+    def store(self, *uploads: Upload) -> None:
+        """Writes all parts of gradients."""
+        for upload in uploads:
+            for part in range(len(upload.buffered.lengths)):
+                self.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
+
     def fetch(self, arrivals: Any) -> None:
         """As ``Transport.fetch``: everything is requested ahead, and answered in order within a lane.
 
@@ -106,7 +118,7 @@ class Server:
                 begun.pop(arrival.lane)[len(data) // 2 :] = data[len(data) // 2 :]
                 arrivals.finish(arrival)
             # A taker hears of something only when it asks what to fetch next.
-            if isinstance(arrivals, PartSums):
+            if isinstance(arrivals, PartFetch):
                 next(self.between, None)
             requested += arrivals.more()
 
@@ -205,7 +217,19 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(
     _play(spec, uploads, data, clock)
 
 
-def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock) -> None:
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_reducer_stores_only_sums_of_the_gradients_that_their_digest_names(
+    clock: MovedClock, data: st.DataObject
+) -> None:
+    spec = SPECS[data.draw(st.sampled_from(["dense", "both"]))]
+    uploads = [Upload(number, spec, data.draw(st.integers(0, 9)), 64) for number in range(4)]
+    _play(spec, uploads, data, clock, stores=True)
+
+
+def _play(
+    spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock, *, stores: bool = False
+) -> None:
     server, places = Server(), iter(range(1, 10**6))
     # By worker, places are known before anything arrives. A worker that was started again has two gradients.
     by_worker = data.draw(st.booleans())
@@ -214,6 +238,21 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
     server.draw = random.randrange
     round_sum = spec.empty_sum((), where="the test")
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
+    if stores:
+        num_expected, reliance = data.draw(st.integers(2, 4)), None
+
+    def check_stored(part: SumPart) -> None:
+        described = [upload.gradient for upload in sums._uploads.every[:num_expected]]
+        assert part.digest == digest_of(described)
+        total = spec.empty_sum((), where="the test")
+        for found in described:
+            (upload,) = [upload for upload in uploads if upload.buffered.id == found.id]
+            total.add(replace(upload.gradient, factor=found.factor))
+        sections = total.sum().sections
+        for piece, elements in zip(part.pieces, part.elements, strict=True):
+            expected = sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number]
+            np.testing.assert_array_equal(elements.view(np.uint8), expected.view(np.uint8))
+
     sums = PartSums(
         server,  # type: ignore[arg-type]
         round_sum,
@@ -221,6 +260,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
             KEYS,
             num_expected,
             by_worker=by_worker,
+            store=check_stored if stores else None,
             window=data.draw(st.sampled_from([1, 100, 10**6])),
             waiting=data.draw(st.sampled_from([0, 100, 10**6])),
             reduced=0,
@@ -332,6 +372,8 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         if data.draw(st.booleans()):
             stop = data.draw(st.booleans())
             sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
+    if stores:
+        return
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
     if reliance is not None and data.draw(st.booleans()):
@@ -376,6 +418,97 @@ def test_a_weight_that_has_changed_since_the_upload_began() -> None:
     assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
     for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
         np.testing.assert_array_equal(section.values, expected.values)
+
+
+def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored() -> None:
+    """The second gradient is announced with another weight when its parts are on their way already."""
+    spec, server = SPECS["dense"], Server()
+    first, second = (Upload(number, spec, 0, 64) for number in range(2))
+    stored: list[SumPart] = []
+    sums = PartSums(
+        server,  # type: ignore[arg-type]
+        spec.empty_sum((), where="the test"),
+        SumOptions(KEYS, 2, store=stored.append),
+    )
+    changed = replace(second.at(1), factor=2.0)
+
+    def announce(gradient: BufferedGradient) -> None:
+        sums.announce(gradient)
+        sums.arrive(PartsArrived(gradient.id, len(gradient.lengths)))
+
+    server.store(first, second)
+    for place, upload in enumerate((first, second)):
+        announce(upload.at(place))
+    server.between = map(announce, [changed])
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    values = first.gradient.sections[0].values.reshape(-1)
+    assert {part.number for part in stored} == set(range(len(changed.lengths)))
+    for part in stored:
+        (piece,), (elements,) = part.pieces, part.elements
+        mine = values[piece.first : piece.first + piece.number]
+        assert part.digest in {digest_of([first.at(0), changed]), digest_of([first.at(0), second.at(1)])}
+        factor = 2 if part.digest == digest_of([first.at(0), changed]) else 1
+        np.testing.assert_array_equal(elements, mine + factor * mine)
+
+
+def test_a_gradient_that_was_added_whole_is_in_all_sums_once() -> None:
+    """It was cut in another way than the others. Some cells contain what follows it, and lose that."""
+    spec, server = SPECS["both"], Server()
+    one, other, lost, late = (
+        Upload(0, spec, 0, 64),
+        Upload(1, spec, 3, 128),
+        Upload(2, spec, 6, 64),
+        Upload(3, spec, 9, 64),
+    )
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, round_sum, SumOptions(KEYS, 3))  # type: ignore[arg-type]
+    server.store(one, other, lost, late)
+    for place, upload in enumerate((one, other)):
+        sums.announce(upload.at(place), admitted=True)
+    sums.announce(lost.at(2))
+    last = len(lost.buffered.lengths) - 1
+    sums.arrive(PartsArrived(lost.buffered.id, 1, None, last))
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    assert KEYS.part(lost.buffered.id, last) in server.fetched
+    complete(spec, sums, server, round_sum, one, other, late)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_requested_for_a_dropped_sum_is_ignored(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that precedes the others becomes known while these are on their way."""
+    # The memory that was freed would be used again, and may hold the right bytes.
+    dirty = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, 0xEE, dtype), uint8=np.uint8)
+    monkeypatch.setattr(expected_gradients, "np", dirty)
+    random = Random(seed)
+    spec, server = SPECS["sparse"], Server()
+    uploads = [Upload(number, spec, number, 64) for number in range(1, 6)]
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, round_sum, SumOptions(KEYS, 6))  # type: ignore[arg-type]
+    server.store(*uploads)
+    for place in range(1, 5):
+        sums.announce(uploads[place].at(place), admitted=True)
+
+    def late() -> Iterator[None]:
+        for _ in range(random.randrange(20)):
+            yield
+        sums.announce(uploads[0].at(0), admitted=True)
+
+    server.draw = random.randrange
+    server.between = late()
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    complete(spec, sums, server, round_sum, *uploads)
+
+
+def complete(spec: AccumulatorSpec, sums: PartSums, server: Server, round_sum: RoundSum, *uploads: Upload) -> None:
+    """Completes a sum, and compares it with that of gradients, whose places are these."""
+    wanted = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        wanted.add(upload.gradient)
+    described = [upload.at(place) for place, upload in enumerate(uploads)]
+    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
 
 
 def test_what_was_added_ahead_is_not_fetched_again() -> None:

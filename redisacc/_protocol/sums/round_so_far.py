@@ -258,7 +258,7 @@ class RoundSoFar:
             self._look_up(None, num_required)
             return
         if ids is None and self.part_sums is not None:
-            self.part_sums.keep_admitted([gradient.id for gradient in gradients])
+            self.part_sums.keep_admitted({gradient.id for gradient in gradients})
         if round_shape is None or not gradients:
             return
         check_lengths(self.transport, self.keys, gradients)
