@@ -19,7 +19,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.weights import checked_weight
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
-from redisacc._protocol.rounds.take_requirement import demand_of
+from redisacc._protocol.rounds.take_wait import demand_of
 from redisacc._telemetry.operation import NOT_OBSERVED
 from redisacc.errors import InvalidArgumentError, RedisAccError
 

@@ -257,6 +257,7 @@ class Cells:
         self.dense: dict[int, Cell] = {}
         has_rows = set(map(type, round_sum.sections)) != {DenseSum}
         self.rows = Rows(options, round_sum, uploads) if has_rows and self._store is None else None
+        self._every: list[Cell | Rows] = [] if self.rows is None else [self.rows]
         self.leaves_to_reducer = False
         self.stored: set[tuple[str, int]] = set()
         # The gradients up to the last one that was added whole, which all cells contain.
@@ -271,10 +272,7 @@ class Cells:
         position = self._options.position
         numbers = range(len(cut)) if position is None else range(position, len(cut), step)
         self.dense = {number: Cell(number, cut[number], [*self._whole]) for number in numbers}
-
-    @property
-    def _every(self) -> list[Cell | Rows]:
-        return [*self.dense.values()] if self.rows is None else [self.rows, *self.dense.values()]
+        self._every += self.dense.values()
 
     @property
     def done(self) -> int:
@@ -306,11 +304,11 @@ class Cells:
 
     def keep_prefixes(self) -> None:
         """Clears the cells whose gradients are not the first of those that are wanted now, and empties the queue."""
-        wanted, every = self._uploads.every, self._every
-        spoilt = [cell for cell in every if cell.summed != wanted[: len(cell.summed)]]
+        wanted = self._uploads.every
+        spoilt = [cell for cell in self._every if cell.summed != wanted[: len(cell.summed)]]
         if self._whole and (spoilt or self._whole != wanted[: len(self._whole)]):
             # What was added whole can be added again only to all of them.
-            spoilt, self._whole = every, []
+            spoilt, self._whole = self._every, []
         for cell in spoilt:
             cell.clear()
         for dense in self.dense.values():
