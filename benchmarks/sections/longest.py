@@ -31,7 +31,7 @@ from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.applying.attempts import announcement
 from redisacc._protocol.lifecycle.deletion import delete
-from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
+from redisacc._protocol.rounds.granted_rounds import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import GradientRequest, Request, Session
 from redisacc._redis.connect import connect

@@ -35,8 +35,8 @@ from redisacc._format.stored_text import clock_ms
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
 from redisacc._protocol.parts.sweep import listed_attempts, sweep
-from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
-from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.rounds.current_round import with_partitions
+from redisacc._protocol.rounds.granted_rounds import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._redis.scans import scan

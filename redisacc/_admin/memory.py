@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from redisacc._format.buffered import listed_lengths
 from redisacc._format.keys import Keys
 from redisacc._format.reducer_lease import parse_sums, sums_commands
-from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport

@@ -20,8 +20,7 @@ from redisacc._format import in_place
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import Record
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.rounds.peek import StartedRead, read_round, snapshot
-from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.rounds.current_round import RecordReader, StartedRead, read_round, snapshot
 from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._redis.scans import scan
 from redisacc._redis.transport import Transport
@@ -178,7 +177,7 @@ class CurrentRows:
 
         def begin() -> StartedRead[Rows]:
             record = self._records.read()
-            return StartedRead(record, lambda: (self._read_wanted(record, wanted), False))
+            return record, lambda: (self._read_wanted(record, wanted), False)
 
         return snapshot(self._records, begin, self._keys)
 

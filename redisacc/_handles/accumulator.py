@@ -25,7 +25,7 @@ from redisacc._data.weights import checked_weight
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.options import AccumulatorOptions, checked_mean
-from redisacc._protocol.rounds.take_requirement import demand_of
+from redisacc._protocol.rounds.take_wait import demand_of
 from redisacc._telemetry.operation import NOT_OBSERVED
 from redisacc.errors import InvalidArgumentError, RedisAccError
 

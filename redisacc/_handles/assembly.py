@@ -16,7 +16,7 @@ from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.leases import private_leases
 from redisacc._protocol.lifecycle.opening import open_accumulator
-from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.rounds.current_round import RecordReader
 from redisacc._protocol.rounds.take_wait import History
 from redisacc._protocol.rounds.taker import Taker
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts

@@ -26,9 +26,8 @@ from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.events import Events
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.step_wait import StepWait
-from redisacc._protocol.rounds.peek import read_round
-from redisacc._protocol.rounds.take_requirement import demand_of
-from redisacc._protocol.rounds.take_wait import leave
+from redisacc._protocol.rounds.current_round import read_round
+from redisacc._protocol.rounds.take_wait import demand_of, leave
 from redisacc._protocol.rounds.taker import TakenRound
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation

@@ -17,7 +17,7 @@ from redisacc._data.slices import IndexedSlices
 from redisacc._data.validation import Array
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.options import AccumulatorOptions, with_options
-from redisacc._protocol.rounds.take_requirement import demand_of
+from redisacc._protocol.rounds.take_wait import demand_of
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 

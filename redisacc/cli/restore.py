@@ -13,7 +13,6 @@ from redisacc._format.keys import Keys
 from redisacc._handles.base import host_and_process
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.crew import Crew
-from redisacc._protocol.leases.process_identity import fate_of
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._redis.transport import Transport
 from redisacc._text import printable
@@ -51,9 +50,7 @@ def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: boo
     who = f"redisacc restore {host_and_process(os.getpid())}"
     crew = Crew(transport, keys.name, holder=secrets.token_hex(8), who=who)
     # Held until the checkpoint is published, so that no chief begins meanwhile.
-    taken = crew.hold("chief")
-    if taken is not None and fate_of(taken.process) == "dead":
-        taken = crew.hold("chief", dead=taken.process)
+    taken = crew.take("chief")
     if taken is not None:
         fail(f"{taken.who} is the chief of {printable(keys.name)}: stop it first")
     try:

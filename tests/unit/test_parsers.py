@@ -26,7 +26,6 @@ from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
-from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._redis import lanes, sockets
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
@@ -198,7 +197,7 @@ def test_events(search):
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
-        wait._required = TakeRequirement(3, 3)
+        wait._required = take_wait.TakeRequirement(3, 3)
         wait._heard, wait.alarm, wait._poll_now = deque(), BLOCKING.alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2

@@ -19,9 +19,10 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, free_dropped
+from redisacc._protocol.rounds.granted_rounds import PARTS_PER_CALL, free_dropped
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
+from redisacc._protocol.sums.cells import SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._redis.scans import scan
 from redisacc._telemetry.operation import Operation
@@ -141,7 +142,7 @@ class Compactor:
     ) -> Reply:
         round_sum = self._spec.empty_sum(request.round_shape, where=self._keys.current.sums)
         inline = InlineReader(self._transport, self._keys.current, chosen)
-        PartSums(self._transport, self._keys, round_sum).complete(chosen, inline)
+        PartSums(self._transport, round_sum, SumOptions(self._keys)).complete(chosen, inline)
         # The server admits the sum only if the gradient still has this weight: it depends on the staleness.
         round_sum.add(replace(gradient, factor=weight))
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))

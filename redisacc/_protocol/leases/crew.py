@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew
@@ -15,6 +15,7 @@ from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts import OF_CREWS, Scripts
+from redisacc._protocol.waiting.wait import until
 from redisacc._redis import forks
 from redisacc._redis.scans import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -22,6 +23,9 @@ from redisacc._text import printable, shown
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
+
+# How often a process asks for a lease that it waits for, in seconds.
+LEASE_LOOK = 0.25
 
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
 
@@ -41,32 +45,32 @@ class HeldByOther:
     who: str
 
 
+@dataclass(eq=False)
 class Crew:
     """The leases under one name.
 
-    Args:
+    Attributes:
         transport: the way to the server.
         name: the name.
         holder: the random id of this process, or of its place in a run.
         who: a name of this process, for people.
-
-    Attributes:
-        transport: the way to the server.
     """
 
-    def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
-        self.transport = transport
-        self._key = Keys(name).crew
-        self._scripts = Scripts(transport, Keys(name), OF_CREWS, holder=holder, who=who)
-        self._name = name
-        self._holder = holder
-        self._who = who
-        # The holder of the lease for which this process has stood by.
-        self._followed: HeldByOther | None = None
+    transport: Transport
+    name: str
+    _: KW_ONLY
+    holder: str
+    who: str
+    # The holder of the lease for which this process has stood by.
+    _followed: HeldByOther | None = None
+
+    def __post_init__(self) -> None:
+        self._key = Keys(self.name).crew
+        self._scripts = Scripts(self.transport, Keys(self.name), OF_CREWS, holder=self.holder, who=self.who)
 
     def blocking(self) -> Crew:
         """Returns the same for a thread of its own."""
-        return Crew(self.transport.blocking, self._name, holder=self._holder, who=self._who)
+        return Crew(self.transport.blocking, self.name, holder=self.holder, who=self.who)
 
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
@@ -119,7 +123,7 @@ class Crew:
             None if reply.outcome == "held" else HeldByOther(reply.left_ms / 1000, reply.process, printable(reply.who))
         )
 
-    def _take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
+    def take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
         """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""
         taken = self.hold(place, renews=renews)
         if taken is not None and fate_of(taken.process) == "dead":
@@ -138,27 +142,34 @@ class Crew:
             ConflictError: its holder extends it.
         """
         deadline = clock.now() + durations.lease + 1.0
-        logged = False
-        while (taken := self._take(place)) is not None:
+        holder: HeldByOther | None = None
+
+        def take() -> bool | None:
+            nonlocal holder
+            taken = self.take(place)
+            if taken is None:
+                return True
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
             if clock.now() + taken.left > deadline:
                 raise ConflictError(
-                    f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
+                    f"{taken.who} is the {place} of {shown(self.name)} and extends its lease, so this process cannot "
                     f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
                 )
-            if not logged:
-                logged = True
+            if holder is None:
                 logger.warning(
                     "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out, or until that "
                     "process shows that it is alive by extending it",
-                    self._name,
+                    self.name,
                     taken.who,
                     place,
                     taken.left,
-                    extra={"accumulator": self._name},
+                    extra={"accumulator": self.name},
                 )
-            self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
-        return logged
+            holder = taken
+            return None
+
+        until(self.transport.waits, take, every=LEASE_LOOK)
+        return holder is not None
 
     def stand_by(self, place: str, cancel: Callable[[], bool]) -> bool:
         """Takes a lease. Blocks for as long as another process extends it.
@@ -177,10 +188,10 @@ class Crew:
             if self._followed is None or taken.who != self._followed.who:
                 logger.info(
                     "%s: %s is the %s; standing by to follow it",
-                    self._name,
+                    self.name,
                     taken.who,
                     place,
-                    extra={"accumulator": self._name},
+                    extra={"accumulator": self.name},
                 )
             self._followed = taken
             self._watch(taken, min(taken.left + 0.01, durations.standby_asks_every), cancel)
@@ -194,18 +205,25 @@ class Crew:
         """
         if self._followed is not None:
             try:
-                return self._take(place, renews=True)
+                return self.take(place, renews=True)
             except NotFoundError:
                 self._watch(self._followed, interval_of(durations.lease) + 1.0, cancel)
-        return self._take(place)
+        return self.take(place)
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
         """Blocks for some seconds, or until the holder of a lease is known to be dead."""
-        until = clock.now() + seconds
-        while clock.now() < until and fate_of(holder.process) != "dead":
+
+        def check() -> None:
             if cancel():
-                raise CancelledError(f"this process no longer stands by to lead {shown(self._name)}")
-            self.transport.waits.sleep(min(durations.standby_looks_every, max(until - clock.now(), 0.0)))
+                raise CancelledError(f"this process no longer stands by to lead {shown(self.name)}")
+
+        until(
+            self.transport.waits,
+            lambda: fate_of(holder.process) == "dead" or None,
+            every=durations.standby_looks_every,
+            check=check,
+            deadline=clock.now() + seconds,
+        )
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.
@@ -216,11 +234,11 @@ class Crew:
         while True:
             workers = [member for member in self.members() if member.number is not None]
             # A worker of the same place that lives is no predecessor: several may have inherited one environment.
-            own = [one.number for one in workers if one.holder == self._holder and fate_of(one.process) != "alive"]
+            own = [one.number for one in workers if one.holder == self.holder and fate_of(one.process) != "alive"]
             held = {one.number for one in workers if one.left > 0 and fate_of(one.process) != "dead"}
             free = next(number for number in range(len(held) + 1) if number not in held)
             number = own[0] if own else free
-            if self._take(f"worker {number}") is None:
+            if self.take(f"worker {number}") is None:
                 assert number is not None
                 return number
 
@@ -230,7 +248,7 @@ class Crew:
 
     def is_deleted(self, incarnation: str) -> bool:
         """Returns whether the training was deleted whose parameters have this incarnation."""
-        return incarnation in deleted_incarnations(self.transport, ParameterKeys(self._name))
+        return incarnation in deleted_incarnations(self.transport, ParameterKeys(self.name))
 
 
 class Lease:
@@ -290,7 +308,7 @@ class Lease:
             ServerUnavailableError: it may have run out, and the server does not answer.
         """
         if self._lost_to is None and clock.now() >= self._sure_until:
-            self._waits.call(lambda: self._hold_again(TIMEOUT))
+            self.take_again()
         if self._lost_to is not None:
             raise ConflictError(
                 f"this process was the {self._place} but could not extend its lease for {durations.lease:.0f} s, "

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from redisacc._clock import durations
 from redisacc._format.attempts import part_keys
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
-from redisacc._protocol.leases.renewals import interval_of, renewals_over
+from redisacc._protocol.leases.renewals import Renewals, interval_of, renewals_over
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.sweep import listed_attempts
 from redisacc._protocol.rounds.round_reader import all_rounds
@@ -33,38 +35,62 @@ def new_name() -> str:
     return f"private-{secrets.token_hex(8)}"
 
 
-class _PrivateLease:
-    """The lease of a private accumulator, which its owner renews."""
+@dataclass(eq=False)
+class PrivateLease:
+    """The lease of a private accumulator, which its owner renews.
 
-    def __init__(self, transport: Transport, keys: Keys, lease_ms: int) -> None:
-        self._transport = transport
-        self._keys = keys
-        self._lease_ms = lease_ms
-        self._renewals = renewals_over(transport)
-        self.is_over = False
+    Attributes:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        lease_ms: how long it lasts, in milliseconds.
+        renewals: what renews it.
+        is_over: whether it is renewed no longer.
+    """
+
+    transport: Transport
+    keys: Keys
+    lease_ms: int
+    renewals: Renewals
+    is_over: bool = False
 
     @property
     def interval(self) -> float:
-        return interval_of(self._lease_ms / 1000)
+        """Seconds between two renewals."""
+        return interval_of(self.lease_ms / 1000)
 
     def renew(self) -> None:
+        """Extends the life of every key of the accumulator, and raises nothing."""
         try:
-            renew(self._transport, self._keys, self._lease_ms)
+            for keys in self._every_key():
+                self.transport.pipeline([("PEXPIRE", key, self.lease_ms) for key in keys], timeout=self._timeout)
         except Exception as error:  # noqa: BLE001 - no failure may end the leases of the others
             if not self.is_over:
                 logger.warning(
                     "cannot renew the lease of private accumulator %s: %s",
-                    self._keys.name,
+                    self.keys.name,
                     error,
-                    extra={"accumulator": self._keys.name},
+                    extra={"accumulator": self.keys.name},
                 )
 
-    def begin(self) -> None:
-        self._renewals.add(self)
+    @property
+    def _timeout(self) -> float:
+        # If the server is silent, the leases of other accumulators on it must not run out meanwhile.
+        return min(self.interval, 2.0)
 
-    def end(self) -> None:
-        self.is_over = True
-        self._renewals.drop_ended()
+    def _every_key(self) -> Iterator[list[str]]:
+        """Yields the keys of the accumulator, as many at once as one pipeline extends."""
+        transport, keys, timeout = self.transport, self.keys, self._timeout
+        fixed = [keys.record, keys.sessions, keys.taken, keys.recovered, keys.attempts]
+        rounds = all_rounds(transport, keys, timeout=timeout)
+        for of in rounds:
+            fixed += of.hashes
+        yield fixed
+        for of in rounds:
+            for field, entry in scan(transport, of.buffered, timeout=timeout).items():
+                if parts := listed_part_keys(keys, field, entry):
+                    yield parts
+        if keys.partitions:
+            yield from part_keys(keys, listed_attempts(transport, keys, timeout=timeout))
 
 
 class Owner:
@@ -75,37 +101,19 @@ class Owner:
 
     def forget_all(self) -> None:
         """Begins without accumulators, in a forked child: they belong to its parent."""
-        self._leases: dict[str, _PrivateLease] = {}
+        self._leases: dict[str, PrivateLease] = {}
 
     def add(self, transport: Transport, keys: Keys, lease_ms: int) -> None:
         """Renews the lease of an accumulator from now on."""
         # Noted first, so that remove() ends it wherever an interrupt arrives.
-        lease = self._leases[keys.name] = _PrivateLease(transport, keys, lease_ms)
-        lease.begin()
+        lease = self._leases[keys.name] = PrivateLease(transport, keys, lease_ms, renewals_over(transport))
+        lease.renewals.add(lease)
 
     def remove(self, keys: Keys) -> None:
         """Stops renewing its lease. A finalizer may call this in any thread."""
         if (lease := self._leases.pop(keys.name, None)) is not None:
-            lease.end()
-
-
-def renew(transport: Transport, keys: Keys, lease_ms: int) -> None:
-    """Extends the life of every key of the accumulator by another lease."""
-    # If the server is silent, the leases of other accumulators on it must not run out meanwhile.
-    timeout = min(interval_of(lease_ms / 1000), 2.0)
-    fixed = [keys.record, keys.sessions, keys.taken, keys.recovered, keys.attempts]
-    rounds = all_rounds(transport, keys, timeout=timeout)
-    for of in rounds:
-        fixed += of.hashes
-    transport.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], timeout=timeout)
-    for of in rounds:
-        for field, entry in scan(transport, of.buffered, timeout=timeout).items():
-            parts = listed_part_keys(keys, field, entry)
-            if parts:
-                transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
-    if keys.partitions:
-        for parts in part_keys(keys, listed_attempts(transport, keys, timeout=timeout)):
-            transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
+            lease.is_over = True
+            lease.renewals.drop_ended()
 
 
 owner = Owner()

@@ -6,8 +6,6 @@ thread runs while there are leases.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
 import threading
 import weakref
@@ -47,16 +45,15 @@ class Renewals:
     def __init__(self) -> None:
         # Guards what follows.
         self._lock = forks.lock()
-        # When to renew which lease, by clock.now(). The numbers decide between leases with the same time.
-        self._due: list[tuple[float, int, Renewed]] = []
-        self._numbers = itertools.count()
+        # When to renew which lease, by clock.now().
+        self._due: dict[Renewed, float] = {}
         self._is_running = False
         self._changed = forks.event()
 
     def add(self, lease: Renewed) -> None:
         """Renews a lease until it is over."""
         with self._lock:
-            heapq.heappush(self._due, (clock.now() + lease.interval, next(self._numbers), lease))
+            self._due[lease] = clock.now() + lease.interval
             if not self._is_running:
                 threading.Thread(target=self._run, name="redisacc-leases", daemon=True).start()
                 self._is_running = True
@@ -69,20 +66,15 @@ class Renewals:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._changed.is_set():
-                    self._changed.clear()
-                    self._due = [entry for entry in self._due if not entry[2].is_over]
-                    heapq.heapify(self._due)
-                while self._due and self._due[0][2].is_over:
-                    heapq.heappop(self._due)
+                self._changed.clear()
+                self._due = {lease: due for lease, due in self._due.items() if not lease.is_over}
                 if not self._due:
                     self._is_running = False
                     return
-                due, _, lease = self._due[0]
-                pause = due - clock.now()
+                lease = min(self._due, key=self._due.__getitem__)
+                pause = self._due[lease] - clock.now()
                 if pause <= 0:
-                    again = clock.now() + lease.interval
-                    heapq.heapreplace(self._due, (again, next(self._numbers), lease))
+                    self._due[lease] = clock.now() + lease.interval
             if pause <= 0:
                 lease.renew()
             # This frame must not keep a lease alive while it waits.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.parts.sweep import listed_attempts, remove_parts
-from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.faults import NotPermittedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redisacc._format.keys import Keys
-from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.rounds.current_round import RecordReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
 from redisacc._redis.transport import Transport

@@ -30,7 +30,7 @@ from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
-from redisacc._protocol.rounds.acknowledgement import EndedRound
+from redisacc._protocol.rounds.granted_rounds import EndedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._redis.sockets import Command
 from redisacc._redis.transport import Transport

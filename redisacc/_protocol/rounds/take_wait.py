@@ -1,40 +1,99 @@
-"""A take that waits for enough gradients. While it waits, it adds up those that have arrived."""
+"""A take that waits for enough gradients. While it waits, it adds up those that have arrived.
+
+It waits for a number of gradients, for a grace in which more of them may arrive, and for a sum of weights.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from redisacc._clock import durations
+from redisacc._data import validation
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import Keys
-from redisacc._format.staging import PartsArrived, SumStored, parse_message
+from redisacc._format.entries import ANY_NUMBER
+from redisacc._format.quorum import Quorum, milliseconds
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.weights import weight_text
+from redisacc._format.worker_states import WorkersByState
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
-from redisacc._protocol.rounds.take_progress import TakeProgress
-from redisacc._protocol.rounds.take_requirement import TakeRequirement
-from redisacc._protocol.rounds.who_contributed import read_contributors
+from redisacc._protocol.rounds.who_contributed import Contributors, read_contributors, states_text
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts, StaleSequenceError
 from redisacc._protocol.sessions import Request, Session
-from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
+from redisacc._protocol.sums.round_so_far import Heard, Interruption, heard_in, note
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._protocol.waiting.wait import Wait
+from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import TIMEOUT, Transport, limited
-from redisacc.errors import RedisAccError, TakeTimeoutError
+from redisacc._redis.transport import TIMEOUT, limited
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError, RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
+
+_APPLIED = re.compile(r"applied step=\S+ count=(\d{1,16})\b")
 
 # How long a call for a reducer tries to reach the server, in seconds.
 CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
 MOST_CHANNELS = 128
+# Maximum number of workers of each state in an error's attribute.
+LISTED = 100
+
+
+@dataclass(frozen=True)
+class TakeRequirement:
+    """The gradients that a round needs before it is granted to a taker.
+
+    Attributes:
+        num_required: the take is not granted while fewer gradients have arrived; at least 1.
+        most: it is granted at once when this many have arrived; at least num_required.
+        grace_ms: it is granted this long after gradient num_required arrived, in milliseconds. If it is 0, or if most
+            is num_required, the take has no grace.
+    """
+
+    num_required: int
+    most: int
+    grace_ms: int = 0
+
+    @classmethod
+    def of(cls, demand: Quorum) -> TakeRequirement | None:
+        """Returns the requirement of a take; None: the quorum of the accumulator applies."""
+        least = demand.least
+        if least is None:
+            return None
+        if demand.grace is None:
+            return cls(least, least)
+        return cls(least, max(least, min(demand.most or ANY_NUMBER, ANY_NUMBER)), milliseconds(demand.grace))
+
+    def __str__(self) -> str:
+        if not self.grace_ms or self.most == self.num_required:
+            return str(self.num_required)
+        most = "more" if self.most == ANY_NUMBER else str(self.most)
+        return f"{self.num_required}, or up to {most} within {self.grace_ms / 1000:g} s"
+
+
+def demand_of(num_required: Any, most: Any, grace: Any, min_weight: Any) -> Quorum:
+    """Returns what a caller's arguments ask for. Without ``least``, the quorum of the accumulator applies.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid, or ``most`` is given without ``grace``, or one of the two without
+            ``num_required``.
+    """
+    if num_required is not None:
+        if type(num_required) is not int or not 1 <= num_required <= validation.INT64_MAX:
+            num_required = validation.integer(num_required, "num_required", low=1)
+    elif most is not None or grace is not None:
+        raise InvalidArgumentError(
+            f"{'grace' if most is None else 'most'}={shown(grace if most is None else most)} needs num_required: a "
+            "take either says all that it waits for, or leaves all of it to the quorum of the accumulator"
+        )
+    return Quorum(num_required, most, grace, min_weight)
 
 
 @dataclass(slots=True)
@@ -67,20 +126,14 @@ class TakeWait(Wait[Taken]):
     """A take. ``run`` blocks until a round is granted.
 
     Args:
-        transport: the way to the server.
-        lifetime: the lifetime of the handle.
-        keys: the keys of the accumulator.
-        scripts: its scripts.
-        session: used only by this take while it waits.
-        required: how many gradients the take waits for. None: the quorum of the accumulator.
-        min_weight: the least sum of their weights; 0: any sum will do.
-        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
-        taker: the name of the taker.
-        label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.
+        lifetime: the lifetime of the handle.
+        scripts: the scripts of the accumulator.
+        session: used only by this take while it waits.
         history: the handle's knowledge of the accumulator's past.
-        describe: returns a further clause for messages about the wait, or "".
-        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
+        demand: the gradients that the take requires.
+        taker: the name of the taker.
+        how: of the wait.
 
     Attributes:
         loss: how the take noticed that the accumulator has gone back to older data; None: it has not.
@@ -94,39 +147,25 @@ class TakeWait(Wait[Taken]):
     # Whether the last look ahead was broken off to poll.
     _broke_off = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
-        transport: Transport,
+        reader: RoundReader,
         lifetime: Lifetime,
-        keys: Keys,
         scripts: Scripts,
         session: Session,
-        *,
-        required: TakeRequirement | None,
-        min_weight: float,
-        deadline: float,
-        taker: str,
-        label: str,
-        reader: RoundReader,
         history: History,
-        describe: Callable[[], str] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        demand: Quorum,
+        *,
+        taker: str,
+        **how: Unpack[WaitOptions],
     ) -> None:
-        super().__init__(
-            transport,
-            lifetime,
-            keys.wake,
-            name=keys.name,
-            deadline=deadline,
-            label=label,
-            cancel=cancel,
-            describe=describe,
-        )
+        keys = reader.keys
+        super().__init__(reader.transport, lifetime, keys.wake, name=keys.name, **how)
         self._keys, self._scripts, self._session = keys, scripts, session
-        self._required, self._min_weight = required, min_weight
+        self._required, self._min_weight = TakeRequirement.of(demand), demand.min_weight or 0.0
         self._taker, self._reader, self._history = taker, reader, history
         self._reducers = keys.reducers
-        self._lost = transport.lost
+        self._lost = reader.transport.lost
         # Filled by the thread that listens.
         self._heard: deque[Heard] = deque()
         self._begin()
@@ -229,42 +268,24 @@ class TakeWait(Wait[Taken]):
 
         It wakes the wait only if it may complete the round, or if there is something to fetch ahead.
         """
-        message = None if event is None else parse_message(event)
-        if message is not None:
-            self._note(message)
-            self.alarm.set()
-            return
-        words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
-        buffered = words.get("buffered")
-        if event is None:
-            self._note(Interruption.MISSED)
-        elif "taken" in words:
-            self._note(Interruption.OVER)
-        elif buffered == "*":
-            self._note(Interruption.MISSED)
-        elif buffered:
-            self._note(buffered[:64])
-        if words.keys() & {"applied", "stale", "repeated", "waiting"}:
-            count = words.get("count", "")
-            if count.isdigit() and int(count[:16]) < self.num_required:
-                if buffered:
-                    self.alarm.set()
-                return
-        self.poll_soon()
+        heard = heard_in(event)
+        if heard is not None:
+            note(self._heard, heard)
+        count = None if event is None else _APPLIED.match(event)
+        if isinstance(heard, UploadBegun | PartsArrived | SumStored) or (
+            count is not None and int(count[1]) < self.num_required
+        ):
+            if heard is not None:
+                self.alarm.set()
+        else:
+            self.poll_soon()
 
     def on_arrival(self, text: str | None) -> None:
         """Handles a message about a partition, in the thread that listens. A message that is missed only costs time."""
         message = None if text is None else parse_message(text)
         if isinstance(message, PartsArrived | SumStored):
-            self._note(message)
+            note(self._heard, message)
             self.alarm.set()
-
-    def _note(self, heard: Heard) -> None:
-        """Notes what was heard. If it is too much, it is looked up instead: any client may publish."""
-        if len(self._heard) >= MOST_HEARD:
-            self._heard.clear()
-            heard = Interruption.MISSED
-        self._heard.append(heard)
 
     def listen_elsewhere(self, listening: contextlib.ExitStack) -> None:
         """Listens to messages from the nodes of the partitions. Without it, all takes longer."""
@@ -312,7 +333,8 @@ class TakeWait(Wait[Taken]):
         try:
             self.transport.call("PUBLISH", self._keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
         except NotPermittedError as error:
-            self._reader.call_no_more()
+            if self._reader.relies is not None:
+                self._reader.relies.call_no_more()
             logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self.fields)
         except RedisAccError as error:
             logger.debug("%s: could not call for a reducer: %s", self.label, error)
@@ -367,27 +389,71 @@ class TakeWait(Wait[Taken]):
     @property
     def fields(self) -> dict[str, object]:
         """Fields of log records, for handlers that format them."""
-        return {"accumulator": self.name, **self._progress().fields}
+        fields: dict[str, object] = {"accumulator": self.name, "num_required": self.num_required}
+        if self._seen is not None:
+            fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
+        return fields
 
     def progress(self) -> str:
         """Describes the take in messages about a long wait."""
-        return self.described(self._progress(ask=True).text("is still waiting"))
+        return self._text("is still waiting", self._contributors())
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
         """Returns the error, which says what was missing."""
-        progress = self._progress(ask=True)
-        return progress.timeout_error(self.described(progress.text(f"timed out after {seconds:.3g} s")))
+        seen, found = self._seen, self._contributors()
+        states = found.states if found else WorkersByState()
+        return TakeTimeoutError(
+            self._text(f"timed out after {seconds:.3g} s", found),
+            num_required=self.num_required,
+            num_accumulated=seen.num_accumulated if seen else 0,
+            workers=found.workers if found else {},
+            expected=[worker.name for worker in states.expected[:LISTED]],
+            late=[worker.name for worker in states.late[:LISTED]],
+            gone=[worker.name for worker in states.gone[:LISTED]],
+            num_expected=len(states.expected),
+            num_late=len(states.late),
+            num_gone=len(states.gone),
+            min_weight=self._min_weight,
+            total_weight=seen.total_weight if seen else 0.0,
+        )
 
-    def _progress(self, *, ask: bool = False) -> TakeProgress:
-        """Returns how far the take has come, as far as it knows. If ``ask``, asks who has contributed as well."""
-        found = None
-        if ask and self.outage is None:
+    def _contributors(self) -> Contributors | None:
+        """Asks who has contributed to the round; None: the server does not say."""
+        if self.outage is None:
             try:
                 with limited(self.call_timeout):
-                    found = read_contributors(self.transport, self._keys)
+                    return read_contributors(self.transport, self._keys)
             except RedisAccError as failure:
                 logger.debug("%s: %s", self.label, failure)
-        return TakeProgress(self.label, self._required, self.num_required, self._min_weight, self._seen, found)
+        return None
+
+    def _text(self, what: str, found: Contributors | None) -> str:
+        """Returns a message: ``what`` the take does, such as "is still waiting", and what has arrived so far."""
+        seen, least = self._seen, self._min_weight
+        required: object = self._required or "as many gradients as the quorum says"
+        if self._required is None and seen is not None:
+            required = TakeRequirement(seen.num_required, seen.most, seen.grace_ms)
+        weight = f" with a weight of {least:g}" if least else ""
+        text = f"{self.label}: a take of {required}{weight} {what}"
+        if seen is None:
+            return self.described(f"{text}: the server did not report how many gradients there are")
+        weight = f", with a weight of {seen.total_weight:g} of {least:g}," if least else ""
+        text += f": {seen.num_accumulated} of {self.num_required} gradients{weight} had arrived at step "
+        text += str(seen.global_step)
+        if seen.grace_left_ms:
+            text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
+        if found is not None:
+            text = "; ".join([text, *states_text(found)])
+            if found.none_to_come and seen.total_weight < least:
+                text += (
+                    "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
+                    "reached unless more workers join"
+                )
+            if not found.ever_applied:
+                text += "; nobody has ever applied a gradient to this accumulator, so check its name"
+        if seen.ahead:
+            text += f"; takers before it in the queue: {seen.ahead}"
+        return self.described(text)
 
 
 def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: float = TIMEOUT) -> Reply | None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from redisacc._data.metrics import metrics_text
 from redisacc._data.results import Round
@@ -17,16 +17,14 @@ from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.weights import parse_staleness
-from redisacc._protocol.rounds.acknowledgement import acknowledge, ended_round
-from redisacc._protocol.rounds.recovery import take_over
-from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
+from redisacc._protocol.rounds.granted_rounds import REMEMBERED, acknowledge, ended_round, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
-from redisacc._protocol.rounds.take_requirement import TakeRequirement
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
 from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
 from redisacc._protocol.sessions import Request, Session, SessionPool
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._protocol.waiting.wait import WaitOptions
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
@@ -83,107 +81,66 @@ class TakenRound(Generic[G]):
     pid: int = field(default_factory=os.getpid)
 
 
+@dataclass(eq=False)
 class Taker(Generic[G]):
     """Takes the rounds of one accumulator for one handle.
 
     Attributes:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        spec: its specification.
+        sessions: the sessions of the handle.
+        lifetime: the lifetime of the handle.
+        min_replicas: how many replicas have to know a round that was taken.
+        history: the handle's knowledge of the accumulator's past.
         kept: rounds that are in memory and whose takes were interrupted, the oldest first. The server may have removed
             them already, so the next calls deliver them.
         is_updated: whether reducers update the parameters with the sums. Rounds are then granted, and not read.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        keys: Keys,
-        scripts: Scripts,
-        spec: AccumulatorSpec,
-        *,
-        sessions: SessionPool,
-        lifetime: Lifetime,
-        min_replicas: int,
-        history: History,
-    ) -> None:
-        self._transport = transport
-        self._keys = keys
-        self._scripts = scripts
-        self._spec = spec
-        self._sessions = sessions
-        self._lifetime = lifetime
-        self._min_replicas = min_replicas
-        self.kept: list[TakenRound[G]] = []
-        self._history = history
-        # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
-        self._loss: str | None = None
-        self._reliance = ReducerReliance()
-        self.is_updated = False
+    transport: Transport
+    keys: Keys
+    scripts: Scripts
+    spec: AccumulatorSpec
+    sessions: SessionPool
+    lifetime: Lifetime
+    min_replicas: int
+    history: History
+    kept: list[TakenRound[G]] = field(default_factory=list)
+    is_updated: bool = False
+    # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
+    _loss: str | None = None
+    _reliance: ReducerReliance = field(default_factory=ReducerReliance)
 
-    def take(
-        self,
-        demand: Quorum,
-        *,
-        deadline: float,
-        name: str,
-        label: str,
-        describe: Callable[[], str] | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> TakenRound[G]:
+    def take(self, demand: Quorum, *, name: str, **how: Unpack[WaitOptions]) -> TakenRound[G]:
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
             demand: the gradients that the take requires.
-            deadline: when to stop waiting, by ``clock.now()``; infinity: never.
             name: the name of the taker.
-            label: the accumulator's name in log records and errors.
-            describe: returns a further clause for messages about the wait, or "".
-            cancel: cancels the wait if it returns True; it is asked after every poll that was answered.
+            how: of the wait.
         """
-        return self._read(
-            self.grant(demand, deadline=deadline, name=name, label=label, describe=describe, cancel=cancel)
-        )
+        return self._read(self.grant(demand, name=name, **how))
 
-    def grant(
-        self,
-        demand: Quorum,
-        *,
-        deadline: float,
-        name: str,
-        label: str,
-        describe: Callable[[], str] | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> GrantedRound:
+    def grant(self, demand: Quorum, *, name: str, **how: Unpack[WaitOptions]) -> GrantedRound:
         """Blocks until a round of enough gradients is granted. The arguments are those of ``take``."""
-        session = self._sessions.borrow()
+        session = self.sessions.borrow()
         try:
             reader = RoundReader(
-                self._transport, self._keys, self._spec, reliance=self._reliance, is_updated=self.is_updated
+                self.transport, self.keys, self.spec, is_updated=self.is_updated, relies=self._reliance
             )
-            pending = TakeWait(
-                self._transport,
-                self._lifetime,
-                self._keys,
-                self._scripts,
-                session,
-                required=TakeRequirement.of(demand),
-                min_weight=demand.min_weight or 0.0,
-                deadline=deadline,
-                taker=name,
-                label=label,
-                reader=reader,
-                history=self._history,
-                describe=describe,
-                cancel=cancel,
-            )
+            pending = TakeWait(reader, self.lifetime, self.scripts, session, self.history, demand, taker=name, **how)
             try:
                 granted, (*pieces, takes) = pending.run()
             finally:
                 self._loss = pending.loss or self._loss
         finally:
-            self._sessions.give_back(session)
+            self.sessions.give_back(session)
         self._check_nothing_undone(granted, takes)
-        if self._min_replicas:
+        if self.min_replicas:
             # The round is unknown to a server that took over in a failover.
-            known = leave(self._scripts, granted.token, replicated=True)
+            known = leave(self.scripts, granted.token, replicated=True)
             if known is None:
                 # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
                 self._still_listed(granted.token, granted.global_step)
@@ -210,19 +167,19 @@ class Taker(Generic[G]):
 
     def grant_again(self, token: str | None, *, name: str) -> GrantedRound | None:
         """Takes over a round that was granted and not acknowledged. The arguments are those of ``recover``."""
-        granted = take_over(self._transport, self._keys, self._scripts, token, name=name)
+        granted = take_over(self.transport, self.keys, self.scripts, token, name=name)
         if granted is None:
             return None
         self._check_replicated(granted.global_step, "recovered", granted.replicas)
-        pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
-        return GrantedRound(granted, pieces, RoundReader(self._transport, self._keys, self._spec), 0)
+        pieces = self.transport.pipeline(read_commands(self.keys.taken_round(granted.token)))
+        return GrantedRound(granted, pieces, RoundReader(self.transport, self.keys, self.spec), 0)
 
     def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
         check_replicated(
-            self._keys.name,
+            self.keys.name,
             f"the round of step {global_step} was {done}",
             replicas=replicas,
-            min_replicas=self._min_replicas,
+            min_replicas=self.min_replicas,
         )
 
     def acknowledge(self, taken: TakenRound[G], value: Value, *, again: bool = False) -> Value:
@@ -240,16 +197,16 @@ class Taker(Generic[G]):
             OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``settle()`` acknowledges
                 again and returns ``value``.
         """
-        lost = self._transport.lost
+        lost = self.transport.lost
         metrics = metrics_text(taken.round.metrics) if taken.round.metrics else ""
         try:
-            ended = ended_round(self._keys, taken.token, taken.buffered)
-            if not acknowledge(self._transport, self._scripts, ended, metrics=metrics):
+            ended = ended_round(self.keys, taken.token, taken.buffered)
+            if not acknowledge(self.transport, self.scripts, ended, metrics=metrics):
                 # If an exchange broke off, an earlier copy of this request may have removed the round.
-                self._check_not_lost(taken, perhaps_done=again or self._transport.lost != lost)
+                self._check_not_lost(taken, perhaps_done=again or self.transport.lost != lost)
         except ServerUnavailableError as error:
             raise OutcomeUnknownError(
-                f"{self._keys.name}: round {taken.token} has been read, but the server stopped answering before it "
+                f"{self.keys.name}: round {taken.token} has been read, but the server stopped answering before it "
                 "confirmed that it has removed the round. settle() of this error acknowledges it; until then "
                 f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
                 lambda: self.acknowledge(taken, value, again=True),
@@ -283,9 +240,9 @@ class Taker(Generic[G]):
                 raise
             logger.warning(
                 "%s: the accumulator was deleted before it was known whether round %s had been acknowledged",
-                self._keys.name,
+                self.keys.name,
                 taken.token,
-                extra={"accumulator": self._keys.name, "token": taken.token},
+                extra={"accumulator": self.keys.name, "token": taken.token},
             )
             return
         if not listed and (not perhaps_done or self._is_undone(taken.token)):
@@ -297,7 +254,7 @@ class Taker(Generic[G]):
         if session is None:
             return False
         try:
-            self._scripts.resolve(**Request(session, session.sequence, "").arguments(), allowed=("fenced",))
+            self.scripts.resolve(**Request(session, session.sequence, "").arguments(), allowed=("fenced",))
         except DataLossError:
             return True
         except StaleSequenceError:
@@ -306,7 +263,7 @@ class Taker(Generic[G]):
         return False
 
     def _still_listed(self, token: str, global_step: int) -> bool:
-        return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
+        return still_listed(self.transport, self.keys, self.scripts, token, global_step)
 
     def check_listed(self, granted: Reply) -> None:
         """Raises unless a round that was granted to this process is still its own.
@@ -321,7 +278,7 @@ class Taker(Generic[G]):
 
     def _unlisted(self, token: str, global_step: int) -> DataLossError:
         return DataLossError(
-            f"{self._keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
+            f"{self.keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
             f"the take {token}: it was restarted from older data, failed over to a replica that lagged behind, or keys "
             "were evicted or removed by hand. Or the round was recovered, and so many others since that no trace of it "
             f"is left ({REMEMBERED} are remembered)"
@@ -340,7 +297,7 @@ class Taker(Generic[G]):
             return self._unlisted(granted.token, granted.global_step)
         if isinstance(error, PartMissingError):
             lost = part_lost(
-                self._keys,
+                self.keys,
                 error,
                 f"the round of step {granted.global_step}",
                 f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
@@ -356,17 +313,20 @@ class Taker(Generic[G]):
         Raises:
             DataLossError, CorruptDataError: as ``take``.
         """
+        return self._guarded(found.granted, lambda: self._contents(found))
+
+    def _guarded(self, granted: Reply, read: Callable[[], Value]) -> Value:
         try:
-            return self._contents(found)
+            return read()
         except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(found.granted, error) from error
+            raise self._explained(granted, error) from error
 
     def _contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
         granted = found.granted
-        shape = round_shape_of(self._keys, granted.round_shape)
+        shape = round_shape_of(self.keys, granted.round_shape)
         if shape is None:
-            raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
-        return found.reader.contents(self._keys.taken_round(granted.token), found.pieces, shape), shape
+            raise CorruptDataError(f"{self.keys.taken}: round {granted.token} has no shape")
+        return found.reader.contents(self.keys.taken_round(granted.token), found.pieces, shape), shape
 
     def sum_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum:
         """Returns the sum of a round, which is not divided.
@@ -380,22 +340,17 @@ class Taker(Generic[G]):
             DataLossError, CorruptDataError: as ``take``.
         """
         granted = found.granted
-        try:
-            return found.reader.add_up(
-                contents, shape, granted.num_accumulated, granted.total_weight, found.num_required
-            )
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(granted, error) from error
+        number, weight = granted.num_accumulated, granted.total_weight
+        add_up = found.reader.add_up
+        return self._guarded(granted, lambda: add_up(contents, shape, number, weight, found.num_required))
 
     def rows_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum | None:
         """Returns a sum with only the rows of a round whose gradients are all in parts. ``sum_of`` may follow.
 
         The arguments and the errors are those of ``sum_of``. None: rows cannot be added up alone.
         """
-        try:
-            return found.reader.add_rows_up(contents, shape, found.num_required)
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(found.granted, error) from error
+        add_rows_up = found.reader.add_rows_up
+        return self._guarded(found.granted, lambda: add_rows_up(contents, shape, found.num_required))
 
     def _read_whole(self, found: GrantedRound, *, skip_lost: bool) -> TakenRound[Any]:
         granted, reader = found.granted, found.reader
@@ -403,7 +358,7 @@ class Taker(Generic[G]):
         try:
             staleness = parse_staleness(granted.staleness, granted.num_accumulated)
         except ValueError as error:
-            raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
+            raise CorruptDataError(f"{self.keys.taken}: round {granted.token}: {error}") from error
         # The acknowledgement also removes the rest of the gradients that are left out.
         buffered, number, weight = contents.buffered, granted.num_accumulated, granted.total_weight
         lost_weight = 0.0
@@ -415,32 +370,32 @@ class Taker(Generic[G]):
             if lost:
                 logger.warning(
                     "%s: the round of step %d is handed out without the gradients that have lost parts: %s",
-                    self._keys.name,
+                    self.keys.name,
                     granted.global_step,
                     ", ".join(gradient.id for gradient in lost),
-                    extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
+                    extra={"accumulator": self.keys.name, "global_step": granted.global_step, "token": granted.token},
                 )
         round_sum = reader.add_up(contents, shape, number, weight, found.num_required, lost_weight=lost_weight)
         if lost_weight:
             # The weight of the gradients that are left, without the rounding of a difference.
             weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
         else:
-            weight = self._spec.weight_of(round_sum, weight)
-        gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
+            weight = self.spec.weight_of(round_sum, weight)
+        gradient: G | None = self.spec.result(round_sum, self.spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total, contents.metrics)
         return TakenRound(granted.token, taken, buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Reply, takes: object) -> None:
         """Raises if it turned out, since the last take, that the accumulator has gone back to older data."""
-        if not self._history.note(takes):
+        if not self.history.note(takes):
             # This raises if the accumulator was deleted since the round was granted.
             self._still_listed(granted.token, granted.global_step)
-            raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
+            raise CorruptDataError(f"{self.keys.record}: takes is {shown(takes)}")
         loss, self._loss = self._loss, None
         if loss is not None:
             raise DataLossError(
-                f"{shown(self._keys.name)} {loss}: the server was restarted from older data, failed over to a replica "
+                f"{shown(self.keys.name)} {loss}: the server was restarted from older data, failed over to a replica "
                 "that lagged behind, or evicted keys. Gradients of this round, of step "
                 f"{granted.global_step}, and of rounds that were taken since then, may also have been in a round that "
                 "was taken before. It stays listed in info().unacknowledged, and recover() hands it out"

@@ -1,88 +1,80 @@
-"""Fetches the parts of gradients and of their sums, and hands each to those who add it when it has arrived."""
+"""Fetches the parts that cells choose: as many at once as a window allows, into memory that is used again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+import numpy as np
+
+from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import Keys
-from redisacc._protocol.sums.dense_parts import DenseParts
-from redisacc._protocol.sums.requested_parts import Part, RequestedParts
-from redisacc._protocol.sums.sparse_parts import SparseParts
-from redisacc.errors import CorruptDataError
+from redisacc._protocol.parts.fetch import wrong_length
+from redisacc._protocol.sums.cells import Cells, Part, SumOptions
+
+# How many bytes are requested from all nodes together before they are needed.
+MOST_WINDOW_BYTES = 64 * 2**20
 
 
 class PartFetch:
     """The parts that are fetched, as ``Arrivals`` of the sockets.
 
     Args:
-        keys: the keys of the accumulator.
-        dense: chooses the dense parts, and adds them.
-        sparse: the same for the sparse ones; None: only dense parts are fetched.
-        homes: see below.
-        lanes: see below.
-        window: how many bytes are requested at once, over all lanes.
+        cells: choose the parts, and add them.
+        options: of the sum.
 
     Attributes:
         homes: a key on each node, if each lane has a node of its own.
         lanes: in how many lanes the parts travel.
-        in_flight: the parts that were requested and have not arrived.
+        in_flight: the parts that were requested and have not arrived, in the order of the requests.
         on_pause: called after each part; it returns whether to request no further ones. None: nothing is called.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        dense: DenseParts,
-        sparse: SparseParts | None,
-        *,
-        homes: Sequence[str],
-        lanes: int,
-        window: int,
-    ) -> None:
-        self._keys = keys
-        self._dense = dense
-        self._sparse = sparse if sparse is not None and sparse.wanted else None
-        self.homes = homes
-        self.lanes = lanes
-        self.in_flight = RequestedParts(len(homes) or 1, window)
+    def __init__(self, cells: Cells, options: SumOptions) -> None:
+        self._cells = cells
+        self.homes, self.lanes = options.homes, options.lanes
+        self._window = min((len(self.homes) or 1) * options.window, MOST_WINDOW_BYTES)
+        self._nbytes = 0
+        self.in_flight: dict[Part, None] = {}
         self.on_pause: Callable[[], bool] | None = None
+        # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
+        # because the processor's cache has it.
+        self._spare: list[Array] = []
 
     def wanted(self) -> list[Part]:
-        """Returns the parts that have not arrived."""
-        self.in_flight.begin_anew()
+        """Returns the parts that have not arrived. Those that had begun to arrive will be sent from their beginning."""
+        for part in self.in_flight:
+            if part.lent is not None:
+                self._take_back(part)
         self.more()
-        return self.in_flight.every
+        return list(self.in_flight)
 
     def more(self) -> list[Part]:
         """Returns the parts that are requested now: as many as the window has room for."""
         requested: list[Part] = []
         if self.on_pause is not None and self.on_pause():
             return requested
-        if self._sparse is None and not any(self._dense.ready):
-            return requested
-        in_flight = self.in_flight
-        while in_flight.nbytes < in_flight.window:
-            part = self._dense.next()
-            if part is None and self._sparse is not None:
-                part = self._sparse.next()
+        while self._nbytes < self._window:
+            part = self._cells.next()
             if part is None:
                 break
-            in_flight.add(part)
+            self.in_flight[part] = None
+            self._nbytes += part.length
             requested.append(part)
         return requested
 
     def expected(self, part: Part) -> memoryview:
-        """Returns where a part goes if it is as long as its header says."""
-        memory = part.memory
-        return (self.in_flight.memory_of(part) if memory is None else memory).data
+        """Returns where a part goes if it is as long as its header says, which may be memory that is lent to it."""
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
+            part.memory = part.lent[: part.length]
+        return part.memory.data
 
     def begin(self, part: Part, length: int) -> memoryview:
         """Returns where a part goes, given its length in bytes."""
         if length != part.length:
-            what = "the gradients in it need" if part.sums else "its header says"
-            raise CorruptDataError(f"{part.key} has {length} bytes, and {what} {part.length}")
-        return self.in_flight.memory_of(part).data
+            raise wrong_length(part.key, length, part.length, "what is in it" if part.is_sum else "its header")
+        return self.expected(part)
 
     def missing(self, part: Part) -> None:
         """Notes that a part is not there.
@@ -90,31 +82,25 @@ class PartFetch:
         Raises:
             PartMissingError: it should be there.
         """
-        upload = part.upload
-        wanted = part.memory is not None and part.memory.base is upload.sparse
-        self.in_flight.remove(part)
-        if not part.sums:
-            if part.admitted:
-                raise PartMissingError(part.key)
-            # If its gradient was admitted meanwhile, it is there. Otherwise, it was refused, or is written again.
-            upload.there[part.number] = upload.admitted
-        if part.cell is not None:
-            self._dense.miss(part.cell, part)
-        elif wanted:
-            upload.requested[part.number] = False
+        if part.must_be_there:
+            raise PartMissingError(part.key)
+        self._cells.miss(part)
+        self.forget(part)
 
     def finish(self, part: Part) -> None:
         """Adds a part that has arrived."""
-        memory, upload, cell = part.memory, part.upload, part.cell
-        assert memory is not None
-        self.in_flight.remove(part)
-        if cell is not None:
-            if part.turn == cell.turn:
-                self._dense.add(cell, part, memory)
-                if part.sums:
-                    self._dense.advance(cell)
-        elif memory.base is upload.sparse:
-            # Otherwise it has been requested again since.
-            upload.left -= 1
-            if not upload.left and self._sparse is not None:
-                self._sparse.add()
+        self._cells.finish(part)
+        self.forget(part)
+
+    def forget(self, part: Part) -> None:
+        """Notes that a part is no longer on its way."""
+        del self.in_flight[part]
+        self._nbytes -= part.length
+        if part.lent is not None:
+            self._take_back(part)
+
+    def _take_back(self, part: Part) -> None:
+        """Takes back the memory that was lent to a part. Its bytes stay until another part begins to arrive."""
+        assert part.lent is not None
+        self._spare.append(part.lent)
+        part.lent = part.memory = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +22,10 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
-from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
+from redisacc._format.staging import PartsArrived, SumStored, sum_stored
 from redisacc._protocol.scripts import Scripts
-from redisacc._protocol.sums.dense_parts import SumPart
-from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
+from redisacc._protocol.sums.cells import SumPart
+from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
 from redisacc._redis.faults import ServerOutOfMemoryError
 from redisacc._redis.sockets import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
@@ -89,83 +90,81 @@ class Updates(Protocol):
         """Drops everything that was read and computed."""
 
 
+@dataclass(eq=False)
 class Reduction:
     """A reducer's work for one accumulator, or for one of its partitions. One thread works; another one listens.
 
-    Args:
+    Attributes:
         transport: the way to the server.
         keys: the keys of the accumulator, with its partitions.
         position: the position of the partition; None: there are none.
         holder: the random id of the reducer.
         who: a name of the reducer, for people.
         updates: updates the parameters of the same name.
-
-    Attributes:
         due: when to call ``work`` at the latest, by ``clock.now()``.
         is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
     """
 
-    def __init__(
-        self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str, updates: Updates
-    ) -> None:
-        self._transport = transport
-        self._keys = keys
-        self._position = position
-        self._wake = keys.wake_of(position)
-        self._scripts = Scripts(transport, keys, reducer=keys.reducer(position), holder=holder, who=who)
-        self._holder = holder
-        self._who = who
-        self._updates = updates
-        self._spec: AccumulatorSpec | None = None
-        self._heard: deque[Heard] = deque([Interruption.MISSED])
-        self._heard_at = clock.now()
-        self._growing: RoundSoFar | None = None
-        self._incarnation = ""
-        self._wanted = 0
-        self._holds = False
-        self._renew_at = 0.0
-        # Digest -> the keys of the parts that were stored under it, the oldest first.
-        self._sums: dict[str, list[str]] = {}
-        # Why a part could not be stored.
-        self._failure: RedisAccError | None = None
-        # The last problem that was logged, so that it is logged once.
-        self._logged = ""
-        # How long it was left alone after the last attempt to reach the server, in seconds.
-        self._outage = 0.0
-        # When it was found that there is no accumulator any more.
-        self._gone_at: float | None = None
-        self.due = 0.0
-        self.is_over = False
+    transport: Transport
+    keys: Keys
+    position: int | None
+    holder: str
+    who: str
+    updates: Updates
+    due: float = 0.0
+    is_over: bool = False
+    _spec: AccumulatorSpec | None = None
+    _heard: deque[Heard] = field(default_factory=lambda: deque([Interruption.MISSED]))
+    _heard_at: float = field(default_factory=clock.now)
+    _growing: RoundSoFar | None = None
+    _incarnation: str = ""
+    _wanted: int = 0
+    _holds: bool = False
+    _renew_at: float = 0.0
+    # Digest -> the keys of the parts that were stored under it, the oldest first.
+    _sums: dict[str, list[str]] = field(default_factory=dict)
+    # Why a part could not be stored.
+    _failure: RedisAccError | None = None
+    # The last problem that was logged, so that it is logged once.
+    _logged: str = ""
+    # How long it was left alone after the last attempt to reach the server, in seconds.
+    _outage: float = 0.0
+    # When it was found that there is no accumulator any more.
+    _gone_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._wake = self.keys.wake_of(self.position)
+        self._scripts = Scripts(
+            self.transport, self.keys, reducer=self.keys.reducer(self.position), holder=self.holder, who=self.who
+        )
 
     @property
     def channels(self) -> list[str]:
         """The channels whose messages concern it."""
-        return list(dict.fromkeys([self._keys.wake, self._wake, self._updates.channel]))
+        return list(dict.fromkeys([self.keys.wake, self._wake, self.updates.channel]))
 
     def hear(self, channel: str, text: str | None) -> bool:
         """Notes a message of one of the channels. None: messages were missed. Returns whether there is work.
 
         Called by the threads that listen.
         """
-        if channel == self._updates.channel:
-            return self._updates.hear(text)
-        if text is None or len(self._heard) > MOST_HEARD:
-            self._heard.clear()
-            self._heard.append(Interruption.MISSED)
-            return True
+        if channel == self.updates.channel:
+            return self.updates.hear(text)
         found = heard_in(text)
         # Other messages come to the leader's channel only: on the channel of a partition, they are not trusted.
-        if found is None or (channel != self._keys.wake and not isinstance(found, PartsArrived)):
+        is_trusted = text is None or channel == self.keys.wake or isinstance(found, PartsArrived)
+        if found is None or isinstance(found, SumStored) or not is_trusted:
             return False
-        self._heard_at = clock.now()
-        self._heard.append(found)
+        if text is not None:
+            self._heard_at = clock.now()
+        note(self._heard, found)
         return True
 
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
         may_work = self._holds or clock.now() >= self.due
-        return self._updates.is_asked or (may_work and (bool(self._heard) or self._updates.has_work))
+        return self.updates.is_asked or (may_work and (bool(self._heard) or self.updates.has_work))
 
     def is_idle(self, seconds: float) -> bool:
         """Returns whether nothing was heard for this many seconds."""
@@ -198,7 +197,7 @@ class Reduction:
             self._wait_for_chief()
         except PartMissingError as error:
             # The round was taken and acknowledged meanwhile, or gradients were compacted.
-            logger.debug("%s: %s", self._keys.name, error)
+            logger.debug("%s: %s", self.keys.name, error)
             self._begin_anew()
             self.due = clock.now()
         except ServerOutOfMemoryError as error:
@@ -213,21 +212,21 @@ class Reduction:
         now = clock.now()
         if self._gone_at is None:
             self._gone_at = now
-        self.is_over = not self._updates.has_parts or now - self._gone_at >= durations.kept
+        self.is_over = not self.updates.has_parts or now - self._gone_at >= durations.kept
         self._forget()
         self._holds = False
         self._incarnation = ""
         self.due = self._renew_at = now + _renewal()
 
     def _work(self, interrupted: Callable[[], bool]) -> None:
-        if self._updates.is_asked:
-            self._updates.answer()
+        if self.updates.is_asked:
+            self.updates.answer()
         now = clock.now()
         if now >= self._renew_at:
             self._renew_at = now + _renewal()
             self._read_record()
             # Reads that record as well: once this holds the lease, it should look for gradients at once.
-            self._updates.exists()
+            self.updates.exists()
             self._gone_at = None
             self._hold()
         if not self._holds or self._growing is None:
@@ -235,8 +234,8 @@ class Reduction:
             self.due = self._renew_at
             return
         self._outage = 0.0
-        self._updates.work()
-        self._growing.is_updated = self._updates.exists()
+        self.updates.work()
+        self._growing.is_updated = self.updates.exists()
         goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -246,21 +245,21 @@ class Reduction:
 
     def _read_record(self) -> None:
         """Reads the accumulator's specification, and how many gradients the first taker in the queue wants."""
-        record_reply, tree, wanted = self._transport.pipeline(
-            [Record.command(self._keys), Record.tree_command(self._keys), Record.wanted_command(self._keys)]
+        record_reply, tree, wanted = self.transport.pipeline(
+            [Record.command(self.keys), Record.tree_command(self.keys), Record.wanted_command(self.keys)]
         )
-        record = Record(self._keys, record_reply)
+        record = Record(self.keys, record_reply)
         number = Record.parse_wanted(wanted)
-        if record.partitions != self._keys.partitions:
-            raise NotFoundError(f"{self._keys.name} was created again, with other partitions")
+        if record.partitions != self.keys.partitions:
+            raise NotFoundError(f"{self.keys.name} was created again, with other partitions")
         if record.incarnation != self._incarnation:
             self._spec = record.spec(tree if record.kind == "tree" else b"")
             self._growing = RoundSoFar(
-                self._transport,
-                self._keys,
+                self.transport,
+                self.keys,
                 self._spec,
                 store=self._store,
-                position=self._position,
+                position=self.position,
             )
             self._incarnation = record.incarnation
         if number != self._wanted:
@@ -280,7 +279,7 @@ class Reduction:
         held, self._holds = self._holds, reply.outcome == "held"
         if self._holds and not held:
             self._begin_anew()
-            logger.info("%s: the reducer works on it", self._keys.name, extra={"accumulator": self._keys.name})
+            logger.info("%s: the reducer works on it", self.keys.name, extra={"accumulator": self.keys.name})
         elif held and not self._holds:
             self._log(f"another reducer has taken over: {printable(reply.who)}")
 
@@ -298,10 +297,10 @@ class Reduction:
         assert self._spec is not None
         is_mean = self._spec.reduction_type == "MEAN"
         divisor = self._spec.divisor(part.gradients, part.weight) if is_mean else 1
-        if self._updates.update(part, divisor):
+        if self.updates.update(part, divisor):
             return
         digest, number = part.digest, part.number
-        key = self._keys.sum(digest, number)
+        key = self.keys.sum(digest, number)
         little = [np.ascontiguousarray(e, e.dtype.newbyteorder("<")).reshape(-1) for e in part.elements]
         data = Pieces([elements.view(np.uint8).data for elements in little])
         commands: list[Command] = [
@@ -313,7 +312,7 @@ class Reduction:
             while len(self._sums) > SUMS_KEPT:
                 commands += [("UNLINK", old) for old in self._sums.pop(next(iter(self._sums)))]
         self._sums[digest].append(key)
-        self._transport.pipeline(commands)
+        self.transport.pipeline(commands)
 
     def _begin_anew(self) -> None:
         """Drops the sums so far, and looks everything up again before it uses later messages."""
@@ -339,12 +338,12 @@ class Reduction:
     def _log(self, problem: str) -> None:
         if problem != self._logged:
             self._logged = problem
-            logger.warning("%s: %s", self._keys.name, problem, extra={"accumulator": self._keys.name})
+            logger.warning("%s: %s", self.keys.name, problem, extra={"accumulator": self.keys.name})
 
     def release(self) -> bool:
         """Gives the lease back, and removes the sums. Returns whether the server answered: otherwise, they expire."""
         self._forget()
-        self._updates.forget()
+        self.updates.forget()
         if not self._holds:
             return True
         self._holds = False
@@ -353,28 +352,12 @@ class Reduction:
             self._scripts.release_reducer(timeout=CALL_TIMEOUT)
             sums = [key for keys in self._sums.values() for key in keys]
             if sums:
-                self._transport.pipeline([("UNLINK", key) for key in sums])
+                self.transport.pipeline([("UNLINK", key) for key in sums])
         except RedisAccError as error:
             answered = not isinstance(error, ServerUnavailableError)
-            logger.debug("%s: the lease of the reducer ends by itself: %s", self._keys.name, printable(str(error)))
+            logger.debug("%s: the lease of the reducer ends by itself: %s", self.keys.name, printable(str(error)))
         self._sums.clear()
         return answered
-
-
-def heard_in(text: str) -> Heard | None:
-    """Parses a message on the channel ``wake``. None: it does not concern a reducer."""
-    message = parse_message(text)
-    if isinstance(message, UploadBegun | PartsArrived):
-        return message
-    if isinstance(message, SumStored):
-        return None
-    if text.startswith("taken "):
-        return Interruption.OVER
-    _, found, rest = text[:1024].partition(" buffered=")
-    if text.startswith("applied ") and found:
-        name = rest.partition(" ")[0]
-        return Interruption.MISSED if name == "*" else name[:64]
-    return None
 
 
 def _renewal() -> float:

@@ -5,8 +5,10 @@ A waiting taker and a reducer share this. It changes nothing in Redis.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from redisacc._data.spec import AccumulatorSpec
@@ -15,10 +17,10 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
-from redisacc._format.staging import PartsArrived, SumStored, UploadBegun
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._protocol.parts.fetch import TRUSTED_BYTES, check_lengths
 from redisacc._protocol.parts.inline import InlineReader
-from redisacc._protocol.sums.dense_parts import Store
+from redisacc._protocol.sums.cells import Store, SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._redis.scans import Fields, scan_command, scan_whole
@@ -36,6 +38,8 @@ class Interruption(Enum):
 # The upload of a gradient, a part of it, a part of a sum, the id of a gradient that was admitted, or an interruption.
 Heard = UploadBegun | PartsArrived | SumStored | str | Interruption
 
+_BUFFERED = re.compile(r"applied .*? buffered=(\S{1,64})")
+
 # Maximum number of headers that are looked up in one round trip.
 TOGETHER = 256
 # Maximum number of messages that wait to be used. Beyond it, they are dropped, and the round is looked up instead.
@@ -44,73 +48,77 @@ MOST_HEARD = 10_000
 MOST_ANNOUNCED = 1000
 
 
+def heard_in(text: str | None) -> Heard | None:
+    """Returns what a message on the channel ``wake`` says of gradients, or None. A message that was missed is None."""
+    if text is None:
+        return Interruption.MISSED
+    message = parse_message(text)
+    if message is not None:
+        return message
+    if text.startswith("taken "):
+        return Interruption.OVER
+    match = _BUFFERED.match(text[:1024])
+    if match is None:
+        return None
+    return Interruption.MISSED if match[1] == "*" else match[1]
+
+
+def note(heard: deque[Heard], message: Heard) -> None:
+    """Adds a message to those that wait. If there are too many, the round is looked up: any client may publish."""
+    if len(heard) >= MOST_HEARD:
+        heard.clear()
+        message = Interruption.MISSED
+    heard.append(message)
+
+
+@dataclass(eq=False)
 class RoundSoFar:
     """The current round of an accumulator, as far as it is known.
 
-    Args:
+    Attributes:
         transport: the way to the server.
         keys: the keys of the accumulator.
         spec: the specification of the accumulator.
-        store: stores parts of the sum, as for ``PartSums``; None: nothing is stored.
+        store: stores parts of the sum, as for ``SumOptions``; None: nothing is stored.
         position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
-        is_updated: whether reducers update the parameters with the sum of a round, which then does not travel.
-
-    Attributes:
+        is_updated: whether reducers update the parameters with the sum of a round of which nothing is known yet. It
+            then does not travel.
+        reliance: notes whether a reducer was in time to which the next round is left; None: it is left to none.
+        part_sums: the sums; None: no gradient is known.
         num_stored: how many rounds were over whose whole sum was stored.
         num_late: how many were over before that.
-        is_updated: as given; decides about rounds of which nothing is known yet.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        keys: Keys,
-        spec: AccumulatorSpec,
-        *,
-        store: Store | None = None,
-        position: int | None = None,
-        is_updated: bool = False,
-    ) -> None:
-        self._transport = transport
-        self._keys = keys
-        self._spec = spec
-        self.is_updated = is_updated
-        self._store = store
-        self._position = position
-        # Of the reducer that works on the accumulator; None: there is none, or it is not used.
-        self._reliance: ReducerReliance | None = None
-        self.num_stored = self.num_late = 0
-        self.forget()
+    transport: Transport
+    keys: Keys
+    spec: AccumulatorSpec
+    store: Store | None = None
+    position: int | None = None
+    is_updated: bool = False
+    reliance: ReducerReliance | None = None
+    part_sums: PartSums | None = None
+    num_stored: int = 0
+    num_late: int = 0
+    _shape: tuple[int, ...] | None = None
+    _round_sum: RoundSum | None = None
+    # Reads the inline gradients of the round; None: none were looked up.
+    _inline_reader: InlineReader | None = None
+    # The ids of gradients that have been admitted, and are still to be looked up.
+    _unknown: list[str] = field(default_factory=list)
 
     def forget(self) -> None:
         """Drops the sums so far: their round is over."""
         self._drop_sums()
-        # The ids of gradients that have been admitted, and are still to be looked up.
-        self._unknown: list[str] = []
+        self._unknown = []
 
     def _drop_sums(self) -> None:
-        self._shape: tuple[int, ...] | None = None
-        self._round_sum: RoundSum | None = None
-        self._part_sums: PartSums | None = None
-        # Reads the inline gradients of the round; None: none were looked up.
-        self._inline_reader: InlineReader | None = None
+        self._shape = self._round_sum = self.part_sums = self._inline_reader = None
 
     @property
     def _inline(self) -> InlineReader:
         if self._inline_reader is None:
-            self._inline_reader = InlineReader(self._transport, self._keys.current, ())
+            self._inline_reader = InlineReader(self.transport, self.keys.current, ())
         return self._inline_reader
-
-    @property
-    def part_sums(self) -> PartSums | None:
-        """The sums; None: no gradient is known."""
-        return self._part_sums
-
-    def rely_on_reducer(self, reliance: ReducerReliance | None) -> None:
-        """Leaves the next round to a reducer, and notes whether that was in time. None: does without from now on."""
-        self._reliance = reliance
-        if reliance is None and self._part_sums is not None:
-            self._part_sums.do_without_reducer()
 
     def sums_of(self, shape: tuple[int, ...], num_required: int) -> tuple[PartSums, RoundSum]:
         """Returns the sums of a round of this shape, and drops the sums of a round of another shape.
@@ -119,24 +127,26 @@ class RoundSoFar:
             shape: the shape that binds the round.
             num_required: how many gradients the round will probably hold.
         """
-        if self._part_sums is None or self._round_sum is None or shape != self._shape:
+        if self.part_sums is None or self._round_sum is None or shape != self._shape:
             # Gradients that are still to be looked up may be of this round: they stay.
-            if self._part_sums is not None:
+            if self.part_sums is not None:
                 self._drop_sums()
             self._shape = shape
-            self._round_sum = self._spec.empty_sum(shape, where=self._keys.current.sums)
-            self._part_sums = PartSums(
-                self._transport,
-                self._keys,
+            self._round_sum = self.spec.empty_sum(shape, where=self.keys.current.sums)
+            self.part_sums = PartSums(
+                self.transport,
                 self._round_sum,
-                num_expected=num_required,
-                by_worker=self._spec.order == "worker",
-                reliance=self._reliance,
-                store=self._store,
-                position=self._position,
-                is_updated=self.is_updated,
+                SumOptions(
+                    self.keys,
+                    num_required,
+                    by_worker=self.spec.order == "worker",
+                    store=self.store,
+                    position=self.position,
+                    is_updated=self.is_updated,
+                ),
+                self.reliance,
             )
-        return self._part_sums, self._round_sum
+        return self.part_sums, self._round_sum
 
     def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> bool:
         """Adds gradients of the current round as far as they have arrived.
@@ -170,9 +180,9 @@ class RoundSoFar:
             if self._unknown:
                 ids, self._unknown = self._unknown[:TOGETHER], self._unknown[TOGETHER:]
                 self._look_up(ids, num_required)
-            if self._part_sums is not None:
-                self._part_sums.skip_stalled()
-                self._part_sums.look_ahead(self._inline, listen)
+            if self.part_sums is not None:
+                self.part_sums.skip_stalled()
+                self.part_sums.look_ahead(self._inline, listen)
             if interrupted():
                 return True
             if not (heard or self._unknown):
@@ -180,8 +190,8 @@ class RoundSoFar:
 
     def _end(self) -> None:
         """Ends a round that was granted. Its taker may still wait for parts of the sum that are stored here."""
-        part_sums = self._part_sums
-        if self._store is not None and part_sums is not None and part_sums.stores:
+        part_sums = self.part_sums
+        if self.store is not None and part_sums is not None and part_sums.stores:
             if part_sums.may_be_stored:
                 part_sums.look_ahead(self._inline, lambda: False)
             if part_sums.is_stored:
@@ -191,22 +201,22 @@ class RoundSoFar:
         self.forget()
 
     def _use(self, message: Heard, num_required: int) -> None:
+        sums = self.part_sums
         if isinstance(message, UploadBegun):
             self._announce(message, num_required)
+        elif isinstance(message, str) and (sums is None or not sums.knows(message)):
+            self._unknown.append(message)
+        elif sums is None:
+            return
         elif isinstance(message, PartsArrived):
-            if self._part_sums is not None:
-                self._part_sums.arrive(message)
+            sums.arrive(message)
         elif isinstance(message, SumStored):
-            if self._part_sums is not None:
-                self._part_sums.sum_stored(message.digest, message.part)
+            sums.sum_stored(message.digest, message.part)
         elif isinstance(message, str):
-            if self._part_sums is not None and self._part_sums.knows(message):
-                self._part_sums.admit(message)
-            else:
-                self._unknown.append(message)
+            sums.admit(message)
 
     def _announce(self, message: UploadBegun, num_required: int) -> None:
-        shape = round_shape_of(self._keys, message.round_shape)
+        shape = round_shape_of(self.keys, message.round_shape)
         if shape is None or (self._shape is not None and shape != self._shape):
             return
         part_sums, _ = self.sums_of(shape, num_required)
@@ -223,7 +233,7 @@ class RoundSoFar:
 
         Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
         """
-        declared = self._spec.shapes is not None
+        declared = self.spec.shapes is not None
         return gradient.sparse_bytes if declared else gradient.nbytes
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
@@ -233,29 +243,29 @@ class RoundSoFar:
             ids: which; None: all.
             num_required: as for ``look_ahead``.
         """
-        current = self._keys.current.buffered
-        get_shape = ("HGET", self._keys.record, "round_shape")
+        current = self.keys.current.buffered
+        get_shape = ("HGET", self.keys.record, "round_shape")
         if ids is None:
-            shape, first = self._transport.pipeline([get_shape, scan_command(current)])
-            entries = scan_whole(self._transport, current, first)
+            shape, first = self.transport.pipeline([get_shape, scan_command(current)])
+            entries = scan_whole(self.transport, current, first)
         else:
-            shape, found = self._transport.pipeline([get_shape, ("HMGET", current, *ids)])
+            shape, found = self.transport.pipeline([get_shape, ("HMGET", current, *ids)])
             entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
-        round_shape = round_shape_of(self._keys, (shape or b"").decode(errors="replace"))
+        round_shape = round_shape_of(self.keys, (shape or b"").decode(errors="replace"))
         gradients = self._parse(entries, round_shape) if round_shape is not None else []
         if ids is not None and any(gradient.number > 1 for gradient in gradients):
             # It replaces others, whose names no message has told.
             self._look_up(None, num_required)
             return
-        if ids is None and self._part_sums is not None:
-            self._part_sums.keep_admitted([gradient.id for gradient in gradients])
+        if ids is None and self.part_sums is not None:
+            self.part_sums.keep_admitted({gradient.id for gradient in gradients})
         if round_shape is None or not gradients:
             return
-        check_lengths(self._transport, self._keys, gradients)
+        check_lengths(self.transport, self.keys, gradients)
         part_sums, _ = self.sums_of(round_shape, num_required)
         for gradient in gradients:
             part_sums.announce(gradient, admitted=True)
         self._inline.expect(gradients)
 
     def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[BufferedGradient]:
-        return buffered_format.parse(self._keys, entries, self._spec, shape)
+        return buffered_format.parse(self.keys, entries, self.spec, shape)

@@ -36,7 +36,7 @@ from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries,
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.rounds.acknowledgement import EndedRound, acknowledge, ended_round, free_dropped
+from redisacc._protocol.rounds.granted_rounds import EndedRound, acknowledge, ended_round, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused

@@ -6,7 +6,6 @@ their names, with an expiry (``PartUpdater``). They are read from the nodes then
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +15,10 @@ from redisacc._format.update_order import wanted
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._protocol.waiting.wait import until
 from redisacc._redis.transport import Hint, Transport
 from redisacc._text import shown
 from redisacc.errors import DataLossError
-
-logger = logging.getLogger("redisacc")
 
 # How often reducers are asked, in seconds.
 ASK_EVERY = 0.5
@@ -71,30 +68,35 @@ def gather(
     Raises:
         DataLossError: some parts are on no node, and no process has written them again in time.
     """
-    model, log, asked_at = of.model, WaitLog(clock.now()), 0.0
-    values.begin(of.id)
-    deadline = clock.now() + durations.gathering
-    while True:
+    model, asked_at = of.model, 0.0
+
+    def probe() -> dict[str, dict[int, Array]] | None:
         values.fetch_there(model)
-        leaves = values.whole(model)
-        if leaves is not None:
-            return leaves
-        now = clock.now()
-        if now >= deadline:
-            raise _lost(of, values.missing(model))
+        return values.whole(model)
+
+    def check_and_ask() -> None:
+        nonlocal asked_at
         check()
-        if log.is_due(now):
-            logger.warning(
-                "%s: still waiting for reducers to write %d lost parts of step %d again",
-                model.keys.name,
-                len(values.missing(model)),
-                of.step,
-                extra={"accumulator": model.keys.name},
-            )
-        if now >= asked_at + ASK_EVERY:
-            asked_at = now
+        if clock.now() >= asked_at + ASK_EVERY:
+            asked_at = clock.now()
             transport.pipeline([Hint(("PUBLISH", model.keys.events, wanted(of.id)))])
-        transport.waits.sleep(PAUSE)
+
+    values.begin(of.id)
+    leaves = until(
+        transport.waits,
+        probe,
+        every=PAUSE,
+        check=check_and_ask,
+        describe=lambda: (
+            f"{model.keys.name}: still waiting for reducers to write {len(values.missing(model))} lost parts of step "
+            f"{of.step} again"
+        ),
+        deadline=clock.now() + durations.gathering,
+        name=model.keys.name,
+    )
+    if leaves is None:
+        raise _lost(of, values.missing(model))
+    return leaves
 
 
 def _lost(of: KnownVersion, numbers: Sequence[int]) -> DataLossError:

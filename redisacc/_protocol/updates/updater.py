@@ -18,7 +18,7 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.update_order import Order, parse_order, parse_wanted, updated
-from redisacc._protocol.sums.dense_parts import SumPart
+from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues

@@ -7,20 +7,63 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Required, TypedDict, TypeVar
 
 from redisacc._clock import clock, durations, running_time
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import LIMITS, Transport
-from redisacc._redis.waits import Alarm
+from redisacc._redis.waits import Alarm, Waits
 from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
 # The result of a wait.
 Found = TypeVar("Found")
+
+
+def until(
+    waits: Waits,
+    probe: Callable[[], Found | None],
+    *,
+    every: float,
+    check: Callable[[], object] | None = None,
+    describe: Callable[[], str] | None = None,
+    deadline: float = math.inf,
+    name: str = "",
+) -> Found | None:
+    """Asks again and again until there is something, and returns it; None: the deadline has passed before.
+
+    Args:
+        waits: how to pause.
+        probe: asks once. It returns None if there is nothing yet.
+        every: how long to pause, in seconds.
+        check: called before each pause. It raises if it is no use to wait.
+        describe: says what is waited for, for a message after some seconds, and then less and less often.
+        deadline: when to stop, by ``clock.now()``.
+        name: the name of the accumulator or the parameters, for handlers of log records.
+    """
+    log = WaitLog(clock.now())
+    while True:
+        found = probe()
+        now = clock.now()
+        if found is not None or now >= deadline:
+            return found
+        if check is not None:
+            check()
+        if describe is not None and log.is_due(now):
+            logger.warning("%s", describe(), extra={"accumulator": name})
+        waits.sleep(min(every, deadline - now))
+
+
+class WaitOptions(TypedDict, total=False):
+    """What a caller says of a wait. The keys are arguments of ``Wait``."""
+
+    deadline: Required[float]
+    label: Required[str]
+    describe: Callable[[], str | None] | None
+    cancel: Callable[[], bool] | None
 
 
 class Wait(ABC, Generic[Found]):

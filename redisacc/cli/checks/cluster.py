@@ -12,7 +12,7 @@ from redisacc._clock import durations
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
 from redisacc._monitoring.facts import count_text
 from redisacc._protocol.parameters.deletion import read_partitions
-from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.slot_map import key_slot
 from redisacc._redis.transport import Transport

@@ -1,10 +1,9 @@
-"""Reads the current round as it was at one moment, without taking it."""
+"""Reads the record of an accumulator, and the current round as it was at one moment, without taking it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from redisacc._clock import durations, running_time
 from redisacc._data.results import Round
@@ -12,28 +11,68 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
-from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._format.stored_text import of_ascii, parsed
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
-from redisacc._redis.transport import Transport
+from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, WaitTimeoutError
 
 Value = TypeVar("Value")
 
 
-@dataclass(slots=True)
-class StartedRead(Generic[Value]):
-    """A read of several pieces that has begun.
+class RecordReader:
+    """Reads the record, and raises if the name belongs to another accumulator by now.
 
-    Attributes:
-        record: the record as it was when the read began.
-        finish: reads the rest. It returns the value, and whether nothing had been left: then everything was read
-            between two equal records.
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        incarnation: of the accumulator that was opened.
+        lifetime: of the handle that reads; None: it belongs to no handle.
     """
 
-    record: Record
-    finish: Callable[[], tuple[Value, bool]]
+    def __init__(self, transport: Transport, keys: Keys, incarnation: str, lifetime: Lifetime | None = None) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._incarnation = incarnation
+        self._lifetime = lifetime
+
+    def read(self, timeout: float = TIMEOUT) -> Record:
+        """Returns the record as it is now.
+
+        Raises:
+            NotFoundError: the accumulator was deleted.
+            CancelledError: the handle was closed.
+        """
+        if self._lifetime is not None:
+            self._lifetime.check()
+        record = Record(self._keys, self._transport.call(*Record.command(self._keys), timeout=timeout))
+        self.check(record.incarnation)
+        return record
+
+    def check(self, incarnation: str) -> None:
+        """Raises NotFoundError unless this is the incarnation that was opened."""
+        if incarnation != self._incarnation:
+            raise refused(OF_ACCUMULATORS["replaced"], self._keys)
+
+
+def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> Keys:
+    """Returns the keys of an accumulator with the partitions that its record lists, whatever else the record holds.
+
+    Raises:
+        CorruptDataError: redisacc did not write the record's list of partitions.
+    """
+    text = transport.call(*Record.partitions_command(keys), timeout=timeout)
+    partitions = parsed(keys.record, "partitions", text or b"", lambda text: parse_partitions(of_ascii(text)))
+    return Keys(keys.name, partitions)
+
+
+# A read of several pieces that has begun: the record as it was then, and what reads the rest. That returns the value,
+# and whether nothing had been left: then everything was read between two equal records.
+StartedRead = tuple[Record, Callable[[], tuple[Value, bool]]]
 
 
 def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> Value:
@@ -66,11 +105,12 @@ def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
     started = begin()
     if started is None:
         return None
+    record, finish = started
     try:
-        value, whole = started.finish()
+        value, whole = finish()
     except (CorruptDataError, PartMissingError) as error:
         # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
-        if records.read().state != started.record.state:
+        if records.read().state != record.state:
             return None
         if isinstance(error, PartMissingError):
             lost = part_lost(
@@ -83,7 +123,7 @@ def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
             if lost is not None:
                 raise lost from error
         raise CorruptDataError(str(error)) from error
-    if whole or records.read().state == started.record.state:
+    if whole or records.read().state == record.state:
         return (value,)
     return None
 
@@ -136,6 +176,6 @@ def read_round(
             )
             return found, not contents.buffered and read_whole(pieces)
 
-        return StartedRead(record, finish)
+        return record, finish
 
     return snapshot(records, begin, keys)
