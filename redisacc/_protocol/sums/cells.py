@@ -23,7 +23,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.part_cut import Cut, Piece
 from redisacc._protocol.sums.buffered_sections import add_sparse_sections
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients, SparseBytes, Upload
-from redisacc._redis.sockets.lanes import LANES
+from redisacc._redis.lanes import LANES
 
 
 class SumPart(NamedTuple):
