@@ -254,7 +254,7 @@ NO_ROWS = [
     (([1.0], [[1, 2]]), "must be integers"),
     (([1, 2], [[1, 2]]), "must have one row for each"),
     (([1], [[1, 2, 3]]), "must fit the declared shape [9,2], unlike rows of shape [3]"),
-    *((([1], values), "must have the shape") for values in ([[[1], [2]]], [[[1, 1], [2, 2]]])),
+    *((([1], values), "must fit the declared shape") for values in ([[[1], [2]]], [[[1, 1], [2, 2]]])),
     (([1], [[1j, 2]]), "must be float32"),
     *(((*S, whole), "must agree with the declared") for whole in ([8, 2], [9])),
     ((*S, "92"), "must be None or an integer vector"),
