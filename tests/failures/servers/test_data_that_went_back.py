@@ -95,24 +95,6 @@ def test_takers_that_know_of_nothing_later_are_told_once_another_one_has_noticed
     assert losses(data) == b"1"
 
 
-def test_several_takers_notice_one_loss(data, open_acc):
-    """It counts once, so that nobody is told twice."""
-    worker, *busy = (open_acc() for _ in range(4))
-    data.keep()
-    for step, taker in enumerate(busy):
-        apply(worker, 1, step=step)
-        assert taken(taker) == 1
-    data.go_back()
-    worker = open_acc()
-    for step, taker in enumerate(busy):
-        apply(worker, 8, step=step)
-        assert told(taker, ANY) == 8
-    for step, taker in enumerate(busy, len(busy)):
-        apply(worker, 9, step=step)
-        assert taken(taker) == 9
-    assert losses(data) == b"1"
-
-
 def test_a_loss_by_which_the_note_of_an_earlier_one_is_lost(data, open_acc):
     worker, busy, idle = (open_acc() for _ in range(3))
     apply(worker, 1)
@@ -268,19 +250,6 @@ def test_a_lower_step_tells_nobody(data, open_acc):
     for step, taker in enumerate((one, other), -5):
         apply(worker, 2, step=step)
         assert taken(taker) == 2
-
-
-def test_another_incarnation_tells_nobody(data, open_acc):
-    worker, taker = open_acc(), open_acc()
-    for step in range(3):
-        apply(worker, 1, step=step)
-        assert taken(taker) == 1
-    worker.delete()
-    anew = open_acc()
-    apply(anew, 2)
-    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-        taken(taker)
-    assert taken(anew) == 2
 
 
 def test_a_take_that_is_sent_twice_notes_a_loss_once(data, open_acc):
