@@ -161,6 +161,23 @@ def test_a_taker_that_waits_gives_up_its_place_once_another_one_has_noticed(data
         take.result(60)
 
 
+def test_a_round_that_another_one_has_taken_again_is_noticed(data, open_acc):
+    """By the time that its first taker asks, the number of rounds has grown again."""
+    worker, chief = open_acc(), open_acc()
+    apply(worker, 1)
+    assert taken(chief) == 1
+    apply(worker, 2, step=1)
+    data.keep()
+    assert taken(chief) == 2
+    data.go_back()
+    assert taken(open_acc()) == 2
+    fresh = open_acc()
+    apply(fresh, 4, step=2)
+    assert told(chief, "no longer knows a request of this handle") == 4
+    apply(fresh, 8, step=3)
+    assert taken(chief) == 8
+
+
 def test_a_block_whose_round_was_undone(data, open_acc):
     worker, busy = open_acc(), open_acc()
     apply(worker, 1)
