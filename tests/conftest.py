@@ -8,7 +8,7 @@
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
 | `everything` | whether the test tries everything it can, as in `make test-rest`, or less, as in `make test` |
 | `storage` | how: `in_place`, `buffered_inline`, `buffered_parts`, in three `partitions`, or `encoded` |
-| `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
+| `open_dense_stored`, `open_sparse_stored` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
 | `open_parameters(name, ...)` | opens parameters; `redis=` names another client; behaviour tests also partitions |
@@ -302,12 +302,6 @@ def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]
 def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens sparse accumulators that store every gradient the way of `storage`."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, storage)
-
-
-@pytest.fixture
-def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
-    """Opens accumulators of trees that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.TreeAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture

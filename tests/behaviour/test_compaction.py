@@ -97,7 +97,6 @@ def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
     with pytest.raises(redisacc.CorruptDataError, match="header"):
         acc.apply_grad(np.ones(10))
     assert acc.num_accumulated() == 1
-    acc.delete()
 
 
 @pytest.mark.slow(keep="in parts")

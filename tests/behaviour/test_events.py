@@ -185,7 +185,6 @@ def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
             acc.apply_grad([1.0, 2.0, 3.0], step)
         found = [next(events).details for _ in range(3)]
     assert [(details["bytes"], details["staleness"]) for details in found] == [("12", "0"), ("12", "2"), ("12", "0")]
-    acc.delete()
 
 
 LINES = [
@@ -219,7 +218,6 @@ def test_wait_for_step(open_dense, background):
     assert waits[1].running
     chief.set_global_step(10)
     assert [wait.result() for wait in waits[1:]] == [10, 10]
-    acc.delete()
 
 
 def test_wait_for_step_ends_in_time(open_dense):
@@ -227,7 +225,6 @@ def test_wait_for_step_ends_in_time(open_dense):
     message = r"my accumulator \(w\): step 1 was not reached in time: it is 0"
     with pytest.raises(redisacc.WaitTimeoutError, match=message):
         acc.wait_for_step(1, timeout=0.2)
-    acc.delete()
 
 
 def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background):
@@ -257,7 +254,6 @@ def test_log_records_have_fields(open_dense, caplog):
     assert lowered.message == "mine (w): the global step was lowered to 3"
     (dropped,) = [record for record in caplog.records if "dropped" in record.message]
     assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
-    acc.delete()
 
 
 def test_reprs_say_what_and_where(open_dense):
@@ -266,7 +262,6 @@ def test_reprs_say_what_and_where(open_dense):
     assert repr(events).startswith("Events('w' at ")
     events.close()
     assert repr(events).endswith(", ended)")
-    acc.delete()
 
 
 @pytest.mark.usefixtures("nobody_is_late")
@@ -292,7 +287,6 @@ def test_known_workers_and_their_states(open_dense):
     assert info.last_activity == max(seen)
     assert info.created_at <= min(seen)
     assert max(seen) <= info.read_at <= max(seen) + datetime.timedelta(minutes=5)
-    chief.delete()
 
 
 def test_who_waits_says_until_when(open_dense, background, until):
@@ -302,7 +296,6 @@ def test_who_waits_says_until_when(open_dense, background, until):
     assert abs(waiting.lease_ends_at - acc.info().read_at) < datetime.timedelta(seconds=10)
     acc.apply_grad([1.0])
     take.result()
-    acc.delete()
 
 
 @pytest.mark.usefixtures("nobody_is_late")
@@ -322,7 +315,6 @@ def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}
     assert (caught.value.expected, caught.value.late, caught.value.gone) == (["bob"], [], [])
-    chief.delete()
 
 
 @pytest.mark.forges
@@ -356,4 +348,3 @@ def test_a_timeout_names_some_of_very_many_workers(open_dense, client):
     assert 9000 <= len(error.workers) < 15_000
     assert (error.expected, error.num_expected) == ([], 0)
     assert re.search(r"in the round: .*at least \d+ more$", str(error))
-    chief.delete()

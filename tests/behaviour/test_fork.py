@@ -46,7 +46,6 @@ def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(open_dense, 
     # Had a child used its parent's id, requests would have been refused or taken for copies.
     assert acc.info().duplicates == 0
     assert acc.take_grad(201, timeout=0).tolist() == [201.0]
-    acc.delete()
 
 
 @pytest.mark.slow
@@ -67,7 +66,6 @@ def test_a_child_of_a_process_that_waits_may_wait_itself(open_dense, fork, backg
         acc.apply_grad([step], local_step=step)
     # A process may stand still for longer than its place in the queue lasts.
     assert sorted([taking.result().tolist(), child.value()]) == [[0.0], [1.0]]
-    acc.delete()
 
 
 @pytest.mark.slow

@@ -131,7 +131,6 @@ def test_a_writer_waits_once_for_the_replicas_of_all_parts_on_a_node(open_parted
         waits.append(client.info("commandstats")["cmdstat_wait"]["calls"])
     # Once for the parts, and once for the script that counts the gradient.
     assert waits[1] - waits[0] == 2
-    acc.delete()
 
 
 def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(acc, client, between, gc):
@@ -339,7 +338,6 @@ def test_gc_removes_parts_that_no_attempt_has_and_no_others(acc, open_parted, cl
         assert_same(taken.gradient, gradient(2))
     assert_same(acc.take_grad(1), gradient(4))
     assert_same(other.take_grad(1), gradient(1))
-    other.delete()
 
 
 def test_parts_of_a_private_accumulator_live_as_long_as_its_owner(open_parted, client, clock):

@@ -40,7 +40,6 @@ def test_the_record_is_plain_text(open_dense_stored, client):
     acc.take_grad(1)
     assert client.hget("redisacc:{weights}", "num_accumulated") == b"0"
     assert client.hget("redisacc:{weights}", "global_step") == b"9007199254740994"
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -62,8 +61,6 @@ def test_every_key_is_in_one_slot_and_known(open_dense_stored, open_sparse_store
     for _ in range(2):
         dense.apply_grad(np.ones(50), local_step=1)
     take.result()
-    dense.delete()
-    sparse.delete()
 
 
 @pytest.mark.every_server
@@ -80,7 +77,6 @@ def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, open_sparse
     else:
         assert acc.info().buffered == 30
         assert "redisacc:{w}:sums" not in keys
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -93,8 +89,6 @@ def test_a_server_without_struct_gets_everything_buffered(open_dense, open_spars
     sparse.apply_grad([1], [2.0])
     buffered = 0 if server.real else 1
     assert dense.info().buffered == sparse.info().buffered == buffered
-    dense.delete()
-    sparse.delete()
 
 
 @pytest.mark.every_server
@@ -105,7 +99,6 @@ def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dens
     assert len(parts) == 8
     # jemalloc has blocks of 512 KiB, and then of 640: a part that needs one byte more would waste a quarter.
     assert sum(real_client.memory_usage(part) for part in parts) < 1.12 * 4 * 10**6
-    acc.delete()
 
 
 # What a field of the record never holds. tests/hostile damages every value of every key, one at a time.

@@ -121,7 +121,6 @@ def test_a_taker_fetches_the_sum_instead_of_the_gradients(
     info = acc.info().reducer
     assert info is not None
     assert info.keeps_up
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -148,7 +147,6 @@ def test_a_sum_follows_the_workers_numbers_if_that_is_its_order(
         assert result.tobytes() == total(0, 1, 2).tobytes()
         # The first one may be earlier than the reducer. By then, it knows how many gradients a take requires.
         assert step == 0 or fetched() == 1
-    acc.delete()
 
 
 @pytest.mark.thorough
@@ -176,7 +174,6 @@ def test_a_tree_keeps_its_sparse_leaves_to_the_taker(
         np.testing.assert_array_equal(result["d"], total(0, 1, 2))
         np.testing.assert_array_equal(result["s"].values, np.full((len(rows), 8), 3, np.float32))
     assert fetched() < 3
-    acc.delete()
 
 
 def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_for_a_while(
@@ -195,7 +192,6 @@ def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_f
         np.testing.assert_array_equal(acc.take_grad(3), total(1, 2, 3))
         lasted.append(time.monotonic() - began)
     assert lasted[0] >= 2.0 > lasted[-1]
-    acc.delete()
 
 
 @pytest.mark.servers("valkey")
@@ -248,7 +244,6 @@ def test_a_reducer_multiplies_by_the_weights(open_taker, background, until, redu
     first, second, third = (values(k) * np.float32(weight) for k, weight in weights.items())
     assert take.result(30).tobytes() == (first + second + third).tobytes()
     assert fetched() == 1
-    acc.delete()
 
 
 NODE = (
@@ -294,7 +289,6 @@ def test_reducers_beside_the_nodes_share_the_partitions(
     fetched()
     np.testing.assert_array_equal(round_of(acc, background, until, 1, (3, 4, 5)), total(3, 4, 5))
     assert fetched() == 1
-    acc.delete()
 
 
 @pytest.mark.thorough
@@ -328,7 +322,6 @@ def test_an_accumulator_that_cannot_be_read_any_more_makes_room(open_dense, clie
     until(lambda: "w: the reducer leaves it alone" in caplog.text)
     settle(open_dense("float32", [ELEMENTS], "v"), background, until)
     client.hset("redisacc:{w}", "format", before)
-    acc.delete()
 
 
 @pytest.mark.servers("valkey")

@@ -28,7 +28,6 @@ def test_attributes_of_an_accumulator(open_dense, open_sparse):
     for acc in (dense, sparse):
         assert isinstance(acc, redisacc.ConditionalAccumulatorBase)
         assert repr(acc).startswith(type(acc).__name__)
-    dense.delete()
 
 
 @pytest.mark.servers("fakeredis", "valkey")
@@ -125,4 +124,3 @@ def test_a_peek_ends_with_its_handle(proxy, open_dense):
     proxy.before("GET", disturb)
     with pytest.raises(redisacc.CancelledError):
         acc.peek()
-    other.delete()

@@ -21,7 +21,6 @@ def test_a_round_stays_until_it_is_taken(clock, open_dense_stored):
     acc.apply_grad(np.ones(900, np.float32))
     clock.advance(600.0)
     assert_same(acc.take_grad(1), np.ones(900, np.float32))
-    acc.delete()
 
 
 class Broken(Exception):
@@ -49,7 +48,6 @@ def test_a_block_that_fails_leaves_its_round_to_be_recovered(open_dense_stored, 
     with acc.recover() as nothing:
         assert nothing is None
     assert acc.take_grad(1)[0] == 9
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -94,7 +92,6 @@ def test_peek_while_others_apply_and_take(open_dense_stored, background, server)
             # Complete gradients, and as many as num_accumulated says.
             assert looked.gradient.tolist() == [looked.num_accumulated] * 64
     job.result()
-    acc.delete()
 
 
 def test_workers_of_every_name(open_dense, background, until):

@@ -50,7 +50,6 @@ def test_another_schema_is_refused_and_shown(open_dense, open_sparse):
     assert first.info() == before
     # The same one, spelled in another way.
     opened("dense", np.float32, (2, -1), None)
-    first.delete()
 
 
 # What an accumulator was created with, what another handle asks for, and how the error shows both.

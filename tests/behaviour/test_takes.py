@@ -44,7 +44,6 @@ def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
         with pytest.raises(redisacc.CancelledError):
             take.result(timeout=5)
     assert watcher.info().waiting == []
-    watcher.delete()
 
 
 def test_a_timeout_comes_in_time(open_dense, background, waiting, clock):

@@ -53,7 +53,6 @@ def test_what_the_handle_says(open_tree):
     assert repr(acc).startswith("TreeAccumulator(6 leaves, shared_name='model', reduction_type='MEAN', at ")
     with open_tree(acc.spec, "model", create=False) as again:
         assert again.info().incarnation == acc.info().incarnation
-    acc.delete()
 
 
 def test_like(client):
@@ -197,16 +196,16 @@ OTHER_TREES = [
 
 @pytest.mark.servers("fakeredis", "valkey")
 def test_opening_another_tree(open_tree):
-    acc = open_tree(LIKE, "model")
+    open_tree(LIKE, "model")
     for other, message in OTHER_TREES:
         with pytest.raises(redisacc.InvalidArgumentError, match=re.escape(f"its {message}. Ask for the same, ")):
             open_tree(other, "model")
-    acc.delete()
 
 
 @pytest.mark.servers("fakeredis", "valkey")
 def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, open_sparse):
-    acc, array = open_tree(LIKE, "model"), open_dense("float32", [2], "array")
+    open_tree(LIKE, "model")
+    open_dense("float32", [2], "array")
     message = r"its mean\.missing is zero, not skip\. Ask for the same, choose another name, or delete"
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         open_tree(LIKE, "model", mean=redisacc.Mean(missing="skip"))
@@ -215,8 +214,6 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
             make("float32", [2, 2], "model")
     with pytest.raises(redisacc.InvalidArgumentError, match="its kind is dense, not tree"):
         open_tree(("float32", [2]), "array")
-    acc.delete()
-    array.delete()
 
 
 def test_small_and_large_leaves_in_any_order(open_tree):

@@ -139,10 +139,15 @@ async def test_a_task_group_that_fails_takes_its_waits_along(real_server):
 async def test_closing_the_handle_ends_its_waits(real_server):
     async with accumulator(real_server.url) as other:
         async with accumulator(real_server.url) as acc:
-            take = asyncio.create_task(acc.take_grad(1))
-            await queued(acc, 1)
+            take, cancelled = (asyncio.create_task(acc.take_grad(1)) for _ in range(2))
+            await queued(acc, 2)
+            # It is still leaving the queue when the handle is closed.
+            cancelled.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(redisacc.CancelledError):
             await take
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
         assert (await other.info()).waiting == []
         await other.delete()
 

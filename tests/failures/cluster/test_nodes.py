@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
@@ -14,45 +13,6 @@ from support.servers import executable
 import redisacc
 
 pytestmark = [pytest.mark.thorough]
-
-
-def keep_applying(url, stop, sent):
-    with redisacc.ConditionalAccumulator("int32", [4], "w", redis=url, reduction_type="SUM") as acc:
-        while not stop.is_set():
-            try:
-                outcome = acc.apply_grad([len(sent) + 1] * 4, local_step=10**6)
-            except redisacc.OutcomeUnknownError as error:
-                outcome = error.settle()
-            assert outcome
-            sent.append(len(sent) + 1)
-
-
-def take_all(acc):
-    """Returns the sum of what is left."""
-    total = 0
-    while acc.num_accumulated():
-        total += int(acc.take_grad(1, timeout=20)[0])
-    return total
-
-
-def test_a_master_is_killed_and_started_again(make_cluster, background, until):
-    cluster = make_cluster(3)
-    acc = redisacc.ConditionalAccumulator("int32", [4], "w", redis=cluster.url, reduction_type="SUM")
-    owner = cluster.owner(acc.accumulator_ref)
-    stop, sent = threading.Event(), []
-    applying = background(keep_applying, cluster.url, stop, sent)
-    for _ in range(2):
-        before = len(sent)
-        until(lambda before=before: len(sent) > before + 20)
-        owner.kill()
-        owner.start()
-    before = len(sent)
-    until(lambda: len(sent) > before + 20)
-    stop.set()
-    applying.result(60)
-    assert take_all(acc) == sum(sent)
-    assert acc.info().applied == len(sent)
-    acc.delete()
 
 
 def test_a_replica_takes_over(make_cluster, background):

@@ -95,24 +95,6 @@ def test_takers_that_know_of_nothing_later_are_told_once_another_one_has_noticed
     assert losses(data) == b"1"
 
 
-def test_several_takers_notice_one_loss(data, open_acc):
-    """It counts once, so that nobody is told twice."""
-    worker, *busy = (open_acc() for _ in range(4))
-    data.keep()
-    for step, taker in enumerate(busy):
-        apply(worker, 1, step=step)
-        assert taken(taker) == 1
-    data.go_back()
-    worker = open_acc()
-    for step, taker in enumerate(busy):
-        apply(worker, 8, step=step)
-        assert told(taker, ANY) == 8
-    for step, taker in enumerate(busy, len(busy)):
-        apply(worker, 9, step=step)
-        assert taken(taker) == 9
-    assert losses(data) == b"1"
-
-
 def test_a_loss_by_which_the_note_of_an_earlier_one_is_lost(data, open_acc):
     worker, busy, idle = (open_acc() for _ in range(3))
     apply(worker, 1)
@@ -177,6 +159,23 @@ def test_a_taker_that_waits_gives_up_its_place_once_another_one_has_noticed(data
     apply(open_acc(), 2)
     with pytest.raises(redisacc.DataLossError, match=OTHER):
         take.result(60)
+
+
+def test_a_round_that_another_one_has_taken_again_is_noticed(data, open_acc):
+    """By the time that its first taker asks, the number of rounds has grown again."""
+    worker, chief = open_acc(), open_acc()
+    apply(worker, 1)
+    assert taken(chief) == 1
+    apply(worker, 2, step=1)
+    data.keep()
+    assert taken(chief) == 2
+    data.go_back()
+    assert taken(open_acc()) == 2
+    fresh = open_acc()
+    apply(fresh, 4, step=2)
+    assert told(chief, "no longer knows a request of this handle") == 4
+    apply(fresh, 8, step=3)
+    assert taken(chief) == 8
 
 
 def test_a_block_whose_round_was_undone(data, open_acc):
@@ -268,19 +267,6 @@ def test_a_lower_step_tells_nobody(data, open_acc):
     for step, taker in enumerate((one, other), -5):
         apply(worker, 2, step=step)
         assert taken(taker) == 2
-
-
-def test_another_incarnation_tells_nobody(data, open_acc):
-    worker, taker = open_acc(), open_acc()
-    for step in range(3):
-        apply(worker, 1, step=step)
-        assert taken(taker) == 1
-    worker.delete()
-    anew = open_acc()
-    apply(anew, 2)
-    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-        taken(taker)
-    assert taken(anew) == 2
 
 
 def test_a_take_that_is_sent_twice_notes_a_loss_once(data, open_acc):

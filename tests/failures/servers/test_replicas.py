@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
 
@@ -29,12 +28,6 @@ def open_acc(open_accumulator):
         return open_accumulator("dense", "float32", [2], "w", redis=where, **{"reduction_type": "SUM", **options})
 
     return make
-
-
-@pytest.fixture(params=STORAGES)
-def open_stored(request, open_acc):
-    """As `open_acc`, for each way of storing gradients."""
-    return functools.partial(open_acc, limits=redisacc.Limits(in_place=STORAGES[request.param]))
 
 
 def apply(acc, value, step=0):
@@ -75,41 +68,6 @@ def test_a_master_that_is_demoted_under_us_is_left_for_the_new_one(pair, open_ac
     assert refused.result(60)
     assert apply(acc, 4)
     assert waiting.result(60).tolist() == [7, 7]
-
-
-@pytest.fixture
-def lagging(pair, open_stored):
-    """A master at step 1 with a gradient of 2, and a replica that knows as much and receives nothing any more.
-
-    Also the address of the master, and two handles that follow it: of a worker, and of a chief.
-    """
-    master, replica = pair
-    address = MovingAddress(master)
-    worker, chief = open_stored(address.client), open_stored(address.client)
-    apply(worker, 1)
-    assert chief.take_grad(1, timeout=20).tolist() == [1, 1]
-    apply(worker, 2, step=1)
-    assert master.client().execute_command("WAIT", 1, 10_000) == 1
-    replica.client().replicaof("NO", "ONE")
-    return master, replica, address, worker, chief
-
-
-def test_a_take_that_was_undone_is_noticed_behind_another_taker(lagging, open_stored):
-    """The number of rounds has grown again by the time the chief asks, because somebody else took the round again."""
-    master, replica, address, _, chief = lagging
-    assert chief.take_grad(1, timeout=20).tolist() == [2, 2]
-    master.kill()
-    address.move_to(replica)
-    other = open_stored(replica.url)
-    assert other.take_grad(1, timeout=20).tolist() == [2, 2]
-    fresh = open_stored(replica.url)
-    apply(fresh, 4, step=2)
-    with pytest.raises(redisacc.DataLossError, match="no longer knows a request of this handle"):
-        chief.take_grad(1, timeout=20)
-    with chief.recover() as found:
-        assert found.gradient.tolist() == [4, 4]
-    apply(fresh, 8, step=3)
-    assert chief.take_grad(1, timeout=20).tolist() == [8, 8]
 
 
 # min_replicas
