@@ -266,6 +266,14 @@ def test_wrong_arguments_are_said(client, open_sparse):
             run(client, script, "redisacc:{nowhere}", "1")
 
 
+def test_an_accumulator_that_is_being_deleted_is_said_to_be(client, open_sparse):
+    acc = open_sparse("float32", [5, 2], "w")
+    incarnation = client.hget(acc.accumulator_ref, "incarnation")
+    client.hset(acc.accumulator_ref, "incarnation", b"deleted:" + incarnation)
+    assert "this accumulator is being deleted" in run(client, "summary", acc.accumulator_ref)
+    client.hset(acc.accumulator_ref, "incarnation", incarnation)
+
+
 FLOATS = [[], [["a", 2]], [[-1, 2]], [[0.5, 2]], [[1, 3]], [[1]], [[1, 2, 1]], [[]], [1]]
 # Changes of a header that redisacc did not write, and of one of other data.
 FOREIGN = [

@@ -73,25 +73,6 @@ def test_a_round_over_tls(tls, certificates, open_accumulator, background, until
         assert acc.take_grad(1, timeout=20).tolist() == [1] * 3
 
 
-@pytest.mark.slow
-@pytest.mark.servers("redis7")
-@pytest.mark.parametrize(
-    "how", ["another authority", "no certificate", "a stranger's certificate", "no TLS", "password"]
-)
-def test_what_tls_keeps_out(tls, certificates, short_opening, how):
-    server = speaks_tls(tls)
-    url = {
-        "another authority": lambda: tls_url(server, certificates, authority="stranger"),
-        "no certificate": lambda: tls_url(server, certificates, client=None),
-        "a stranger's certificate": lambda: tls_url(server, certificates, client="impostor"),
-        "no TLS": lambda: f"redis://:{QUOTED}@127.0.0.1:{server.port}",
-        "password": lambda: tls_url(server, certificates, password="wrong-" + QUOTED),
-    }[how]()
-    with pytest.raises(redisacc.ServerError) as failure:
-        redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
-    assert secrets_in("".join(traceback.format_exception(failure.value))) == []
-
-
 def secrets_in(text):
     """The forms of the password that a text holds."""
     forms = {PASSWORD, QUOTED, repr(PASSWORD)[1:-1], urllib.parse.quote_plus(PASSWORD), "geheim"}

@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import threading
+import traceback
 
 import pytest
 from click.testing import CliRunner
@@ -109,14 +110,15 @@ def ports(real_server, certificates):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_error_says_what_is_wrong_about_tls(ports, wrong, cluster, durations):
+def test_an_error_says_what_is_wrong_about_tls_and_no_secret(ports, wrong, cluster, durations):
     durations(opening=0.2, handshake=1.0)
     url, said = WRONG[wrong]
-    url = url.format(**ports).replace("://", "+cluster://" if cluster else "://")
+    url = url.format(**ports).replace("://", f"{'+cluster' if cluster else ''}://:geheim@")
     message = f"^no Redis server answers at .*{re.escape(said)}"
     with pytest.raises(redisacc.ServerUnavailableError, match=message) as failure:
         redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
     assert "Start one" not in str(failure.value)
+    assert "geheim" not in "".join(traceback.format_exception(failure.value))
 
 
 def test_doctor_says_what_is_wrong_about_tls(durations, ports, monkeypatch):

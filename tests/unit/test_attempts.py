@@ -8,7 +8,7 @@ import pytest
 
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import MAX_BLOB_BYTES, MAX_PARTS, Blob, blob_lengths
+from redisacc._format.parameter_record import Blob, blob_lengths
 from redisacc.errors import CorruptDataError
 
 
@@ -23,14 +23,6 @@ def test_every_partition_gets_equally_many_parts():
         else:
             of_each = [sum(lengths[place::partitions]) for place in range(partitions)]
             assert max(of_each) - min(of_each) <= max(lengths) * (1 if nbytes % partitions else 0)
-
-
-def test_large_versions_have_a_bounded_number_of_parts():
-    for nbytes in (1, 2**21, 2**26, 10**9, MAX_BLOB_BYTES):
-        lengths = blob_lengths(nbytes)
-        assert sum(lengths) == nbytes
-        assert len(lengths) <= MAX_PARTS
-        assert max(lengths) <= 512 * 2**20
 
 
 def test_the_parts_of_an_attempt_are_listed_in_slices():

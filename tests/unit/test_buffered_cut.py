@@ -10,7 +10,7 @@ from support.rows import every_row
 from redisacc._data.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, cut, pack
 from redisacc._format.keys import Keys
-from redisacc._format.parameter_record import blob_lengths
+from redisacc._format.parameter_record import MAX_BLOB_BYTES, MAX_PARTS, blob_lengths
 from redisacc._format.part_cut import part_lengths
 
 
@@ -26,10 +26,12 @@ def test_nothing_is_lost_and_every_part_but_the_last_has_the_given_size(pieces, 
     assert len(lengths) < 2 or (0 if runts else size / 8) < lengths[-1] <= size * (1 if runts else 9 / 8)
 
 
-@given(st.integers(1, 200 * 2**20))
-def test_a_blob_has_no_part_of_a_few_bytes(nbytes):
+@given(st.integers(1, 200 * 2**20) | st.integers(1, MAX_BLOB_BYTES) | st.just(MAX_BLOB_BYTES))
+def test_a_blob_has_not_too_many_parts_and_none_of_a_few_bytes(nbytes):
     lengths = blob_lengths(nbytes)
     assert sum(lengths) == nbytes
+    assert len(lengths) <= MAX_PARTS
+    assert max(lengths) <= 512 * 2**20
     assert len(lengths) == 1 or lengths[-1] > lengths[0] / 8
 
 

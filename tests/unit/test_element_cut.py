@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,9 +76,3 @@ def test_a_part_fits_the_blocks_of_the_allocator(size):
     found = part_size(8 * size)
     assert size - 1024 < found <= size
     assert found % 1024 == 0
-
-
-def test_parts_of_equal_sections_are_equal():
-    of = cut([(FLOAT32, 2**20)], part_size(2**22))
-    assert len({sum(run.size for run in part) for part in of.parts[:-1]}) == 1
-    assert math.isclose(sum(run.size for part in of.parts for run in part), 2**20)
