@@ -14,7 +14,6 @@ import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis
@@ -225,44 +224,74 @@ _KINDS: dict[str, Any] = {
 _NO_LIMITS = frozenset((50, 100, 2**31))
 
 
-@dataclass(frozen=True)
 class Endpoint:
-    """Where connections lead, and as whom.
+    """Where connections lead, and as whom: what a client's pool says at the moment.
+
+    Args:
+        pool: the pool of the user's client, which is only read.
+        settings: what differs from its settings.
 
     Attributes:
-        kind: the class of redis-py that makes a connection.
-        settings: its arguments.
+        address: where they lead, without a password.
+        tls: whether they speak TLS.
         most: how many connections there may be; None: as many as are needed.
         freshness: for how many seconds a connection may be idle, and is still used.
-        pool: where Sentinels say where the master is: the pool of the user's client, which is only read.
     """
 
-    kind: Any
-    settings: Mapping[str, Any] = field(repr=False)
-    most: int | None = None
-    freshness: float = math.inf
-    pool: Any = None
     is_own = True
 
-    @property
-    def address(self) -> str:
-        """Where they lead, without a password."""
-        return _address(self.settings, self.pool)
-
-    @property
-    def tls(self) -> bool:
-        """Whether they speak TLS."""
-        return _speaks_tls(self.kind)
+    def __init__(self, pool: Any, **settings: Any) -> None:
+        self._pool, self._given = pool, settings
+        self._kind = _KINDS[pool.connection_class.__name__]
+        self._has_sentinels = hasattr(pool, "sentinel_manager")
+        self.address = _address({**pool.connection_kwargs, **settings}, pool)
+        self.tls = _speaks_tls(self._kind)
+        most = getattr(pool, "max_connections", None)
+        self.most = None if most in _NO_LIMITS else most
+        self.freshness: float = pool.connection_kwargs.get("health_check_interval") or math.inf
 
     def having(self, **settings: Any) -> Endpoint:
         """Returns the same with other settings."""
-        return replace(self, settings={**self.settings, **settings})
+        return Endpoint(self._pool, **{**self._given, **settings})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of a connection of redis-py."""
+        given = self._pool.connection_kwargs
+        settings = {
+            # They limit only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default
+            # was no limit, and a server that accepted a connection and then stalled blocked the caller forever.
+            "socket_timeout": durations.handshake,
+            "socket_connect_timeout": durations.handshake,
+            "socket_keepalive": True,
+            # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
+            "protocol": 2,
+            "redis_connect_func": given.get("valkey_connect_func"),
+            **{name: value for name, value in given.items() if value is not None and _is_taken_over(name)},
+            **self._given,
+        }
+        known = _arguments_of(self._kind)
+        return {"parser_class": HandshakeParser, **{name: value for name, value in settings.items() if name in known}}
+
+    def own(self) -> Any:
+        """Returns a pool of redis-py with the same settings, whose objects nobody else has."""
+        if not self._has_sentinels:
+            return redis.ConnectionPool(connection_class=self._kind, **self.settings)
+        given, manager = self._pool, self._pool.sentinel_manager
+        finder: Any = Sentinel([], min_other_sentinels=manager.min_other_sentinels)  # type: ignore[no-untyped-call]
+        finder._force_master_ip = getattr(manager, "_force_master_ip", None)
+        finder.sentinels = [
+            redis.Redis(connection_pool=Endpoint(client.connection_pool).own()) for client in manager.sentinels
+        ]
+        options = {"is_master": given.is_master, "check_connection": given.check_connection}
+        kind: Any = SentinelConnectionPool
+        return kind(given.service_name, finder, connection_class=self._kind, **options, **self.settings)
 
     def open(self) -> Any:
         """Returns a new connection of redis-py, which is ready for commands."""
         with forks.opening():
-            pool = None if self.pool is None else self._sentinels()
-            pooled = self.kind(**(self.settings if pool is None else pool.connection_kwargs))
+            pool = self.own() if self._has_sentinels else None
+            pooled = self._kind(**(self.settings if pool is None else pool.connection_kwargs))
             try:
                 pooled.connect()
             except BaseException:
@@ -273,21 +302,6 @@ class Endpoint:
                 for sentinel in () if pool is None else pool.sentinel_manager.sentinels:
                     sentinel.close()
             return pooled
-
-    def _sentinels(self) -> Any:
-        """Returns what asks the same Sentinels for the same master, over connections of its own."""
-        given, manager = self.pool, self.pool.sentinel_manager
-        own: Any = Sentinel([], min_other_sentinels=manager.min_other_sentinels)  # type: ignore[no-untyped-call]
-        own._force_master_ip = getattr(manager, "_force_master_ip", None)
-        for client in manager.sentinels:
-            way = endpoint_of(client.connection_pool)
-            assert isinstance(way, Endpoint)
-            own.sentinels.append(
-                redis.Redis(connection_pool=redis.ConnectionPool(connection_class=way.kind, **way.settings))
-            )
-        options = {"is_master": given.is_master, "check_connection": given.check_connection}
-        kind: Any = SentinelConnectionPool
-        return kind(given.service_name, own, connection_class=self.kind, **options, **self.settings)
 
 
 class GivenPool:
@@ -330,28 +344,7 @@ class GivenPool:
 
 def endpoint_of(pool: Any) -> Endpoint | GivenPool:
     """Returns where the connections of a client's pool lead."""
-    if not has_copyable_connections(pool):
-        return GivenPool(pool)
-    kind, given = _KINDS[pool.connection_class.__name__], pool.connection_kwargs
-    settings = {
-        # They limit only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default was
-        # no limit, and a server that accepted a connection and then stalled blocked the caller forever.
-        "socket_timeout": durations.handshake,
-        "socket_connect_timeout": durations.handshake,
-        "socket_keepalive": True,
-        # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
-        "protocol": 2,
-        "redis_connect_func": given.get("valkey_connect_func"),
-        **{name: value for name, value in given.items() if value is not None and _is_taken_over(name)},
-    }
-    known, most = _arguments_of(kind), getattr(pool, "max_connections", None)
-    return Endpoint(
-        kind,
-        {"parser_class": HandshakeParser, **{name: value for name, value in settings.items() if name in known}},
-        None if most in _NO_LIMITS else most,
-        given.get("health_check_interval") or math.inf,
-        pool if hasattr(pool, "sentinel_manager") else None,
-    )
+    return Endpoint(pool) if has_copyable_connections(pool) else GivenPool(pool)
 
 
 def _is_taken_over(name: str) -> bool:

@@ -137,25 +137,30 @@ class Cluster:
 
     def exchange_at(self, address: str, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Does the same for commands without keys, at the node of an address."""
-        return self._exchange_with(self._node(_parsed(address)), commands, _soon(deadline))
+        return self._exchange_with(self._at(address), commands, _soon(deadline))
 
-    def exchange_with_all(self, commands: Sequence[Command], deadline: float) -> dict[str, list[Any]]:
-        """Sends commands without keys to every master, and returns their replies by the masters' addresses."""
-        found = {}
-        for node in self._masters(deadline):
-            found[node.address] = self._exchange_with(node, commands, _soon(deadline))
-        return found
-
-    def exchange_with_reachable(
-        self, commands: Sequence[Command], deadline: float, also: Sequence[Address] = ()
+    def exchange_with_masters(
+        self, commands: Sequence[Command], deadline: float, also: Sequence[Address] = (), *, reachable: bool = False
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Does the same, with other nodes as well, and returns why some do not answer, by their addresses."""
+        """Sends commands without keys to every master, and to other nodes.
+
+        Args:
+            commands: the commands.
+            deadline: when the cluster has to have replied, on ``running_time()``'s clock.
+            also: the other nodes.
+            reachable: whether nodes that fail within 3 seconds are left out. Otherwise, the first failure is raised.
+
+        Returns:
+            Address → the replies; and address → the reason, for nodes that were left out.
+        """
         found, silent = {}, {}
         for node in dict.fromkeys([*self._masters(deadline), *map(self._node, also)]):
-            until = min(deadline, running_time() + _MAP_TIMEOUT)
+            until = min(deadline, running_time() + _MAP_TIMEOUT) if reachable else _soon(deadline)
             try:
                 found[node.address] = self._exchange_with(node, commands, until)
             except FAULTS as error:
+                if not reachable:
+                    raise
                 silent[node.address] = reason_of(error)
         return found, silent
 
@@ -266,27 +271,29 @@ class Cluster:
         """Yields a connection to the node that owns the slot of a channel, and disconnects it."""
         node = self._owner(key_slot(channel), running_time() + _MAP_TIMEOUT)
         try:
-            with node.subscriber(channel, tick) as connection:
+            with self._listening(node, tick) as connection:
                 yield connection
-        except FAULTS as error:
-            # Nothing else may notice. A node that has given a slot away knows the new owner before other nodes do.
-            if isinstance(error, (SlotMovedError, ReplyError)):
-                self._informed = self._address_of(node)
-                self._stale = True
-            else:
-                self._note_failure(node)
+        except (SlotMovedError, ReplyError):
+            # A node that has given a slot away knows the new owner before other nodes do.
+            self._informed = _parsed(node.address)
+            self._stale = True
             raise
 
     @contextlib.contextmanager
     def subscriber_at(self, address: str | None, tick: float) -> Iterator[Connection]:
         """Does the same at the node of an address; None: at the master that has been well for the longest time."""
         until = running_time() + _MAP_TIMEOUT
-        node = self._owner(None, until) if address is None else self._node(_parsed(address))
+        with self._listening(self._owner(None, until) if address is None else self._at(address), tick) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _listening(self, node: Node, tick: float) -> Iterator[Connection]:
         try:
             with node.subscriber("", tick) as connection:
                 yield connection
         except FAULTS as error:
-            if not isinstance(error, ReplyError):
+            # Nothing else may notice.
+            if not isinstance(error, (SlotMovedError, ReplyError)):
                 self._note_failure(node)
             raise
 
@@ -361,7 +368,7 @@ class Cluster:
 
     def _redirected(self, refusal: ReplyError, node: Node, deadline: float) -> Node:
         """Returns the node that a refusal names. If the slot has a new owner, the map is read again, from that one."""
-        asked = self._address_of(node)
+        asked = _parsed(node.address)
         target = self._remap(redirection(refusal, asked))
         if refusal.code == "MOVED":
             self._read_map(deadline, target)
@@ -448,8 +455,8 @@ class Cluster:
             node = self._nodes.setdefault(address, made)
         return node
 
-    def _address_of(self, node: Node) -> Address:
-        return _parsed(node.address)
+    def _at(self, address: str) -> Node:
+        return self._node(_parsed(address))
 
     def _failure(self, address: Address) -> float:
         return self._failed_at.get(address, 0.0)
@@ -483,11 +490,11 @@ class Cluster:
         raise error
 
     def _note_failure(self, node: Node) -> None:
-        self._failed_at[self._address_of(node)] = running_time()
+        self._failed_at[_parsed(node.address)] = running_time()
         self._stale = True
 
     def _described(self, node: Node, error: Exception) -> BrokenError:
-        if not node.reached and self._address_of(node) not in self._seeds:
+        if not node.reached and _parsed(node.address) not in self._seeds:
             return UnreachableNodeError(
                 f"the cluster at {self.address} announces a node at {node.address}, which cannot be reached from here "
                 f"({reason_of(error)}). If the node is running, it announces a wrong address: set cluster-announce-ip, "

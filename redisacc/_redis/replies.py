@@ -189,72 +189,42 @@ def _is_setting(reply: Any) -> bool:
     return _is_list_of(_TEXT, flat) and len(flat) % 2 == 0
 
 
-_A_TEXT = _Form("a text", lambda reply, _: type(reply) in _TEXT)
-_A_TEXT_OR_NIL = _Form("a text or nil", lambda reply, _: type(reply) in _TEXT_OR_NIL)
-_A_NUMBER = _Form("a number", lambda reply, _: type(reply) is int)
-_A_COUNT = _Form("a number, 0 or more", lambda reply, _: type(reply) is int and reply >= 0)
-_A_COUNT_OR_NIL = _Form("a number or nil", lambda reply, _: reply is None or (type(reply) is int and reply >= 0))
-_TEXTS = _Form("a list of texts", lambda reply, _: _is_list_of(_TEXT, reply))
-_FIELDS = _Form(
-    "a list with a text or nil for each field",
-    lambda reply, command: _is_list_of(_TEXT_OR_NIL, reply) and len(reply) == len(command) - 2,
-)
-_A_PIECE = _Form("a cursor and a list of texts", lambda reply, _: _is_piece(reply))
-_PAIRS = _Form("a cursor and a list of fields and values", lambda reply, _: _is_piece(reply) and len(reply[1]) % 2 == 0)
-_A_TIME = _Form("a time in seconds and microseconds", lambda reply, _: _is_time(reply))
-_RANKED = _Form("a list of texts", lambda reply, _: _is_ranked(reply))
-_A_SETTING = _Form("names and values", lambda reply, _: _is_setting(reply))
-
-FORMS: Mapping[str, _Form] = {
-    "ACL": _A_TEXT,
-    "APPEND": _A_COUNT,
-    "CONFIG": _A_SETTING,
-    "EVAL": _TEXTS,
-    "EXISTS": _A_COUNT,
-    "GET": _A_TEXT_OR_NIL,
-    "GETRANGE": _A_TEXT,
-    "HGET": _A_TEXT_OR_NIL,
-    "HLEN": _A_COUNT,
-    "HMGET": _FIELDS,
-    "HSCAN": _PAIRS,
-    "INFO": _A_TEXT,
-    "LRANGE": _TEXTS,
-    "MEMORY": _A_COUNT_OR_NIL,
-    "PERSIST": _A_COUNT,
-    "PEXPIRE": _A_COUNT,
-    "PING": _A_TEXT,
-    "PTTL": _A_NUMBER,
-    "PUBLISH": _A_COUNT,
-    "SADD": _A_COUNT,
-    "SCAN": _A_PIECE,
-    "SCRIPT": _A_TEXT,
-    "SET": _A_TEXT_OR_NIL,
-    "SISMEMBER": _A_COUNT,
-    "SPUBLISH": _A_COUNT,
-    "SREM": _A_COUNT,
-    "SSCAN": _A_PIECE,
-    "STRLEN": _A_COUNT,
-    "TIME": _A_TIME,
-    "TYPE": _A_TEXT,
-    "UNLINK": _A_COUNT,
-    "WAIT": _A_COUNT,
-    "ZCARD": _A_COUNT,
-    "ZRANGE": _RANKED,
-    "ZRANGEBYSCORE": _TEXTS,
+# The commands whose replies have each form. Those of others are checked by who reads them.
+_COMMANDS: Mapping[_Form, str] = {
+    _Form("a text", lambda reply, _: type(reply) in _TEXT): "ACL GETRANGE INFO PING SCRIPT TYPE",
+    _Form("a text or nil", lambda reply, _: type(reply) in _TEXT_OR_NIL): "GET HGET SET",
+    _Form("a number", lambda reply, _: type(reply) is int): "PTTL",
+    _Form("a number, 0 or more", lambda reply, _: type(reply) is int and reply >= 0): (
+        "APPEND EXISTS HLEN PERSIST PEXPIRE PUBLISH SADD SISMEMBER SPUBLISH SREM STRLEN UNLINK WAIT ZCARD"
+    ),
+    _Form("a number or nil", lambda reply, _: reply is None or (type(reply) is int and reply >= 0)): "MEMORY",
+    _Form("a list of texts", lambda reply, _: _is_list_of(_TEXT, reply)): "EVAL LRANGE ZRANGEBYSCORE",
+    _Form("a list of texts", lambda reply, _: _is_ranked(reply)): "ZRANGE",
+    _Form(
+        "a list with a text or nil for each field",
+        lambda reply, command: _is_list_of(_TEXT_OR_NIL, reply) and len(reply) == len(command) - 2,
+    ): "HMGET",
+    _Form("a cursor and a list of texts", lambda reply, _: _is_piece(reply)): "SCAN SSCAN",
+    _Form(
+        "a cursor and a list of fields and values", lambda reply, _: _is_piece(reply) and len(reply[1]) % 2 == 0
+    ): "HSCAN",
+    _Form("a time in seconds and microseconds", lambda reply, _: _is_time(reply)): "TIME",
+    _Form("names and values", lambda reply, _: _is_setting(reply)): "CONFIG",
 }
+_FORMS = {name: form for form, names in _COMMANDS.items() for name in names.split()}
 
 
 def check_form(command: Sequence[Any], reply: Any, address: str) -> None:
     """Refuses a reply that the command cannot have.
 
     Args:
-        command: the command. The forms of those that ``FORMS`` does not list are checked by who reads their replies.
+        command: the command.
         reply: its reply, which is no error.
         address: where it came from.
 
     Raises:
         CorruptDataError: the reply has another form.
     """
-    form = FORMS.get(command[0])
+    form = _FORMS.get(command[0])
     if form is not None and not form.fits(reply, command):
         raise CorruptDataError(f"{address} replied {shown(reply)} to {command[0]}, which is not {form.text}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from redisacc._redis.node import Send
 from redisacc._redis.sockets import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -14,6 +16,8 @@ from redisacc.errors import CorruptDataError
 # The number of fields asked for in one HSCAN. The server serves no other client while it collects them: a thousand took
 # it half a millisecond, and more than two in a table from which most fields had been removed.
 SCAN_FIELDS = 250
+# The same for keys, and for members of a set.
+SCAN_COUNT = 500
 
 Fields = dict[bytes, bytes]
 
@@ -21,44 +25,6 @@ Fields = dict[bytes, bytes]
 def scan_command(key: str, cursor: int = 0) -> Command:
     """Returns the command that reads a piece of a hash."""
     return ("HSCAN", key, str(cursor), "COUNT", str(SCAN_FIELDS))
-
-
-def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = TIMEOUT) -> Fields:
-    """Returns all fields of a hash, given ``first``, its first piece.
-
-    If more pieces follow, the hash is read again from its beginning, over one connection, because the first piece may
-    have come over another: a cursor means something only to the server process that returned it. After a restart or a
-    failover, the fields have another order, and a scan that continued would miss some.
-    """
-    if first == _EMPTY:
-        return {}
-    cursor, fields = scanned(key, first)
-    return scan(transport, key, timeout=timeout) if cursor else fields
-
-
-def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:
-    """Returns fields of a hash, given ``first``, its first piece, and whether they are all.
-
-    Reading ends with the piece that brings the number of fields to ``most``.
-    """
-    cursor, fields = scanned(key, first)
-    return _read(transport, key, most, TIMEOUT) if cursor else (fields, True)
-
-
-def _read(transport: Transport, key: str, most: float, timeout: float) -> tuple[Fields, bool]:
-    def read(send: Callable[[Command], Any]) -> tuple[Fields, bool]:
-        cursor, fields = scanned(key, send(scan_command(key)))
-        while cursor and len(fields) < most:
-            cursor, more = scanned(key, send(scan_command(key, cursor)))
-            # HSCAN may return a field twice; the last value counts.
-            fields.update(more)
-        return fields, not cursor
-
-    return transport.converse(key, read, timeout=timeout)
-
-
-# The reply of HSCAN where the hash does not exist.
-_EMPTY = [b"0", []]
 
 
 def scanned(key: str, reply: Any) -> tuple[int, Fields]:
@@ -71,13 +37,34 @@ def scanned(key: str, reply: Any) -> tuple[int, Fields]:
     raise CorruptDataError(f"{key}: HSCAN replied {shown(reply)}")
 
 
+def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = TIMEOUT) -> Fields:
+    """Returns all fields of a hash, given ``first``, its first piece.
+
+    If more pieces follow, the hash is read again from its beginning, over one connection, because the first piece may
+    have come over another: a cursor means something only to the server process that returned it. After a restart or a
+    failover, the fields have another order, and a scan that continued would miss some.
+    """
+    match first:
+        case [b"0", list(flat)] if len(flat) % 2 == 0:
+            # As in scanned(): most hashes are read by the first piece, and a call takes as long as that.
+            each = iter(flat)
+            return dict(zip(each, each, strict=True))
+    cursor, fields = scanned(key, first)
+    return scan(transport, key, timeout=timeout) if cursor else fields
+
+
+def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:
+    """Returns fields of a hash, given ``first``, its first piece, and whether they are all.
+
+    Reading ends with the piece that brings the number of fields to ``most``.
+    """
+    cursor, fields = scanned(key, first)
+    return transport.converse(key, _hash_reader(key, most)) if cursor else (fields, True)
+
+
 def scan(transport: Transport, key: str, *, timeout: float = TIMEOUT) -> Fields:
     """Returns all fields of a hash, read in pieces over one connection."""
-    return _read(transport, key, math.inf, timeout)[0]
-
-
-# The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.
-SCAN_COUNT = 500
+    return transport.converse(key, _hash_reader(key), timeout=timeout)[0]
 
 
 def scan_keys(transport: Transport, match: str) -> list[bytes]:
@@ -85,8 +72,8 @@ def scan_keys(transport: Transport, match: str) -> list[bytes]:
 
     A key that moves from one master to another meanwhile may be missing.
     """
-    found = transport.converse_with_all(_reader("SCAN", match=match))
-    return list(dict.fromkeys(key for keys in found for key in keys))
+    found = transport.converse_with_all(_reader(lambda cursor: ("SCAN", cursor, *_matching(match)), _items))
+    return list(dict.fromkeys(key for keys, _ in found for key in keys))
 
 
 def scan_members(transport: Transport, key: str, match: str = "*", most: float = math.inf) -> list[bytes]:
@@ -98,19 +85,33 @@ def scan_members(transport: Transport, key: str, match: str = "*", most: float =
         match: the glob.
         most: reading ends with the piece that brings the number of members to this.
     """
-    return transport.converse(key, _reader("SSCAN", key, match=match, most=most))
+    read = _reader(lambda cursor: ("SSCAN", key, cursor, *_matching(match)), _items, most)
+    return list(transport.converse(key, read)[0])
 
 
-def _reader(*command: str, match: str, most: float = math.inf) -> Callable[[Callable[[Command], Any]], list[bytes]]:
-    """Returns what reads a SCAN or SSCAN to its end, over one connection. As with HSCAN, a cursor needs that."""
+def _matching(match: str) -> Command:
+    return ("MATCH", match, "COUNT", SCAN_COUNT)
 
-    def read(send: Callable[[Command], Any]) -> list[bytes]:
-        cursor, items = 0, dict[bytes, None]()
-        while True:
-            reply, found = send((*command, cursor, "MATCH", match, "COUNT", SCAN_COUNT))
-            cursor = int(reply)
-            items.update(dict.fromkeys(found))
-            if cursor == 0 or len(items) >= most:
-                return list(items)
+
+def _items(reply: Any) -> tuple[int, Fields]:
+    return int(reply[0]), dict.fromkeys(reply[1], b"")
+
+
+def _hash_reader(key: str, most: float = math.inf) -> Callable[[Send], tuple[Fields, bool]]:
+    return _reader(partial(scan_command, key), partial(scanned, key), most)
+
+
+def _reader(
+    command: Callable[[int], Command], parsed: Callable[[Any], tuple[int, Fields]], most: float = math.inf
+) -> Callable[[Send], tuple[Fields, bool]]:
+    """Returns what reads pieces until nothing is left, or there is enough, and says whether nothing is left."""
+
+    def read(send: Send) -> tuple[Fields, bool]:
+        cursor, found = parsed(send(command(0)))
+        while cursor and len(found) < most:
+            cursor, more = parsed(send(command(cursor)))
+            # An item may come twice; the last value counts.
+            found.update(more)
+        return found, not cursor
 
     return read

@@ -30,7 +30,7 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
     texts = []
     for section in ("server", "commandstats"):
         try:
-            reply = transport.call("INFO", section, beside=key)
+            texts.append(_info(transport, section, key))
         except NotPermittedError as error:
             # It is unknown.
             logger.debug("%s: cannot tell how old its data are: %s", transport.address, error)
@@ -38,7 +38,6 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
         except ServerError:
             # fakeredis, which lacks the command, forgets nothing.
             return False
-        texts.append(reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply))
     uptime = _UPTIME.search(texts[0])
     return (uptime is not None and int(uptime[1]) < durations.young) or _FLUSHED.search(texts[1]) is not None
 
@@ -55,12 +54,11 @@ def warn_if_evicting(transport: Transport, key: str) -> None:
         key: in a cluster, the node that owns this one is asked.
     """
     try:
-        reply = transport.call("INFO", "memory", beside=key)
+        text = _info(transport, "memory", key)
     except ServerError as error:
         # This user may not read the policy. Eviction is noticed anyway, when a key is missing.
         logger.debug("%s: cannot read the eviction policy: %s", transport.address, error)
         return
-    text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
     policy, limit = (re.search(rf"^{name}:([\w-]+)", text, re.M) for name in ("maxmemory_policy", "maxmemory"))
     if policy is None or limit is None or policy[1] == "noeviction" or limit[1] == "0":
         return
@@ -73,3 +71,8 @@ def warn_if_evicting(transport: Transport, key: str) -> None:
             transport.address,
             policy[1],
         )
+
+
+def _info(transport: Transport, section: str, key: str) -> str:
+    reply = transport.call("INFO", section, beside=key)
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)

@@ -414,8 +414,8 @@ class SocketConnection(Connection):
         arrivals.finish(arrival)
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float, sent: int = 0) -> float:
-        """Sends the rest of buffers, after so many bytes. Returns how many seconds that took."""
-        began, first, total, length = running_time(), 0, sent, sum(map(len, buffers))
+        """Sends the rest of buffers, after so many bytes. Returns how many seconds that took, or 0."""
+        began, first, total, length = running_time() if sent else 0.0, 0, sent, sum(map(len, buffers))
         # The caller may send the same buffers again.
         buffers = list(buffers)
         while total < length:
@@ -430,8 +430,9 @@ class SocketConnection(Connection):
                 sent = 0
             total += sent
             if total < length:
+                began = began or running_time()
                 check_silence(deadline + total / SLOWEST)
-        return running_time() - began
+        return running_time() - began if began else 0.0
 
 
 class TlsConnection(SocketConnection):

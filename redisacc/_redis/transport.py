@@ -245,7 +245,7 @@ class Transport:
         """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
         if self.cluster is None:
             return {self.address: self.pipeline(commands, timeout=timeout)}
-        replies = self._persist(partial(self.cluster.exchange_with_all, commands), timeout)
+        replies, _ = self._persist(partial(self.cluster.exchange_with_masters, commands), timeout)
         return {address: _checked(commands, found, address) for address, found in replies.items()}
 
     def on_reachable_masters(
@@ -259,7 +259,8 @@ class Transport:
         """
         if self.cluster is None:
             return self.on_every_master(commands, timeout=timeout), {}
-        replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands, also=also), timeout)
+        attempt = partial(self.cluster.exchange_with_masters, commands, also=also, reachable=True)
+        replies, silent = self._persist(attempt, timeout)
         return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
 
     def run(
@@ -313,7 +314,12 @@ class Transport:
         self, script: Script, commands: Sequence[Command], here: int, timeout: float
     ) -> tuple[list[bytes], list[Any]]:
         """Exchanges commands. The one at ``here`` runs a script."""
-        replies = self._persist(partial(self._server.exchange, commands), timeout)
+        # As in _persist(), whose call would cost a small command more time than a retry ever saves.
+        deadline = running_time() + min(timeout, LIMITS.get().call, durations.call)
+        try:
+            replies = self._server.exchange(commands, deadline)
+        except FAULTS as error:
+            replies = self._again(partial(self._server.exchange, commands), deadline, error)
         if not VALUES.issuperset(map(type, replies)):
             replies = self._load_and_run(script, commands, here, replies, timeout)
         reply = replies[here]
@@ -451,16 +457,27 @@ class Transport:
     def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
         deadline = running_time() + min(timeout, LIMITS.get().call, durations.call)
+        try:
+            return attempt(deadline)
+        except FAULTS as error:
+            return self._again(attempt, deadline, error)
+
+    def _again(self, attempt: Callable[[float], Answer], deadline: float, error: Exception) -> Answer:
+        """Does the same after a first attempt, which has failed with an error."""
         failures, reason = 0, ""
-        while True:
-            try:
-                return attempt(deadline)
-            except FAULTS as error:
+        try:
+            while True:
                 failures += 1
                 if not reason or not isinstance(error, SilentError):
-                    # As text: the error itself would keep this frame, and a gradient with it.
                     reason = self._unavailable(error)
                 self._pause_or_raise(error, reason, failures, deadline)
+                try:
+                    return attempt(deadline)
+                except FAULTS as again:
+                    error = again
+        finally:
+            # It would keep this frame, and a gradient with it.
+            del error
 
     def _pause_or_raise(self, error: Exception, reason: str, failures: int, deadline: float) -> None:
         """Raises the error for a failed attempt, or pauses before the next one.

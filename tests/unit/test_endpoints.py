@@ -20,11 +20,12 @@ def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client:
     limits = {"socket_timeout": 7.5, "max_connections": 9, "health_check_interval": 4}
     way = endpoint_of(client(**given, **limits, retry_on_error=[OSError], decode_responses=True).connection_pool)
     assert isinstance(way, Endpoint)
-    assert (way.kind, way.most, way.freshness, way.tls) == (redis.Connection, 9, 4, False)
+    assert (way.most, way.freshness, way.tls) == (9, 4, False)
     assert way.address == "h:7/3"
-    assert {name: way.settings[name] for name in given} == given
-    assert way.settings["socket_timeout"] == 7.5
-    pooled = way.kind(**way.settings)
+    pooled = way.own().make_connection()
+    assert type(pooled) is redis.Connection
+    assert {name: getattr(pooled, name) for name in given} == given
+    assert pooled.socket_timeout == 7.5
     assert pooled.retry_on_error == []
     assert not pooled.encoder.decode_responses
 
@@ -32,11 +33,20 @@ def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client:
 def test_tls_and_the_file_of_a_socket_are_taken_over() -> None:
     way = endpoint_of(redis.Redis(host="h", ssl=True, ssl_ca_certs="ca.pem").connection_pool)
     assert isinstance(way, Endpoint)
-    assert (way.kind, way.tls, way.settings["ssl_ca_certs"]) == (redis.SSLConnection, True, "ca.pem")
+    pooled = way.own().make_connection()
+    assert (type(pooled), way.tls, pooled.ca_certs) == (redis.SSLConnection, True, "ca.pem")
     way = endpoint_of(valkey.Valkey(unix_socket_path="/a").connection_pool)
     assert isinstance(way, Endpoint)
-    assert (way.kind, way.address) == (redis.UnixDomainSocketConnection, "unix:///a")
-    assert way.kind(**way.settings).path == "/a"
+    pooled = way.own().make_connection()
+    assert (type(pooled), pooled.path, way.address) == (redis.UnixDomainSocketConnection, "/a", "unix:///a")
+
+
+def test_settings_that_change_hold_for_the_next_connection() -> None:
+    client = redis.Redis(host="h", password="old")
+    way = endpoint_of(client.connection_pool)
+    assert isinstance(way, Endpoint)
+    client.connection_pool.connection_kwargs["password"] = "new"
+    assert way.own().make_connection().password == "new"
 
 
 def test_a_limit_that_nobody_chose_is_none() -> None:
@@ -49,7 +59,7 @@ def test_sentinels_are_asked_over_connections_of_our_own(library: object) -> Non
     finder = library.sentinel.Sentinel([("a", 1), ("b", 2)], 1, {"password": "p"})  # type: ignore[attr-defined]
     way = endpoint_of(finder.master_for("main", password="q").connection_pool)
     assert isinstance(way, Endpoint)
-    pool = way._sentinels()
+    pool = way.own()
     assert (pool.service_name, pool.is_master) == ("main", True)
     assert pool.connection_kwargs["password"] == "q"
     manager = pool.sentinel_manager
