@@ -225,18 +225,6 @@ def example(real_client):
     return entry.partition(b" ")[2].hex(), parts
 
 
-@pytest.mark.thorough
-def test_an_accumulator_of_another_version_is_left_alone(reduce, rounds, real_client, example):
-    child = reduce()
-    rounds.play_until_reduced()
-    real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
-    real_client.publish("redisacc:{other}:calls", "required=3")
-    real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={example[0]}")
-    rounds.play_until_reduced()
-    assert not child.has_value
-    real_client.delete("redisacc:{other}")
-
-
 def test_a_full_server(daemon, background, until, fork):
     server = daemon("--maxmemory-policy", "noeviction").start()
     child = fork(reducer(server.url))
