@@ -38,7 +38,7 @@ def test_a_wait_says_after_five_seconds_what_it_waits_for(clock: MovedClock, cap
     def probe() -> str | None:
         return "found" if len(pauses.every) == 9 else None
 
-    assert until(pauses, probe, every=1.0, describe=lambda: f"waiting for {len(pauses.every)}", name="n") == "found"
+    assert until(pauses, probe, every=1.0, describe=lambda: f"waiting for {len(pauses.every)}") == "found"
     assert [record.getMessage() for record in caplog.records] == ["waiting for 5"]
     assert pauses.every == [1.0] * 9
 
