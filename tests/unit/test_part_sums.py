@@ -187,6 +187,15 @@ def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
     ]
 
 
+def assert_same_bits(one: RoundSum, other: RoundSum) -> None:
+    """Checks that two sums are equal, bit for bit."""
+    for found, expected in zip(one.sum().sections, other.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        if expected.indices is not None:
+            np.testing.assert_array_equal(found.indices, expected.indices)
+            np.testing.assert_array_equal(found.counts, expected.counts)
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_sum_is_that_of_the_round_in_the_order_of_places(
@@ -211,19 +220,7 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(
     _play(spec, uploads, data, clock)
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_reducer_stores_only_sums_of_the_gradients_that_their_digest_names(
-    clock: MovedClock, data: st.DataObject
-) -> None:
-    spec = SPECS[data.draw(st.sampled_from(["dense", "both"]))]
-    uploads = [Upload(number, spec, data.draw(st.integers(0, 9)), 64) for number in range(4)]
-    _play(spec, uploads, data, clock, stores=True)
-
-
-def _play(
-    spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock, *, stores: bool = False
-) -> None:
+def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock) -> None:
     server, places = Server(), iter(range(1, 10**6))
     # By worker, places are known before anything arrives. A worker that was started again has two gradients.
     by_worker = data.draw(st.booleans())
@@ -232,20 +229,6 @@ def _play(
     server.draw = random.randrange
     round_sum = spec.empty_sum((), where="the test")
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
-    if stores:
-        num_expected, reliance = data.draw(st.integers(2, 4)), None
-
-    def check_stored(part: SumPart) -> None:
-        described = [upload.gradient for upload in sums._uploads.every[:num_expected]]
-        assert part.digest == digest_of(described)
-        total = spec.empty_sum((), where="the test")
-        for found in described:
-            (upload,) = [upload for upload in uploads if upload.buffered.id == found.id]
-            total.add(replace(upload.gradient, factor=found.factor))
-        sections = total.sum().sections
-        for piece, elements in zip(part.pieces, part.elements, strict=True):
-            expected = sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number]
-            np.testing.assert_array_equal(elements.view(np.uint8), expected.view(np.uint8))
 
     sums = PartSums(
         server,  # type: ignore[arg-type]
@@ -254,7 +237,6 @@ def _play(
             KEYS,
             num_expected,
             by_worker=by_worker,
-            store=check_stored if stores else None,
             window=data.draw(st.sampled_from([1, 100, 10**6])),
             waiting=data.draw(st.sampled_from([0, 100, 10**6])),
             reduced=0,
@@ -366,8 +348,6 @@ def _play(
         if data.draw(st.booleans()):
             stop = data.draw(st.booleans())
             sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
-    if stores:
-        return
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
     if reliance is not None and data.draw(st.booleans()):
@@ -379,39 +359,7 @@ def _play(
         taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
         for _ in range(3):
             reduce()
-    wanted = spec.empty_sum((), where="the test")
-    for upload in taken:
-        wanted.add(upload.gradient)
-    server.fetched.clear()
-    described = [upload.at(upload.place or 0) for upload in taken]
-    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
-    assert round_sum.number == wanted.number == len(taken)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
-        if expected.indices is not None:
-            np.testing.assert_array_equal(found.indices, expected.indices)
-            np.testing.assert_array_equal(found.counts, expected.counts)
-
-
-def test_a_weight_that_has_changed_since_the_upload_began() -> None:
-    """The step has moved before the gradient was admitted, and with it the staleness."""
-    spec, server = SPECS["both"], Server()
-    upload = Upload(0, spec, 1, 64)
-    round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, round_sum, SumOptions(KEYS, 1))  # type: ignore[arg-type]
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
-    found = upload.at(0)
-    sums.announce(replace(found, factor=2 * found.factor))
-    for part in range(len(found.lengths)):
-        server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
-        sums.arrive(PartsArrived(found.id, part + 1))
-    sums.look_ahead(inline, lambda: False)
-    sums.complete([found], inline)
-    wanted = spec.empty_sum((), where="the test")
-    wanted.add(upload.gradient)
-    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
-    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(section.values, expected.values)
+    complete(spec, sums, server, round_sum, *taken)
 
 
 def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored() -> None:
@@ -494,34 +442,15 @@ def test_what_was_requested_for_a_dropped_sum_is_ignored(seed: int, monkeypatch:
 
 
 def complete(spec: AccumulatorSpec, sums: PartSums, server: Server, round_sum: RoundSum, *uploads: Upload) -> None:
-    """Completes a sum, and compares it with that of gradients, whose places are these."""
+    """Completes a sum, and compares it with that of gradients. Those that have no places yet get them."""
     wanted = spec.empty_sum((), where="the test")
     for upload in uploads:
         wanted.add(upload.gradient)
-    described = [upload.at(place) for place, upload in enumerate(uploads)]
+    places = [place if upload.place is None else upload.place for place, upload in enumerate(uploads)]
+    described = [upload.at(place) for place, upload in zip(places, uploads, strict=True)]
     sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.indices, expected.indices)
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
-
-
-def test_what_was_added_ahead_is_not_fetched_again() -> None:
-    spec, server = SPECS["both"], Server()
-    uploads = [Upload(number, spec, number, 64) for number in range(3)]
-    sums = PartSums(server, spec.empty_sum((), where="the test"), SumOptions(KEYS, 3))  # type: ignore[arg-type]
-    described = [upload.at(place) for place, upload in enumerate(uploads)]
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
-    for gradient, upload in zip(described, uploads, strict=True):
-        sums.announce(gradient)
-        for part in range(len(gradient.lengths)):
-            data = upload.bytes_of(part)
-            server.strings[KEYS.part(gradient.id, part)] = data
-            sums.arrive(PartsArrived(gradient.id, part + 1))
-            sums.look_ahead(inline, lambda: False)
-    assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
-    server.fetched.clear()
-    sums.complete(described, inline)
-    assert server.fetched == []
+    assert round_sum.number == len(uploads)
+    assert_same_bits(round_sum, wanted)
 
 
 class ByWorker:
@@ -565,8 +494,7 @@ class ByWorker:
         self.sums.complete([self.every[k] for k in chosen], self._inline)
         for k in chosen:
             self._wanted.add(self._uploads[k].gradient)
-        for found, expected in zip(self._sum.sum().sections, self._wanted.sum().sections, strict=True):
-            np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        assert_same_bits(self._sum, self._wanted)
         return sorted(self.server.fetched)
 
     def staged(self, k: int, parts: int | None = None) -> list[str]:
@@ -670,54 +598,3 @@ def test_parts_that_arrive_in_another_order_are_added_as_they_come() -> None:
     one.server.strings[KEYS.part(first.id, last)] = one._uploads[0].bytes_of(last)
     one.sums.arrive(PartsArrived(first.id, 1, None, last))
     assert one.look_ahead() == [KEYS.part(first.id, last)]
-
-
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_only_the_sum_of_the_gradients_of_the_round_is_used(durations: Callable[..., Any], data: st.DataObject) -> None:
-    durations(sum_patience=0)
-    name = data.draw(st.sampled_from(["dense", "both", "wider"]))
-    spec, server = SPECS[name], Server()
-    uploads = [Upload(number, spec, number, 64) for number in range(4)]
-    required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))
-    # Another reducer, or a forger, may have stored the sum of any gradients in any order and places.
-    stored = data.draw(st.lists(st.permutations(uploads), min_size=1, max_size=3))
-    round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(
-        server,  # type: ignore[arg-type]
-        round_sum,
-        SumOptions(KEYS, required, reduced=0),
-        ReducerReliance(),
-    )
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
-    for place, upload in enumerate(uploads):
-        for part in range(len(upload.buffered.lengths)):
-            server.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
-        if data.draw(st.booleans()):
-            sums.announce(upload.at(place), admitted=True)
-    exact = False
-    for chosen in [*stored, uploads] if data.draw(st.booleans()) else stored:
-        digest = digest_of([upload.at(uploads.index(upload)) for upload in chosen[:required]])
-        exact = exact or chosen[:required] == uploads[:required]
-        for number, part in enumerate(sum_parts(spec, chosen[:required])):
-            server.strings[KEYS.sum(digest, number)] = part
-            sums.sum_stored(digest, number)
-    sums.look_ahead(inline, lambda: False)
-    described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
-    sums.complete(described, inline)
-    wanted = spec.empty_sum((), where="the test")
-    for upload in uploads[:granted]:
-        wanted.add(upload.gradient)
-    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
-        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
-    # The sum of so few is no smaller than they are, so a taker adds them itself.
-    if exact and required > (2 if name == "wider" else 1):
-        dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}
-        assert dense.isdisjoint(server.fetched)
-
-
-def dense_parts(upload: Upload) -> range:
-    """Returns the numbers of the parts with elements of dense sections."""
-    found = upload.buffered.cut
-    assert found is not None
-    return range(found[0], len(upload.buffered.lengths))
