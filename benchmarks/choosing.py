@@ -1,7 +1,7 @@
 """Compares settings in simulated runs, and draws the plots of docs/guides/stragglers.md: ``make simulate``.
 
-Prints the tables of that page and of asynchronous-training.md. Nothing is measured: the clock is simulated, and the same
-seeds give the same bytes.
+Prints the tables of that page and of asynchronous-training.md. Nothing is measured: the clock is simulated, and the
+same seeds give the same bytes.
 """
 
 from __future__ import annotations

@@ -185,6 +185,28 @@ def test_the_guides_name_what_people_look_for(words, place):
     assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
 
 
+@pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
+@every_row(
+    "words, page",
+    [
+        ("bandwidth", "guides/bandwidth.md"),
+        ("throughput", "explanations/benchmarks.md"),
+        ("straggler", "guides/stragglers.md"),
+        ("backup worker", "guides/stragglers.md"),
+        ("spot instance", "guides/stragglers.md"),
+        ("bounded staleness", "guides/asynchronous-training.md"),
+        ("early stopping", "guides/evaluation.md"),
+        ("pub/sub", "explanations/concepts.md"),
+        ("fault tolerance", "guides/fault-tolerance.md"),
+        ("resume", "guides/resume.md"),
+        ("diloco", "guides/local-steps.md"),
+        ("drop-in", "guides/from-tensorflow.md"),
+    ],
+)
+def test_a_page_has_the_words_that_people_search_for(words, page):
+    assert words in (DOCS / page).read_text().lower()
+
+
 def test_links_out_of_the_manual_lead_to_something():
     """They are absolute, because a built manual has no repository around it."""
     for page in PAGES:

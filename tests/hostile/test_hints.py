@@ -23,7 +23,7 @@ MINUTE = 60_000
 
 
 def digest_of(gradients):
-    """Returns the digest of buffered gradients, as docs/reference/keys.md says: ids and entries, in their order."""
+    """Returns the digest of buffered gradients, as docs/internals/layouts.md says: ids and entries, in their order."""
     text = ""
     for identity, entry in gradients:
         place, _, header = entry.partition(b" ")

@@ -69,7 +69,7 @@ class ClientKind:
         options = {
             "protocol": self.protocol,
             "decode_responses": self.decode,
-            # docs/explanations/reliability.md asks users for it: without it, some versions wait forever for the first
+            # docs/guides/fault-tolerance.md asks users for it: without it, some versions wait forever for the first
             # replies of a silent server. Those with retries wait for as long six times.
             "socket_timeout": 2,
             **self._options(library),
