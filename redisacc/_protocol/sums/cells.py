@@ -98,7 +98,7 @@ class Part:
     Attributes:
         key: its key.
         lane: its lane. All parts of a cell have the same, so they arrive in order.
-        cell: the cell to which it is added; None: it belongs to sparse sections.
+        cell: the number of the cell to which it is added; None: it belongs to sparse sections.
         number: its number among the parts of a gradient, or of a sum.
         length: its length in bytes.
         adds: the gradients that are in the cell with it: one, or those of a reducer's sum.
@@ -111,7 +111,7 @@ class Part:
 
     key: str
     lane: int
-    cell: Cell | None
+    cell: int | None
     number: int
     length: int
     adds: list[Upload]
@@ -364,7 +364,7 @@ class Cells:
             return None
         length, pieces = upload.gradient.lengths[number], upload.cut[cell.number]
         key, lane = self._keys.part(upload.gradient.id, number), cell.number % self._lanes
-        part = Part(key, lane, cell, number, length, [upload], must_be_there=upload.admitted)
+        part = Part(key, lane, cell.number, number, length, [upload], must_be_there=upload.admitted)
         if not place and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
             memory = self._piece_of_sum(pieces[0])
             if memory.dtype == pieces[0].dtype:
@@ -377,7 +377,7 @@ class Cells:
         length = sum([place.nbytes for place in places])
         key, lane = self._keys.sum(self._uploads.digest, cell.number), cell.number % self._lanes
         adds = self._uploads.every[: self._uploads.expected]
-        part = Part(key, lane, cell, cell.number, length, adds, is_sum=True)
+        part = Part(key, lane, cell.number, cell.number, length, adds, is_sum=True)
         if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):
             part.memory, part.placed = places[0].view(np.uint8), True
         return part
@@ -391,11 +391,12 @@ class Cells:
 
     def finish(self, part: Part) -> None:
         """Adds a part that has arrived, unless it is no longer wanted."""
-        cell = part.cell
-        if cell is None:
+        if part.cell is None:
             assert self.rows is not None
             self.rows.note(part, is_there=True)
-        elif cell.coming and cell.coming[0] is part:
+            return
+        cell = self.dense[part.cell]
+        if cell.coming and cell.coming[0] is part:
             if not part.placed:
                 self._add(cell, part)
             cell.coming.popleft()
@@ -425,15 +426,16 @@ class Cells:
 
     def miss(self, part: Part) -> None:
         """Notes that a part is not at the server."""
-        cell = part.cell
         if not part.is_sum:
             (upload,) = part.adds
             # If its gradient was admitted meanwhile, it is there. Otherwise, it was refused, or is written again.
             upload.there[part.number] = upload.admitted
-        if cell is None:
+        if part.cell is None:
             assert self.rows is not None
             self.rows.note(part, is_there=False)
-        elif cell.coming and cell.coming[0] is part:
+            return
+        cell = self.dense[part.cell]
+        if cell.coming and cell.coming[0] is part:
             cell.coming.clear()
             if part.is_sum:
                 self.stored.discard((self._uploads.digest, cell.number))

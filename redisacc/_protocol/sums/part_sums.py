@@ -300,8 +300,8 @@ class PartSums:
         self._cells.leaves_to_reducer = False
         for part in [part for part in self._parts.in_flight if part.is_sum]:
             self._parts.forget(part)
-            if part.cell is not None and part in part.cell.coming:
-                part.cell.coming.clear()
+            if part.cell is not None and part in self._cells.dense[part.cell].coming:
+                self._cells.dense[part.cell].coming.clear()
         self._cells.advance_all()
 
     def _fetch_sums(self) -> None:
