@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import ml_dtypes
 import numpy as np
@@ -84,13 +84,11 @@ def checked_encoding(value: object, dtypes: Sequence[DType]) -> Encoding:
     known = get_args(Encoding)
     names = {dtype.name for dtype in dtypes}
     if isinstance(value, str):
-        if "float32" in names:
-            for encoding in known:
-                if value == encoding:
-                    return encoding  # type: ignore[no-any-return]
-        elif names == {value}:
+        if value in known and "float32" in names:
+            return cast(Encoding, str(value))
+        if names == {value}:
             return "float32"
-        elif value in known:
+        if value in known:
             raise InvalidArgumentError(
                 f"encoding must be None, not {shown(value)}: only float32 is encoded, and the gradients of this "
                 f"accumulator are {', '.join(sorted(names))}"

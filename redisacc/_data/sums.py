@@ -44,8 +44,7 @@ def _mean(total: Array, counts: Any, dtype: DType) -> Array:
         return mean
     real = dtype.sum.type(0).real.dtype
     divisor = np.asarray(counts, real)
-    # A complex division by a real count would round more than once, so real and imaginary parts are divided separately.
-    for part in (total.real, total.imag) if dtype.components == 2 else (total,):
+    for part in _real_parts(total):
         np.divide(part, divisor, out=part)
     return total
 
@@ -62,17 +61,15 @@ def _scaled(values: Array, factor: float, dtype: DType, out: Array | None = None
     widened = values.astype(dtype.sum, order="C", copy=False)
     products = np.empty(widened.shape, dtype.sum) if out is None else out
     real = dtype.sum.type(0).real.dtype
-    # A complex product with a real factor would round more than once, so both parts are multiplied separately.
     with _ieee():
-        for part, to in _real_parts(widened, products, dtype):
+        for part, to in zip(_real_parts(widened), _real_parts(products), strict=True):
             np.multiply(part, real.type(factor), out=to)
     return products
 
 
-def _real_parts(values: Array, others: Array, dtype: DType) -> list[tuple[Array, Array]]:
-    if dtype.components == 2:
-        return [(values.real, others.real), (values.imag, others.imag)]
-    return [(values, others)]
+def _real_parts(values: Array) -> tuple[Array, ...]:
+    """Returns values as real numbers: real and imaginary parts. A complex operation would round more than once."""
+    return (values.real, values.imag) if values.dtype.kind == "c" else (values,)
 
 
 def _sum_of_one(section: Section, factor: float, dtype: DType) -> Array:

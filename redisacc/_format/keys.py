@@ -94,6 +94,10 @@ class PartitionedKeys:
         """Returns what the keys of part ``number`` of all gradients and blobs begin with. Partitions take turns."""
         return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]:05}}}:partition"
 
+    def slot(self, number: int) -> str:
+        """Returns the same; without partitions, what the keys in the slot of the record begin with."""
+        return self.partition(number) if self.partitions else self.record
+
 
 class Keys(PartitionedKeys):
     """The keys of one accumulator. lua/ and docs/reference/keys.md say what they hold.
@@ -202,14 +206,14 @@ class Keys(PartitionedKeys):
             number: the number of the part, counted from the first one with dense elements. With partitions, it is where
                 the part of the same number of a gradient without sparse parts would be.
         """
-        return f"{self.partition(number) if self.partitions else self.record}:sum:{digest}:{number}"
+        return f"{self.slot(number)}:sum:{digest}:{number}"
 
     def squares(self, digest: str, number: int) -> str:
         """Returns the key of the sum of the squares of a part of a mean, from an updater. It has an expiry.
 
         The arguments are those of ``sum``.
         """
-        return f"{self.partition(number) if self.partitions else self.record}:squares:{digest}:{number}"
+        return f"{self.slot(number)}:squares:{digest}:{number}"
 
 
 class ParameterKeys(PartitionedKeys):
@@ -236,10 +240,8 @@ class ParameterKeys(PartitionedKeys):
 
     def part(self, owner: str, number: int) -> str:
         """Returns the key of part ``number`` (from 0) of a blob. Partitions take turns."""
-        if self.partitions:
-            return f"{self.partition(number)}:blob:{owner}:{number}"
-        return f"{self.record}:object:{owner}:{number}"
+        return f"{self.slot(number)}:{'blob' if self.partitions else 'object'}:{owner}:{number}"
 
     def updated_of(self, number: int) -> str:
         """Returns the channel on which updaters tell of part ``number`` of the next version. Partitions take turns."""
-        return f"{self.partition(number) if self.partitions else self.record}:updated"
+        return f"{self.slot(number)}:updated"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from redisacc._format.keys import Keys
+from redisacc._format.stored_text import parse_number, parse_time
 from redisacc._redis.sockets import Command
 from redisacc._text import printable
 
@@ -83,11 +85,10 @@ def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
 def _parse_lease(reply: object) -> ReducerInfo | None:
     """Parses a lease; None if there is none, or redisacc did not write it."""
     match reply:
-        case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late] if _are_numbers(
-            [since, stored, late]
-        ):
-            began = datetime.fromtimestamp(int(since) / 1000, UTC)
-            return ReducerInfo(printable(who.decode(errors="replace"), 200), began, int(stored), int(late))
+        case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late]:
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                name = printable(who.decode(errors="replace"), 200)
+                return ReducerInfo(name, parse_time(since), parse_number(stored), parse_number(late))
     return None
 
 
@@ -113,7 +114,3 @@ def parse_sums(keys: Keys, replies: Sequence[object]) -> list[str]:
                 some = numbers[: _MOST_KEYS - len(found)]
                 found += [keys.sum(match[1].decode(), number) for number in some]
     return found
-
-
-def _are_numbers(values: Sequence[bytes]) -> bool:
-    return all(value.isdigit() and len(value) <= 14 for value in values)

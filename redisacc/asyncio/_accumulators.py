@@ -9,6 +9,7 @@ import numpy as np
 
 from redisacc._data.validation import Shape
 from redisacc._handles import dense, sparse, tree
+from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase as Base
 from redisacc._handles.options import AccumulatorOptions, with_options
 from redisacc._protocol.lifecycle import events
@@ -17,6 +18,7 @@ from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_
 from redisacc.asyncio._waits import LoopWaits
 
 Blocking = TypeVar("Blocking", bound=Base[Any])
+OfArrays = TypeVar("OfArrays", bound=ArrayAccumulator[Any, Any])
 
 
 class Events:
@@ -115,18 +117,16 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
         return Events(self.waits, lambda: self.blocking.events(timeout=timeout))
 
 
-class _ArrayAccumulator(ConditionalAccumulatorBase[Blocking], Generic[Blocking]):
+class _ArrayAccumulator(ConditionalAccumulatorBase[OfArrays], Generic[OfArrays]):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
-        dtype: np.dtype[Any] = self.blocking.dtype  # type: ignore[attr-defined]
-        return dtype
+        return self.blocking.dtype
 
     @property
     def shape(self) -> Shape:
         """The declared shape: None if the rank is unknown, with None for each unknown dimension."""
-        shape: Shape = self.blocking.shape  # type: ignore[attr-defined]
-        return shape
+        return self.blocking.shape
 
 
 class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
