@@ -34,7 +34,7 @@ another-python:
 # These stamps say when an environment was last brought up to date. Only pip knows what is in it.
 $(VENV)/.demo: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[server]'
 	@touch $@
 
 # Compiling what no test imports would take half of the time. The rest is compiled here, once, instead of by each process

@@ -16,12 +16,9 @@ from typing import Any
 
 from redisacc._format.history_entries import PastStep
 from redisacc._monitoring.facts import Facts, facts_of, facts_of_parameters, schema_text
-from redisacc._monitoring.histogram import Histogram
-from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.monitor import Monitor, View, curves
 from redisacc._monitoring.nodes import Node
-from redisacc._monitoring.round_history import Figures, RoundTimes
-from redisacc._monitoring.step_history import curves
-from redisacc._monitoring.view import View
+from redisacc._monitoring.rounds import Figures, Histogram, RoundTimes
 from redisacc._text import printable
 
 # Maximum length of a name on the page.
@@ -220,7 +217,7 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
         ],
         "workers": _workers(view, figures, most_workers),
         "rounds": [_round(of) for of in reversed(figures.rounds[-MOST_ROUNDS:])],
-        "staleness": _bars(figures.staleness) if info.max_staleness else [],
+        "staleness": _bars(figures.histograms["staleness_steps"]) if info.max_staleness else [],
     }
 
 

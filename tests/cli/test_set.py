@@ -28,8 +28,8 @@ def test_set(cli, cli_json, accumulator):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Missing argument 'NUMBER...'"),
-        (("least",), "'least' is none of least=VALUE, most=VALUE, grace=VALUE"),
+        ((), "give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone"),
+        (("least",), "'least' is none of least=VALUE, most=VALUE, grace=VALUE, step=VALUE"),
         (("3",), "'3' is none of"),
         (("num=3",), "'num=3' is none of"),
         (("least=0",), "0 is not in the range x>=1"),

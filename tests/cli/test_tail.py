@@ -14,7 +14,7 @@ pytestmark = pytest.mark.servers("valkey", "cluster")
 def test_tail(cli, real_server, open_dense, background, client, until):
     # A name of its own, because the subscription of another test may still exist.
     acc = open_dense("float32", [1], "tailed", worker=EVIL.replace("\x1b", "-"))
-    run = background(cli, "tail", "tailed", "-n", 3, "--json")
+    run = background(cli, "watch", "tailed", "--events", "-n", 3, "--json")
     until(lambda: client.pubsub_numsub("redisacc:{tailed}:events")[0][1])
     acc.apply_grad([1.0])
     client.publish("redisacc:{tailed}:events", f"applied step=5 count=2 worker={EVIL}")
@@ -28,7 +28,7 @@ def test_tail(cli, real_server, open_dense, background, client, until):
 
 def test_tail_as_text_escapes(cli, open_dense, background, client, until):
     acc = open_dense("float32", [1], "escaped")
-    run = background(cli, "tail", "escaped")
+    run = background(cli, "watch", "escaped", "--events")
     until(lambda: client.pubsub_numsub("redisacc:{escaped}:events")[0][1])
     client.publish("redisacc:{escaped}:events", f"applied step=5 count=2 worker={EVIL}")
     client.publish("redisacc:{escaped}:events", "\x1b[31m\u202efoo")
@@ -43,12 +43,12 @@ def test_tail_of_one_that_is_being_deleted(cli, open_dense, client):
     """The event of the deletion was published before the command listened, and the record still exists."""
     open_dense("float32", [1], "w")
     client.hset("redisacc:{w}", "incarnation", b"deleted:" + client.hget("redisacc:{w}", "incarnation"))
-    found = cli("tail", "w")
+    found = cli("watch", "w", "--events")
     assert (found.exit_code, found.stdout.split()[1:]) == (0, ["deleted"])
 
 
 def test_tail_ends_with_its_timeout(cli, open_dense):
     open_dense("float32", [1], "w")
-    found = cli("tail", "w", "--timeout", "0.05")
+    found = cli("watch", "w", "--events", "--timeout", "0.05")
     assert (found.exit_code, found.stdout) == (0, "")
     open_dense("float32", [1], "w").delete()

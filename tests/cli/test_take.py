@@ -124,8 +124,8 @@ def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
     assert (found.exit_code, found.stderr) == (1, "redisacc: [Errno 28] No space left on device\n")
     assert os.listdir(tmp_path) == []
     (left,) = accumulator.info().unacknowledged
-    assert left.token in cli("recover", "w").stdout
-    assert cli("recover", "w", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
+    assert left.token in cli("take", "w", "--recover").stdout
+    assert cli("take", "w", "--recover", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
     assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
     assert accumulator.info().unacknowledged == []
     sparse.delete()

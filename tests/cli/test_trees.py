@@ -322,8 +322,8 @@ def test_recover_and_stdout(cli, open_tree, tmp_path):
     acc = open_tree(SPEC, "model", worker="ann")
     acc.apply_grad(gradient(1))
     acc.take(1).__enter__()
-    assert cli("recover", "model", "-o", tmp_path / "g.npy", "--yes").exit_code == 2
-    assert cli("recover", "model", "-o", tmp_path / "g.npz", "--yes").exit_code == 0
+    assert cli("take", "model", "--recover", "-o", tmp_path / "g.npy", "--yes").exit_code == 2
+    assert cli("take", "model", "--recover", "-o", tmp_path / "g.npz", "--yes").exit_code == 0
     assert arrays_of(tmp_path / "g.npz")["embed/shape"].tolist() == [100, 2]
     assert acc.info().unacknowledged == []
     acc.apply_grad(gradient(2), 1)
@@ -437,8 +437,8 @@ def test_other_commands(cli, open_tree):
     acc = open_tree(SPEC, "model", worker="ann")
     acc.apply_grad(gradient(1))
     assert "model" in cli("watch", "-n", 1).stdout
-    assert cli("set-step", "model", 4, "--yes").exit_code == 0
-    assert cli("gc", "--yes").exit_code == 0
+    assert cli("set", "model", "step=4", "--yes").exit_code == 0
+    assert cli("doctor", "--fix", "--yes").exit_code == 0
     assert (acc.global_step(), acc.num_accumulated()) == (4, 1)
     assert cli("rm", "model", "--yes").exit_code == 0
     assert cli("show", "model").exit_code == 3

@@ -21,8 +21,7 @@ from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, secti
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._monitoring.facts import bytes_text, step_seconds_text
-from redisacc._monitoring.monitor import Monitor
-from redisacc._monitoring.step_history import StepHistory, curves
+from redisacc._monitoring.monitor import Monitor, StepHistory, curves
 from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._redis.connect import connect
 

@@ -30,7 +30,7 @@ def turns(request, real_server) -> Iterator[str]:
 @pytest.fixture
 def play(request, proxy, real_server, real_client) -> Callable[..., Outcome]:
     """Lets an operation meet a fault at a place, and checks it. Returns how it has ended."""
-    loaded = CliRunner().invoke(main, ["load-scripts", "--json", "--redis", real_server.url])
+    loaded = CliRunner().invoke(main, ["acl", "--load", "--json", "--redis", real_server.url])
     assert loaded.exit_code == 0, loaded.output
 
     def play_once(kind: FaultKind, acting: Operation, place: Any, client: str) -> Outcome:

@@ -449,7 +449,7 @@ RULES = (
     ),
     Rule(
         "Times of a round that was not heard whole are not shown",
-        "redisacc/_monitoring/round_history.py",
+        "redisacc/_monitoring/rounds.py",
         "whole = filling.heard == number",
         "whole = filling.heard <= number",
         "tests/unit/test_round_history.py -k not_heard",

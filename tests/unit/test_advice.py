@@ -86,7 +86,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "use another server",
     ),
     "cli/test_forget_worker.py": ("wait for that time and forget it then",),
-    "cli/test_gc.py": ("To start over, remove the rest: redisacc gc",),
+    "cli/test_gc.py": ("remove the rest: redisacc doctor --fix",),
     "cli/test_options.py": (
         "give --index or --top, not both",
         "give the name of at least one accumulator",
@@ -204,8 +204,8 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     ),
     "launch/test_run_server.py": ("for the current directory, give a dot",),
     "security/test_roles.py": (
-        "run `redisacc load-scripts` as a user who may",
-        "run `redisacc load-scripts` as an operator: only the loaded scripts run",
+        "run `redisacc acl --load` as a user who may",
+        "run `redisacc acl --load` as an operator: only the loaded scripts run",
     ),
     "security/test_tls_errors.py": (
         "Check the files that ssl_ca_certs=, ssl_certfile= and ssl_keyfile= name",
@@ -257,7 +257,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "unit/test_doctor_checks.py": (
         "move the server closer, because a small gradient costs a round",
         "read the server's log; the disk may be full",
-        "run a time service; otherwise, times in `tail` and in logs disagree",
+        "run a time service; otherwise, times of events and in logs disagree",
         "set a password or an ACL, because anybody who reaches the server can read and change everything",
         "use a server that runs Lua scripts, because every operation is one",
         "use a server with these libraries; without struct, every",
