@@ -100,7 +100,7 @@ $(VENV)/.browser: pyproject.toml $(VENV)/.test
 	@touch $@
 
 # In CI, a missing browser fails. At home, the tests that need one are skipped.
-dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc dashboard` in Chromium
+dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc serve` in Chromium
 	$(BIN)/python -m pytest -q --all --servers valkey tests/dashboard $(T)
 
 screenshots: $(VENV)/.browser ## 1 min | take the pictures of the dashboard for the documentation

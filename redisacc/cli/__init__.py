@@ -13,10 +13,10 @@ import click
 from redisacc import __version__
 from redisacc._text import MESSAGE, printable
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
 # Name → module, and what `redisacc --help` says, which imports none of them. A command without a text is not listed.
-_COMMANDS = {
+COMMANDS = {
     "acl": ("acl", "Print access rules (ACL) for a user of the server, or load them."),
     "apply": ("rounds", ""),
     "checkpoint": ("checkpoints", "Write the published parameters into a file."),
@@ -50,20 +50,20 @@ def _printable_refusals() -> Iterator[None]:
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return [name for name, (_, text) in _COMMANDS.items() if text]
+        return [name for name, (_, text) in COMMANDS.items() if text]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}"), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{COMMANDS[cmd_name][0]}"), cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # The shell's completion parses unfinished words, which are no mistake.
-        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(args[0], _COMMANDS, 1)
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            similar = difflib.get_close_matches(args[0], COMMANDS, 1)
             hint = f" Did you mean '{similar[0]}'?" if similar else ""
             raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -84,7 +84,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=_Commands, name="redisacc", context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,7 +19,7 @@ from support.selection import thorough
 from support.warm_python import WarmPython
 
 import redisacc
-from redisacc.cli import _COMMANDS
+from redisacc.cli import COMMANDS
 from redisacc.cli.shared import failures
 
 pytestmark = [
@@ -88,7 +88,7 @@ def cases(command: str, everything: bool) -> Iterator[tuple[float, signal.Signal
 
 # With everything, it takes half a minute for each command.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("command", thorough(sorted(_COMMANDS), usual=["ls", "run", "server", "take", "watch"]))
+@pytest.mark.parametrize("command", thorough(sorted(COMMANDS), usual=["ls", "run", "server", "take", "watch"]))
 def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everything):
     np.save(tmp_path / "gradient.npy", np.ones(2, np.float32))
     began = 0.0

@@ -8,15 +8,15 @@ import sys
 
 import click
 
-from redisacc.cli import _COMMANDS, main
+from redisacc.cli import COMMANDS, main
 
 
 def test_every_command_is_a_module_with_help(offline_cli):
     listed = offline_cli("--help").stdout
     names = main.list_commands(click.Context(main))
     assert re.findall(r"^  ([a-z][a-z-]*)  +[A-Z].*\.$", listed, re.MULTILINE) == names
-    assert set(_COMMANDS) - set(names) == {"apply", "completion", "demo"}
-    for name in _COMMANDS:
+    assert set(COMMANDS) - set(names) == {"apply", "completion", "demo"}
+    for name in COMMANDS:
         said = offline_cli(name, "--help")
         assert said.exit_code == 0
         assert max(map(len, said.stdout.splitlines())) <= 80

@@ -14,6 +14,15 @@ from terminals import on_a_terminal
         (("show", "a{b}"), "no accumulator can have the name 'a{b}'"),
         (("ls", "--redis", "http://x"), "a URL must begin with"),
         (("rm",), "give the name of at least one accumulator, or --older-than AGE"),
+        (("rm", "--older-than", "3"), "'3' is no age: give a whole number and s, m, h or d, such as 30d."),
+        (("watch", "--events"), "--events prints those of one accumulator: give its NAME, and no --interval"),
+        (("watch", "w", "--timeout", "1"), "--timeout needs --events"),
+        (("take", "w", "3", "--recover"), "--recover does not wait"),
+        (("take", "w", "--token", "t"), "--token needs --recover"),
+        (("doctor", "w"), "NAME, --dry-run and --yes need --fix"),
+        (("acl", "worker"), "give a ROLE and a PATTERN, or --load without them"),
+        (("acl", "worker", "*", "--load", "--file"), "give --load or --file, not both"),
+        (("set", "w", "step=1", "least=2"), "or step=N alone; or --forget WORKER alone"),
     ],
 )
 def test_wrong_usage(offline_cli, words, message):

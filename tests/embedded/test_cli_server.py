@@ -288,7 +288,7 @@ def test_unknown_command(tmp_path: Path) -> None:
 
 
 def test_every_command_can_be_loaded() -> None:
-    for name, (module, _) in cli._COMMANDS.items():
+    for name, (module, _) in cli.COMMANDS.items():
         command = getattr(importlib.import_module(f"redisacc.cli.{module}"), name)
         assert isinstance(command, click.Command)
         assert command.name == name

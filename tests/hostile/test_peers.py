@@ -41,7 +41,7 @@ from uses import (
 from worlds import WORLDS, Rounds, World
 
 import redisacc
-from redisacc.cli import _COMMANDS, main
+from redisacc.cli import COMMANDS, main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 
@@ -135,7 +135,7 @@ def test_every_command_is_tried() -> None:
     """But for those that send nothing, start a server of their own, or only write what applies and reducers do."""
     offline = {"acl", "completion", "demo", "run", "server", "apply", "restore", "reduce"}
     there = {words[0] for words in (*READING, *CHANGING)} | {"serve"}
-    assert there | offline == set(_COMMANDS)
+    assert there | offline == set(COMMANDS)
 
 
 # Replies without end

@@ -29,7 +29,7 @@ VERBS = (
 )
 ADVICE = re.compile(rf"(?:^|[.:;,]\s|\(|, or |, and )(?:{VERBS})\b", re.IGNORECASE)
 # What makes a message, besides classes of errors.
-MAKERS = ("fail", "Finding", "warning", "Failure", "_warn", "BadParameter", "UsageError", "_refusal", "_table")
+MAKERS = ("fail", "ok", "warn", "bad", "warning", "Failure", "_warn", "BadParameter", "UsageError", "_refusal", "_table")
 SHORTEST = 15
 # Stands for what an f-string inserts.
 INSERTED = "\0"
@@ -89,9 +89,15 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "cli/test_gc.py": ("remove the rest: redisacc doctor --fix",),
     "cli/test_options.py": (
         "give --index or --top, not both",
-        "give the name of at least one accumulator",
+        "give the name of at least one accumulator, or --older-than AGE",
+        "is no age: give a whole number and s, m, h or d, such as 30d.",
+        "--events prints those of one accumulator: give its NAME, and no --interval",
+        "NAME, --dry-run and --yes need --fix",
+        "give a ROLE and a PATTERN, or --load without them",
+        "give --load or --file, not both",
     ),
     "cli/test_reduce.py": ("is a single server: leave it out",),
+    "cli/test_set.py": ("give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone",),
     "cli/test_take.py": ("give either --output FILE or --discard",),
     "cli/test_trees.py": (
         "choose a leaf by its path, such as",

@@ -24,12 +24,12 @@ from support.planting import raw_text
 from support.strategies import mutated
 
 import redisacc
-from redisacc.cli import _COMMANDS, main
+from redisacc.cli import COMMANDS, main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 
 GROUP = click.Context(main)
-COMMANDS = {name: main.get_command(GROUP, name) for name in _COMMANDS}
+COMMANDS = {name: main.get_command(GROUP, name) for name in COMMANDS}
 ONLY_PARSED = ("server", "demo", "serve")
 EXIT_CODES = (0, 1, 2, 3, 4, 5, 6)
 # As a shell has them, for a program that cannot be executed and for one that does not exist.
