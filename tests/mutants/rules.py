@@ -403,7 +403,7 @@ RULES = (
         "lua/remove_orphans.lua",
         "and not is_owned(args.owners[n]) then",
         "then",
-        "tests/cli/test_gc.py -k checks_again",
+        "tests/cli/test_garbage.py -k checks_again",
     ),
     Rule(
         "A role may do nothing that it was not given",

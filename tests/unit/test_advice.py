@@ -29,7 +29,19 @@ VERBS = (
 )
 ADVICE = re.compile(rf"(?:^|[.:;,]\s|\(|, or |, and )(?:{VERBS})\b", re.IGNORECASE)
 # What makes a message, besides classes of errors.
-MAKERS = ("fail", "ok", "warn", "bad", "warning", "Failure", "_warn", "BadParameter", "UsageError", "_refusal", "_table")
+MAKERS = (
+    "fail",
+    "ok",
+    "warn",
+    "bad",
+    "warning",
+    "Failure",
+    "_warn",
+    "BadParameter",
+    "UsageError",
+    "_refusal",
+    "_table",
+)
 SHORTEST = 15
 # Stands for what an f-string inserts.
 INSERTED = "\0"
@@ -85,8 +97,8 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "take rounds or delete accumulators, or give the server more memory",
         "use another server",
     ),
-    "cli/test_forget_worker.py": ("wait for that time and forget it then",),
-    "cli/test_gc.py": ("remove the rest: redisacc doctor --fix",),
+    "cli/test_forget.py": ("wait for that time and forget it then",),
+    "cli/test_garbage.py": ("remove the rest: redisacc doctor --fix",),
     "cli/test_options.py": (
         "give --index or --top, not both",
         "give the name of at least one accumulator, or --older-than AGE",
