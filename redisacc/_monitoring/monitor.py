@@ -14,7 +14,7 @@ from typing import Any
 
 from redisacc._admin.catalogue import list_names
 from redisacc._clock import clock
-from redisacc._format.entries import clock_ms, time_of
+from redisacc._format.entries import WorkerInfo, clock_ms, time_of
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._monitoring.nodes import Node, read_nodes
@@ -84,6 +84,14 @@ class View:
             self.published.clear()
         while len(self.published) > 2 and self.published[0][0] < at - RATES_WINDOW:
             self.published.popleft()
+
+    @property
+    def awaited(self) -> list[WorkerInfo]:
+        """The late and gone workers that hold up the first waiting taker; none if the training is finished."""
+        info, is_over = self.info, self.parameters is not None and self.parameters.finished
+        if is_over or not info.waiting or info.num_accumulated >= info.waiting[0].num_required:
+            return []
+        return [*info.states.late, *info.states.gone]
 
     @property
     def step_seconds(self) -> float | None:
