@@ -40,7 +40,7 @@ def main() -> None:
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as served:
             try:
                 assert served.stdout is not None
-                url = served.stdout.readline().partition(" at ")[2].partition(",")[0]
+                url = served.stdout.readline().partition(" at ")[2].split()[0]
                 time.sleep(options.seconds)
                 take(url, options.only, options.into)
             finally:

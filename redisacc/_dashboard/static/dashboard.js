@@ -261,7 +261,7 @@ function showWorkers({ numbers, rows: found }) {
 // The training, and the curves of its metrics
 
 function showTraining(found) {
-  byId("training-section").hidden = !found;
+  byId("training-section").hidden = byId("training-facts").hidden = !found;
   if (!found) return;
   byId("training-progress").hidden = found.share === null;
   setWidth(byId("training-bar"), found.share ?? 0);
