@@ -27,6 +27,8 @@ _STATIC = Path(__file__).parent / "static"
 _FILES = ("dashboard.css", "dashboard.js", "icon.svg")
 # How many milliseconds a page waits before it connects again.
 _RETRY_MS = 1000
+# Number of connections that wait to be accepted.
+_QUEUE = 1024
 # Seconds that open pages have to go away when the command is stopped.
 _LAST_SECONDS = 2
 
@@ -50,8 +52,8 @@ def run(
         make_app(feed, Metrics(transport, monitor), token),
         http=Connection,
         ws="none",
-        # As many are accepted before any of them is counted.
-        backlog=OTHER_FILES // 2,
+        # As many are accepted in each of the three turns of the loop that pass before a connection is counted.
+        backlog=OTHER_FILES // 6,
         access_log=False,
         log_level="critical",
         lifespan="off",
@@ -62,11 +64,17 @@ def run(
 
 
 class _Server(uvicorn.Server):
-    """Ends the updates of open pages before it waits for these to go away."""
+    """Lets connections wait in the system's queue, and ends the updates of open pages before it waits for these."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
         self._feed = feed
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to serve."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_QUEUE)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops serving."""
