@@ -10,7 +10,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[cli,export]" \
+RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[serve]" \
     && useradd --create-home --uid 10001 redisacc
 USER redisacc
 WORKDIR /home/redisacc

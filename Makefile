@@ -34,7 +34,7 @@ another-python:
 # These stamps say when an environment was last brought up to date. Only pip knows what is in it.
 $(VENV)/.demo: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[server]'
 	@touch $@
 
 # Compiling what no test imports would take half of the time. The rest is compiled here, once, instead of by each process
@@ -100,7 +100,7 @@ $(VENV)/.browser: pyproject.toml $(VENV)/.test
 	@touch $@
 
 # In CI, a missing browser fails. At home, the tests that need one are skipped.
-dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc dashboard` in Chromium
+dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc serve` in Chromium
 	$(BIN)/python -m pytest -q --all --servers valkey tests/dashboard $(T)
 
 screenshots: $(VENV)/.browser ## 1 min | take the pictures of the dashboard for the documentation

@@ -31,7 +31,7 @@ DIST = ROOT / "dist"
 SMOKE = Path(__file__).with_name("smoke.py")
 
 PYTHONS = ("3.11", "3.12", "3.13")
-EXTRAS = ("server", "cli", "asyncio", "checkpoint", "export", "dashboard", "otel")
+EXTRAS = ("server", "asyncio", "serve", "otel")
 
 # What the wheel adds to the files of the package.
 DIST_INFO = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")

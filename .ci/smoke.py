@@ -89,13 +89,6 @@ def check_command(url: str, version: str) -> None:
     assert "works" in started.stdout
 
 
-def check_no_command() -> None:
-    """Without the extra `cli`, the command says what to install."""
-    refused = command("--help")
-    assert refused.returncode == 2
-    assert "redisacc[cli]" in refused.stderr
-
-
 def check_asyncio(url: str) -> None:
     """Applies and takes on an event loop."""
     import redisacc.asyncio
@@ -118,16 +111,16 @@ def check_checkpoint(url: str) -> None:
             assert done.returncode == 0, done.stderr
 
 
-def check_page(arguments: tuple[str, ...], path: str, expected: str) -> None:
-    """Starts a command that serves a page, and reads the page once."""
-    with subprocess.Popen([COMMAND, *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True) as serving:
+def check_serve(url: str) -> None:
+    """Reads the page and the metrics once."""
+    arguments = [COMMAND, "serve", "--port", "0", "--redis", url]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         try:
-            line = next(text for text in serving.stdout if "http://" in text)
-            address = next(word for word in line.split() if word.startswith("http://")).rstrip(".,/")
-            address = address.removesuffix("/metrics")
-            with urllib.request.urlopen(address + path, timeout=TIMEOUT) as page:  # noqa: S310 (the address is our own)
-                assert expected in page.read().decode()
+            address = next(word for word in serving.stdout.readline().split() if word.startswith("http://"))
+            for path, expected in (("", "<title>"), ("metrics", "redisacc_up 1.0")):
+                with urllib.request.urlopen(address + path, timeout=TIMEOUT) as page:  # noqa: S310 (our own address)
+                    assert expected in page.read().decode()
         finally:
             serving.terminate()
 
@@ -140,16 +133,13 @@ def main() -> None:
     with Server() as server:
         url = server.url
         checks: dict[str, Callable[[], None]] = {
-            "cli": lambda: check_command(url, version),
             "asyncio": lambda: check_asyncio(url),
-            "checkpoint": lambda: check_checkpoint(url),
-            "export": lambda: check_page(("export", "--redis", url), "/metrics", "redisacc_"),
-            "dashboard": lambda: check_page(("dashboard", "--redis", url), "/", "<title>"),
+            "serve": lambda: check_serve(url),
         }
         check_accumulators(url)
         check_training(url)
-        if "cli" not in extras:
-            check_no_command()
+        check_command(url, version)
+        check_checkpoint(url)
         for extra in extras:
             checks.get(extra, lambda: None)()
 

@@ -1,6 +1,6 @@
 """Trains a small network in several processes, with the loop of Hugging Face's accelerate.
 
-pip install 'redisacc[cli,server,torch]' accelerate
+pip install 'redisacc[server,torch]' accelerate
 redisacc run --server --workers 2 -- python accelerate_loop.py
 """
 

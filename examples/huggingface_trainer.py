@@ -1,6 +1,6 @@
 """Trains a tiny GPT-2 in several processes, with the Trainer of Hugging Face's transformers.
 
-pip install 'redisacc[cli,server,torch]' transformers accelerate
+pip install 'redisacc[server,torch]' transformers accelerate
 redisacc run --server --workers 2 -- python huggingface_trainer.py
 """
 

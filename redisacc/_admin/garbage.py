@@ -123,6 +123,11 @@ class Leftover:
     nbytes: int = 0
     listed_as: bytes = b""
 
+    @property
+    def items(self) -> int:
+        """How many items `remove_garbage` counts for it."""
+        return 1 if self.why in ("deletion", "acknowledged", "parameters", "name") else len(self.keys)
+
 
 def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover]:
     """Returns the garbage of all accumulators or of one. Scans all keys of the server in pieces, and changes nothing.

@@ -11,7 +11,6 @@ import numpy as np
 from redisacc._data.encodings import BLOCKS, decode, per_item
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, Leaf, SectionSpec
-from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
@@ -88,167 +87,125 @@ class _Search:
             self.high = middle - 1
 
 
-def find_rows(
-    transport: Transport, keys: Keys, buffered: list[BufferedGradient], target: Target, wanted: list[int]
-) -> list[dict[int, int]]:
-    """Searches large gradients for rows. All searches advance together, one step in a round trip.
+class PartReader:
+    """Reads rows with some indices, or the elements of a dense leaf, of buffered gradients.
 
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
-        buffered: the gradients.
-        target: the section.
-        wanted: the indices of the rows.
-
-    Returns:
-        For each gradient: index → its place, for each index that the gradient holds.
-    """
-    searches = [
-        _Search(gradient, index, 0, gradient.sections[target.section].shape[0] - 1)
-        for gradient in buffered
-        for index in wanted
-    ]
-    while going := [search for search in searches if not search.done]:
-        for start in range(0, len(going), PIPELINED_COMMANDS):
-            batch = going[start : start + PIPELINED_COMMANDS]
-            firsts = [search.gradient.sections[target.section].indices[0] for search in batch]
-            ranges = [
-                (search.gradient, first + search.middle * 8, 8) for search, first in zip(batch, firsts, strict=True)
-            ]
-            for search, data in zip(batch, _read(transport, keys, ranges), strict=True):
-                search.compare(int.from_bytes(data, "little", signed=True))
-    found: list[dict[int, int]] = [{} for _ in buffered]
-    for number, search in enumerate(searches):
-        if search.found is not None:
-            found[number // len(wanted)][search.index] = search.found
-    return found
-
-
-class Filter:
-    """Passes only the wanted rows of gradients, or the elements of a dense leaf, on to a sum.
-
-    Args:
-        round_sum: gets them.
-        target: the section.
+        target: what is read of each gradient.
         wanted: the indices of the rows.
     """
 
-    def __init__(self, round_sum: RoundSum, target: Target, wanted: list[int]) -> None:
-        self._sum = round_sum
-        self._target = target
-        self._wanted = np.array(wanted, np.int64)
+    def __init__(self, transport: Transport, keys: Keys, target: Target, wanted: list[int]) -> None:
+        self._transport, self._keys, self._target, self._wanted = transport, keys, target, wanted
 
-    def add(self, gradient: Gradient) -> None:
-        """Takes a gradient."""
+    def find(self, gradients: Sequence[BufferedGradient]) -> dict[str, dict[int, int]]:
+        """Searches large gradients for the rows. All searches advance together, one step in a round trip.
+
+        Returns:
+            The id of each gradient → index → its place, for each index that the gradient holds.
+        """
+        number = self._target.section
+        searches = [
+            _Search(gradient, index, 0, gradient.sections[number].shape[0] - 1)
+            for gradient in gradients
+            for index in self._wanted
+        ]
+        while going := [search for search in searches if not search.done]:
+            for start in range(0, len(going), PIPELINED_COMMANDS):
+                batch = going[start : start + PIPELINED_COMMANDS]
+                ranges = [(of.gradient, of.gradient.sections[number].indices[0] + of.middle * 8, 8) for of in batch]
+                for search, data in zip(batch, self._read(ranges), strict=True):
+                    search.compare(int.from_bytes(data, "little", signed=True))
+        found: dict[str, dict[int, int]] = {gradient.id: {} for gradient in gradients}
+        for search in searches:
+            if search.found is not None:
+                found[search.gradient.id][search.index] = search.found
+        return found
+
+    def of_whole(self, gradient: Gradient) -> Gradient:
+        """Returns the part of a gradient that was read whole."""
         section = gradient.sections[self._target.section]
         if section.indices is None:
             found = [Section(self._target.elements(section.values))]
         else:
-            places = np.flatnonzero(np.isin(section.indices, self._wanted))
+            places = np.flatnonzero(np.isin(section.indices, np.array(self._wanted, np.int64)))
             counts = None if section.counts is None else section.counts[places]
             found = [Section(section.values[places], section.indices[places], counts)]
         if self._target.present:
             number, place = self._target.present
             found.append(Section(gradient.sections[number].values[place : place + 1]))
-        self._sum.add(replace(gradient, sections=tuple(found)))
+        return replace(gradient, sections=tuple(found))
 
+    def read(self, gradient: BufferedGradient, places: dict[int, int]) -> Gradient:
+        """Reads the part of a large gradient. ``places`` has the place of each row, by its index."""
+        target = self._target
+        section = gradient.sections[target.section]
+        if section.is_sparse:
+            found = [self._rows(gradient, section, places)]
+        else:
+            assert target.shape is not None
+            elements = self._elements(gradient, section, start=target.start, size=math.prod(target.shape))
+            found = [Section(elements.reshape(target.shape))]
+        if target.present:
+            number, place = target.present
+            found.append(Section(self._elements(gradient, gradient.sections[number], start=place, size=1)))
+        return Gradient(tuple(found), gradient.number, gradient.weight, gradient.factor)
 
-def read_part(
-    transport: Transport, keys: Keys, gradient: BufferedGradient, target: Target, places: dict[int, int]
-) -> Gradient:
-    """Reads rows of a gradient, or the elements of a dense leaf.
+    def _rows(self, gradient: BufferedGradient, section: BufferedSection, places: dict[int, int]) -> Section:
+        row_shape = section.shape[1:]
+        row = math.prod(row_shape)
+        dtype = np.dtype(np.float32) if section.dtype == BLOCKS else section.dtype
+        values = self._values(gradient, section, [(place * row, row) for place in places.values()])
+        rows = np.concatenate([np.empty(0, dtype), *values]).reshape(len(places), *row_shape)
+        counts = None
+        if gradient.number > 1:
+            first = section.counts[0]
+            data = b"".join(self._read([(gradient, first + place * 8, 8) for place in places.values()]))
+            counts = np.frombuffer(data, section.counts_dtype)
+            check_counts(counts, gradient, self._keys.part(gradient.id, 0))
+        return Section(rows, np.array(list(places), np.int64), counts)
 
-    Args:
-        transport: the way to the server.
-        keys: the keys of the accumulator.
-        gradient: the gradient.
-        target: the part of it that is read.
-        places: index → its place, for each row.
-    """
-    section = gradient.sections[target.section]
-    if section.is_sparse:
-        found = [_read_rows(transport, keys, gradient, section, places)]
-    else:
-        assert target.shape is not None
-        elements = _read_elements(transport, keys, gradient, section, start=target.start, size=math.prod(target.shape))
-        found = [Section(elements.reshape(target.shape))]
-    if target.present:
-        number, place = target.present
-        found.append(Section(_read_elements(transport, keys, gradient, gradient.sections[number], start=place, size=1)))
-    return Gradient(tuple(found), gradient.number, gradient.weight, gradient.factor)
+    def _elements(self, gradient: BufferedGradient, section: BufferedSection, *, start: int, size: int) -> Array:
+        """Returns consecutive elements of a dense section."""
+        return self._values(gradient, section, [(start, size)])[0]
 
+    def _values(
+        self, gradient: BufferedGradient, section: BufferedSection, spans: Sequence[tuple[int, int]]
+    ) -> list[Array]:
+        """Returns elements of the values of a section, for each span: the place of the first, and their number."""
+        item, each = section.dtype.itemsize, per_item(section.dtype)
+        # Encoded elements can only be read in whole blocks.
+        ranges = [(start // each, -(-(start + size) // each) if size else start // each) for start, size in spans]
+        found = self._read([(gradient, section.values[0] + low * item, (high - low) * item) for low, high in ranges])
+        elements = []
+        for (start, size), (low, _), data in zip(spans, ranges, found, strict=True):
+            items = np.frombuffer(data, section.dtype)
+            if section.dtype == BLOCKS:
+                items = decode(items, len(items) * each, self._keys.part(gradient.id, 0))
+            elements.append(items[start - low * each :][:size])
+        return elements
 
-def _read_rows(
-    transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, places: dict[int, int]
-) -> Section:
-    row_shape = section.shape[1:]
-    row = math.prod(row_shape)
-    spans = [(place * row, row) for place in places.values()]
-    rows = np.concatenate([np.empty(0, _read_dtype(section)), *_read_values(transport, keys, gradient, section, spans)])
-    counts = None
-    if gradient.number > 1:
-        first = section.counts[0]
-        data = b"".join(_read(transport, keys, [(gradient, first + place * 8, 8) for place in places.values()]))
-        counts = np.frombuffer(data, section.counts_dtype)
-        check_counts(counts, gradient, keys.part(gradient.id, 0))
-    return Section(rows.reshape(len(places), *row_shape), np.array(list(places), np.int64), counts)
-
-
-def _read_elements(
-    transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, *, start: int, size: int
-) -> Array:
-    """Returns consecutive elements of a dense section."""
-    (elements,) = _read_values(transport, keys, gradient, section, [(start, size)])
-    return elements
-
-
-def _read_values(
-    transport: Transport,
-    keys: Keys,
-    gradient: BufferedGradient,
-    section: BufferedSection,
-    spans: Sequence[tuple[int, int]],
-) -> list[Array]:
-    """Returns elements of the values of a section, for each span: the place of the first, and their number."""
-    item, each = section.dtype.itemsize, per_item(section.dtype)
-    # Encoded elements can only be read in whole blocks.
-    ranges = [(start // each, -(-(start + size) // each) if size else start // each) for start, size in spans]
-    found = _read(
-        transport, keys, [(gradient, section.values[0] + low * item, (high - low) * item) for low, high in ranges]
-    )
-    elements = []
-    for (start, size), (low, _), data in zip(spans, ranges, found, strict=True):
-        items = np.frombuffer(data, section.dtype)
-        if section.dtype == BLOCKS:
-            items = decode(items, len(items) * each, keys.part(gradient.id, 0))
-        elements.append(items[start - low * each :][:size])
-    return elements
-
-
-def _read_dtype(section: BufferedSection) -> np.dtype[np.generic]:
-    """Returns the dtype of the elements that are read from a section."""
-    return np.dtype(np.float32) if section.dtype == BLOCKS else section.dtype
-
-
-def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:
-    """Reads pieces of buffered gradients, each given as (gradient, first byte, length)."""
-    commands: list[tuple[str | int, ...]] = []
-    owners: list[int] = []
-    for number, (gradient, first, length) in enumerate(ranges):
-        start = 0
-        for part, size in enumerate(gradient.lengths):
-            low, high = max(first, start), min(first + length, start + size)
-            if low < high:
-                commands.append(("GETRANGE", keys.part(gradient.id, part), low - start, high - start - 1))
-                owners.append(number)
-            start += size
-    pieces: list[list[bytes]] = [[] for _ in ranges]
-    for start in range(0, len(commands), PIPELINED_COMMANDS):
-        replies = transport.pipeline(commands[start : start + PIPELINED_COMMANDS])
-        for number, reply in zip(owners[start : start + PIPELINED_COMMANDS], replies, strict=True):
-            pieces[number].append(reply)
-    found = [b"".join(piece) for piece in pieces]
-    for (gradient, _, length), data in zip(ranges, found, strict=True):
-        if len(data) != length:
-            raise PartMissingError(keys.part(gradient.id, 0))
-    return found
+    def _read(self, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:
+        """Reads pieces of buffered gradients, each given as (gradient, first byte, length)."""
+        commands: list[tuple[str | int, ...]] = []
+        owners: list[int] = []
+        for number, (gradient, first, length) in enumerate(ranges):
+            start = 0
+            for part, size in enumerate(gradient.lengths):
+                low, high = max(first, start), min(first + length, start + size)
+                if low < high:
+                    key = self._keys.part(gradient.id, part)
+                    commands.append(("GETRANGE", key, low - start, high - start - 1))
+                    owners.append(number)
+                start += size
+        found = [b""] * len(ranges)
+        for start in range(0, len(commands), PIPELINED_COMMANDS):
+            replies = self._transport.pipeline(commands[start : start + PIPELINED_COMMANDS])
+            for number, reply in zip(owners[start : start + PIPELINED_COMMANDS], replies, strict=True):
+                found[number] += reply
+        for (gradient, _, length), data in zip(ranges, found, strict=True):
+            if len(data) != length:
+                raise PartMissingError(self._keys.part(gradient.id, 0))
+        return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redisacc._admin.parts import PIPELINED_COMMANDS, Filter, Target, find_rows, read_part
+from redisacc._admin.parts import PIPELINED_COMMANDS, PartReader, Target
 from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Section
 from redisacc._data.spec import AccumulatorSpec, Leaf
@@ -194,16 +194,16 @@ class CurrentRows:
         if target.present:
             of_present = self._spec.sections[target.present[0]]
             round_sum.sections.append(of_present.empty_sum((1,), keys.current.sums, self._spec.normalize))
-        large = [gradient for gradient in gradients if not gradient.inline]
-        places = dict(zip((g.id for g in large), find_rows(transport, keys, large, target, wanted), strict=True))
+        reader = PartReader(transport, keys, target, wanted)
+        places = reader.find([gradient for gradient in gradients if not gradient.inline])
         inline = InlineReader(transport, keys.current, gradients)
-        wanted_of = Filter(round_sum, target, wanted)
         # A take adds them in the same order.
         for gradient in gradients:
             if gradient.inline:
-                wanted_of.add(whole_gradient(gradient, inline.read(gradient), inline.where(gradient)))
+                whole = whole_gradient(gradient, inline.read(gradient), inline.where(gradient))
+                round_sum.add(reader.of_whole(whole))
             else:
-                round_sum.add(read_part(transport, keys, gradient, target, places[gradient.id]))
+                round_sum.add(reader.read(gradient, places[gradient.id]))
         if self.is_sparse:
             self._add_rows(round_sum, wanted, number, reduced_shape)
         else:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import safetensors
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Leaf, Schema
@@ -36,6 +37,9 @@ from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
+
+# Its types say nothing about this function.
+_deserialize: Any = safetensors.deserialize
 
 FORMAT = "1"
 
@@ -66,19 +70,6 @@ class Checkpoint:
     step: int
     parameters: Any
     state: Any
-
-
-def library() -> Any:
-    """Returns the library that knows the format.
-
-    Raises:
-        ImportError: it is not installed. The message says what to install.
-    """
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError("checkpoints need the library safetensors: pip install 'redisacc[checkpoint]'") from error
-    return safetensors
 
 
 def write_file(path: Path, checkpoint: Checkpoint) -> tuple[int, str]:
@@ -238,7 +229,6 @@ def check_format(path: Path) -> Mapping[str, str]:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    safetensors = library()
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
@@ -254,9 +244,8 @@ def read_file(path: Path) -> Checkpoint:
         CorruptDataError: the file is damaged, or redisacc did not write it.
     """
     metadata = check_format(path)
-    safetensors = library()
     try:
-        found = {name: tensor["data"] for name, tensor in safetensors.deserialize(path.read_bytes())}
+        found = {name: tensor["data"] for name, tensor in _deserialize(path.read_bytes())}
     except safetensors.SafetensorError as error:
         raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
     try:

@@ -1,1 +1,1 @@
-"""The page that `redisacc dashboard` serves."""
+"""What `redisacc serve` serves: a page, and metrics for Prometheus."""

@@ -123,9 +123,10 @@ class Feed:
     def _refresh(self, queries: set[Query]) -> dict[Query, dict[str, str]]:
         monitor, problem = self._monitor, ""
         looked_at = {query.detail for query in queries}
-        try:
-            first = [name for name in monitor.views if id_of(name) in looked_at]
-            monitor.refresh(timeout=TIMEOUT, budget=BUDGET, first=first)
-        except RedisAccError as error:
-            problem = printable(str(error))
-        return {query: sections(monitor, query, self._address, problem) for query in queries}
+        with monitor.lock:
+            try:
+                first = [name for name in monitor.views if id_of(name) in looked_at]
+                monitor.refresh(timeout=TIMEOUT, budget=BUDGET, first=first)
+            except RedisAccError as error:
+                problem = printable(str(error))
+            return {query: sections(monitor, query, self._address, problem) for query in queries}

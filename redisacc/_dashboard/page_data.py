@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from redisacc._format.history_entries import PastStep
+from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._monitoring.facts import Facts, facts_of, facts_of_parameters, schema_text
-from redisacc._monitoring.histogram import Histogram
-from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.monitor import Monitor, View, curves
 from redisacc._monitoring.nodes import Node
-from redisacc._monitoring.round_history import Figures, RoundTimes
-from redisacc._monitoring.step_history import curves
-from redisacc._monitoring.view import View
+from redisacc._monitoring.rounds import Figures, Histogram, RoundTimes
 from redisacc._text import printable
 
 # Maximum length of a name on the page.
@@ -103,6 +101,8 @@ def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict
     matching = [view for name, view in views.items() if wanted in name.casefold()]
     if query.sort != "name":
         matching.sort(key=SORTS[query.sort], reverse=True)
+    # Trainings first, and then accumulators without parameters.
+    matching.sort(key=lambda view: view.parameters is None)
     shown = matching[: query.rows]
     found: dict[str, Any] = {
         "server": _server(monitor, address, problem, len(matching)),
@@ -167,6 +167,8 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         "unacknowledged": len(info.unacknowledged),
         "late": len(states.late),
         "gone": len(states.gone),
+        "training": view.parameters is not None,
+        "stalled": bool(view.awaited),
         "applied": _rounded(applied),
         "stale": _rounded(stale),
         "takes": _rounded(takes),
@@ -183,7 +185,7 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
             "name": printable(info.name),
             "kind": printable(schema_text(info), NAME),
             "listed": _listed(facts_of(info)),
-            "buffer_limit": info.buffer_limit,
+            "buffer_limit": None if info.buffer_limit == BUFFER_LIMIT_BY_WORKER else info.buffer_limit,
             "created": _ms(info.created_at),
             "reducer": None if info.reducer is None else info.reducer.state,
         },
@@ -218,10 +220,21 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
             }
             for of in info.unacknowledged[:MOST_ENTRIES]
         ],
+        "stall": _stall(view, figures),
         "workers": _workers(view, figures, most_workers),
         "rounds": [_round(of) for of in reversed(figures.rounds[-MOST_ROUNDS:])],
-        "staleness": _bars(figures.staleness) if info.max_staleness else [],
+        "staleness": _bars(figures.histograms["staleness_steps"]) if info.max_staleness else [],
     }
+
+
+def _stall(view: View, figures: Figures) -> dict[str, Any] | None:
+    """Returns who the first waiting taker waits for, and since when nothing has come; None if it is not held up."""
+    awaited = view.awaited
+    if not awaited:
+        return None
+    names = [printable(of.name, NAME) for of in awaited[:MOST_ENTRIES]]
+    since = figures.last if view.info.num_accumulated else figures.began
+    return {"workers": names, "more": len(awaited) - len(names), "since": _heard(since)}
 
 
 def _training(view: View) -> dict[str, Any] | None:
@@ -247,7 +260,8 @@ def _listed(facts: Facts) -> list[tuple[str, str]]:
 
 def _curves(latest: Mapping[str, float], steps: Sequence[PastStep]) -> dict[str, Any]:
     """Returns the curves of the metrics that the latest round had: names, latest values, steps and values."""
-    names = list(latest)[:MOST_CURVES] if steps else []
+    # The loss comes first.
+    names = sorted(latest, key=lambda name: "loss" not in name)[:MOST_CURVES] if steps else []
     at, values = curves(steps, names, MOST_POINTS)
     return {
         "names": names,
@@ -269,7 +283,10 @@ def _workers(view: View, figures: Figures, most: int) -> dict[str, Any]:
     numbers = {state: len(workers) for state, workers in states}
     times = {name: _rounded(seconds) for name, seconds in figures.worker_seconds.items()}
     rows = [
-        [printable(of.name, NAME), state, of.in_round, of.applied, of.stale, _ms(of.seen_at), times.get(of.name)]
+        [
+            *(printable(of.name, NAME), printable(of.process, NAME), state, of.in_round, of.applied, of.stale),
+            *(_ms(of.seen_at), times.get(of.name)),
+        ]
         for state, of in found[:most]
     ]
     return {"numbers": numbers, "rows": rows}

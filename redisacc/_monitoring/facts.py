@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from redisacc._data.weights import CONSTANT
+from redisacc._format.entries import WaitingTaker
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._protocol.parameters.info import ParametersInfo
-from redisacc._text import seconds_text
+from redisacc._text import printable, seconds_text
 
-# Number of metrics that are named: as many as a gradient may have.
-_METRICS = 32
+# Number of metrics that are named: as many as a gradient may have; and in one line.
+_METRICS, _NAMED_IN_LINE = 32, 6
 # Number of partitions, and of factors, that are named.
 _NAMED = 8
 
@@ -113,6 +114,30 @@ def _partitions_text(numbers: Sequence[int]) -> str:
     """Returns the number of partitions and the first of them, as in "9 (0, 2, 3, …)"; nothing if there are none."""
     named = ", ".join(map(str, numbers[:_NAMED])) + (", …" if len(numbers) > _NAMED else "")
     return f"{len(numbers)} ({named})" if numbers else ""
+
+
+def requirement_text(waiting: WaitingTaker) -> str:
+    """Returns what a waiting taker requires, for example "2 with a weight of 4.0, or up to 5 within 3 s"."""
+    most = "more" if waiting.most is None else str(waiting.most)
+    grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
+    weight = f" with a weight of {number_text(waiting.min_weight)}" if waiting.min_weight else ""
+    return f"{waiting.num_required}{weight}{grace}"
+
+
+def training_text(info: AccumulatorInfo, parameters: ParametersInfo | None, seconds: float | None) -> str:
+    """Returns a line about metrics, and about a training; "" if there is nothing to say."""
+    words = [metrics_text(info.metrics, _NAMED_IN_LINE)]
+    if parameters is not None and parameters.finished:
+        words.append("finished")
+    elif info.chief:
+        words.append(f"led by {printable(info.chief)}")
+    if seconds is not None:
+        words.append(f"{step_seconds_text(seconds)} a step")
+    if parameters is not None:
+        words.append(f"parameters {bytes_text(parameters.nbytes)}")
+        words.append(f"state {bytes_text(parameters.state_bytes)}" if parameters.state_bytes else "")
+        words.append(f"all versions {bytes_text(parameters.stored_bytes)}")
+    return "  ".join(filter(None, words))
 
 
 def bytes_text(number: float) -> str:

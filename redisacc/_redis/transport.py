@@ -353,7 +353,7 @@ class Transport:
             ):
                 raise NotPermittedError(
                     f"the server at {self.address} does not have the script {shown(script.name)}, and this user may "
-                    f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"
+                    f"not load it: run `redisacc acl --load` as a user who may ({reason_of(replies[here])})"
                 ) from replies[here]
         _raise_first(replies)
         return replies

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from redisacc._checkpoints.file import Checkpoint, library
+from redisacc._checkpoints.file import Checkpoint
 from redisacc._checkpoints.folder import Folder
 from redisacc._clock import clock, durations
 from redisacc._data import validation
@@ -60,7 +60,6 @@ class Checkpointer:
     Raises:
         InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
         OSError: the folder cannot be read.
-        ImportError: the library safetensors is not installed.
     """
 
     def __init__(self, transport: Transport, name: str, wanted: Checkpoints) -> None:
@@ -72,7 +71,6 @@ class Checkpointer:
         firsts = wanted.keep_every
         if firsts is not None:
             firsts = validation.integer(firsts, "checkpoint.keep_every", low=1)
-        library()
         self._folder = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
         self._transport = transport
         self._name = name

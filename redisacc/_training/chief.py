@@ -133,8 +133,8 @@ class Chief(Closing):
             - ``min_replicas``: how many replicas must have a gradient of this handle, a taken round, and published
               parameters, as for ``ConditionalAccumulatorBase`` and ``Parameters``.
         checkpoint: the path of a folder into which checkpoints are written, or a ``redisacc.Checkpoints``, which also
-            says how often: the parameters, the state and the step, in one file of the format safetensors each
-            (``pip install 'redisacc[checkpoint]'``). A thread reads them from the server, so no step waits for a disk.
+            says how often: the parameters, the state and the step, in one file of the format safetensors each.
+            A thread reads them from the server, so no step waits for a disk.
             The last step of ``rounds(until=…)`` always gets one. A chief continues from the newest checkpoint that can
             be read if the server has nothing, or only an earlier step; a warning says so. None: no checkpoints.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes

@@ -20,10 +20,10 @@ from redisacc._launch.restarts import Restarts
 from redisacc._launch.run import Run, places
 from redisacc._launch.server_keeper import ServerKeeper
 from redisacc._monitoring.facts import count_text
+from redisacc.cli.server import own_server
 from redisacc.cli.shared.failures import interrupts_raise, report_failures
 from redisacc.cli.shared.options import transport_of
 from redisacc.cli.shared.output import echo_wrapped
-from redisacc.cli.shared.own_server import own_server
 from redisacc.demo import DemoError
 from redisacc.demo.settings import Settings, training_options
 from redisacc.demo.skipgram import Array, initial_parameters, neighbours

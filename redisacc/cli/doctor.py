@@ -1,65 +1,36 @@
-"""The command `redisacc doctor`: checks whether a server suits accumulators, and suggests changes."""
+"""The command `redisacc doctor`: checks whether a server suits accumulators, and removes garbage."""
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from contextlib import ExitStack
 
 import click
-import numpy as np
 import redis as redis_py
+from rich.progress import Progress
 
 from redisacc import __version__
+from redisacc._admin.garbage import WORDS, find_garbage, remove_garbage
 from redisacc._clock import durations
-from redisacc._handles.dense import ConditionalAccumulator
-from redisacc._handles.options import Limits
 from redisacc._monitoring.facts import bytes_text, count_text
-from redisacc._monitoring.nodes import parse_info, version_of
-from redisacc._redis.connect import DEFAULT_URL
-from redisacc._redis.faults import NotPermittedError
 from redisacc._redis.transport import Transport, limited
-from redisacc._text import QUOTED, printable
-from redisacc.cli.checks.cluster import examine_cluster, examine_partitions
-from redisacc.cli.checks.finding import Finding
+from redisacc._text import printable
+from redisacc.cli.checks import Finding, ok, server
+from redisacc.cli.checks.cluster import examine_cluster, examine_moves, examine_partitions
 from redisacc.cli.checks.reducers import examine_reducers
-from redisacc.cli.checks.slot_moves import examine_moves
-from redisacc.cli.shared.failures import EXIT_CODES, FAILED, report_failures
-from redisacc.cli.shared.options import json_option, redis_option, transport_of
-from redisacc.cli.shared.output import console, echo_json
-from redisacc.errors import RedisAccError, ServerError
+from redisacc.cli.shared.failures import FAILED
+from redisacc.cli.shared.options import command, confirm, keys_of, transport_of
+from redisacc.cli.shared.output import console, echo_json, print_table
 
 __all__ = ["doctor"]
 
-_OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
-_PINGS = 100
-# A round trip that takes longer than this dominates the cost of a small gradient, in seconds.
-_SLOW = 0.005
-# Difference between two clocks that is reported, in seconds.
-_CLOCK = 2.0
 
-# How many addresses a finding lists, after the first.
-_LISTED = 3
-
-# The advice if this user may not run the commands of a check. Most users need not be able to.
-_AS_OPERATOR = "run doctor once as a user who may, such as an operator of all names (`redisacc acl operator '*'`)"
-
-_LIBRARIES = ("struct", "cmsgpack", "bit")
-
-_ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" for name in _LIBRARIES) + "}"
-
-
-@click.command(epilog=EXIT_CODES)
-@redis_option
-@json_option
-@report_failures
-def doctor(*, url: str | None, as_json: bool) -> None:
-    """Check whether a server suits accumulators, and suggest changes.
+@command(yes=True)
+@click.argument("name", required=False)
+@click.option("--fix", is_flag=True, help="Remove garbage: keys that nothing uses. Shows it, and asks first.")
+@click.option("--dry-run", is_flag=True, help="With --fix: show the garbage and remove nothing.")
+def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: bool, as_json: bool) -> None:
+    """Check whether a server suits accumulators, and suggest changes; or remove garbage.
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
@@ -67,319 +38,94 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
     Exit code 1 means that something marked BAD must be changed. Checks that the server's access rules deny to this user
     are no reason for it.
+
+    With --fix, the command checks nothing, but removes the garbage of all accumulators, or of NAME: it shows what it
+    would remove, and asks. Garbage is an interrupted deletion, a part that no round refers to, an object that no
+    parameters refer to, data of a round that is not listed, a key or a name without a record. With partitions, it is
+    also a part in a partition that no gradient and no parameters refer to, and an attempt to store something there that
+    is over. Normally there is none. Live data is safe: the script that removes a key checks again that nothing uses it,
+    and keys out of reach of scripts are only removed if nothing can refer to them again. A round that was taken but not
+    acknowledged is not garbage; use `redisacc take --recover`. With --json, nothing is removed without --yes.
+
+    \b
+      redisacc doctor
+      redisacc doctor --fix
     """
+    if not fix and (name is not None or dry_run or yes):
+        raise click.UsageError("NAME, --dry-run and --yes need --fix")
     transport = transport_of(url)
-    findings = list(examine(transport, url))
+    if fix:
+        _fix(transport, name, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    findings = list(_examine(transport, url))
     if as_json:
-        echo_json([vars(finding) for finding in findings])
+        echo_json([{"what": what, **vars(finding)} for what, finding in findings])
     else:
         _print(findings)
-    if any(finding.status == "bad" for finding in findings):
+    if any(finding.status == "bad" for _, finding in findings):
         raise SystemExit(FAILED)
 
 
-def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
-    """Runs the checks one after the other and yields what each found."""
-    yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
-    servers, silent = _servers(transport)
+def _examine(transport: Transport, url: str | None) -> Iterator[tuple[str, Finding]]:
+    """Runs the checks one after the other and yields the name of each, and what it found."""
+    yield "client", ok(f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
+    servers, silent = server.servers_of(transport)
     with ExitStack() as stack:
         if transport.cluster is not None:
-            cluster = examine_cluster(transport, silent)
-            yield cluster
-            if cluster.status == "bad":
+            found = examine_cluster(transport, silent)
+            yield "cluster", found
+            if found.status == "bad":
                 # The checks that follow cannot wait for what is missing.
                 stack.enter_context(limited(durations.opening))
             else:
-                yield examine_moves(transport)
-                yield examine_partitions(transport)
-        yield from _examine_servers(transport, url, servers)
-
-
-def _examine_servers(transport: Transport, url: str | None, servers: list[_Server]) -> Iterator[Finding]:
-    for check in (_version, _role, _eviction, _memory, _persistence):
-        yield from _of_each(check, servers)
-    checks: tuple[Callable[[], Finding], ...] = (
-        lambda: _access(transport, url),
-        lambda: _lua(transport),
-        lambda: _clock(transport),
-        lambda: _latency(transport),
-        lambda: examine_reducers(transport),
-        lambda: _trial(transport),
-    )
-    for check_once in checks:
-        yield check_once()
-
-
-@dataclass(frozen=True)
-class _Server:
-    """The replies of a server, or of a master of a cluster, about itself.
-
-    Attributes:
-        address: where it is.
-        info: INFO as a flat dict; empty if this user may not run INFO.
-        snapshots: whether it saves snapshots by itself; None if this user may not ask.
-    """
-
-    address: str
-    info: dict[str, str]
-    snapshots: bool | None
-
-
-def _servers(transport: Transport) -> tuple[list[_Server], dict[str, str]]:
-    """Returns the server, or the masters of a cluster that answer; and address → why another one does not."""
-    infos, silent = _ask_all(transport, "INFO")
-    saves, _ = _ask_all(transport, "CONFIG", "GET", "save")
-    addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
-    found = [_Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
-    return found, silent
-
-
-def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns address → the reply of each master that answers, and address → why another one does not.
-
-    There are no replies if this user may not run the command.
-    """
-    try:
-        replies, silent = transport.on_reachable_masters([command])
-    except ServerError:
-        return {}, {}
-    return {address: reply for address, [reply] in replies.items()}, silent
-
-
-def _of_each(check: Callable[[_Server], Finding], servers: list[_Server]) -> Iterator[Finding]:
-    """Yields the problems that a check finds, or its finding on the first server if there are none.
-
-    Problems of several servers with the same remedy are one finding.
-    """
-    alike: dict[tuple[str, str], list[tuple[_Server, Finding]]] = {}
-    for server in servers:
-        finding = check(server)
-        alike.setdefault((finding.status, finding.advice), []).append((server, finding))
-    wrong = [found for (status, _), found in alike.items() if status != "ok"]
-    if len(servers) == 1 or not wrong:
-        yield next(iter(alike.values()))[0][1]
-        return
-    for (server, finding), *others in wrong:
-        more = ", ".join(other.address for other, _ in others[:_LISTED]) + (", …" if len(others) > _LISTED else "")
-        yield dataclasses.replace(
-            finding, found=f"{server.address}: {finding.found}" + (f"; the same on {more}" if others else "")
-        )
-
-
-def _unknown(what: str) -> Finding:
-    return Finding(what, "warn", "unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
-
-
-def _version(server: _Server) -> Finding:
-    info = server.info
-    if not info:
-        return _unknown("version")
-    name, text = version_of(info)
-    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    found = f"{name} {text}"
-    if info.get("cluster_enabled") == "1":
-        found += ", a cluster"
-    if len(numbers) < 2 or numbers < _OLDEST[name]:
-        oldest = ".".join(map(str, _OLDEST[name]))
-        return Finding("version", "bad", found, f"use {name} {oldest} or later")
-    return Finding("version", "ok", found)
-
-
-def _role(server: _Server) -> Finding:
-    info = server.info
-    if not info:
-        return _unknown("role")
-    if info.get("role") != "master":
-        master = f"{info.get('master_host')}:{info.get('master_port')}"
-        return Finding("role", "bad", f"a replica of {master}", "connect to the primary, or through Sentinel")
-    return Finding("role", "ok", f"primary with {count_text(int(info.get('connected_slaves', '0')), 'replica')}")
-
-
-def _eviction(server: _Server) -> Finding:
-    info = server.info
-    policy = info.get("maxmemory_policy")
-    if policy is None:
-        return _unknown("eviction")
-    limit = int(info.get("maxmemory", "0"))
-    if policy == "noeviction":
-        return Finding("eviction", "ok", "noeviction")
-    advice = "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
-    if limit == 0:
-        return Finding("eviction", "warn", f"{policy}, without effect as long as maxmemory is not set", advice)
-    return Finding("eviction", "bad", f"{policy}: at {bytes_text(limit)} the server deletes gradients", advice)
-
-
-def _memory(server: _Server) -> Finding:
-    info = server.info
-    if "used_memory" not in info:
-        return _unknown("memory")
-    used, limit = int(info["used_memory"]), int(info.get("maxmemory", "0"))
-    ceiling = limit or int(info.get("total_system_memory", "0"))
-    found = f"{bytes_text(used)} used" + (f" of {bytes_text(ceiling)}" if ceiling else "")
-    found += "" if limit else ", no maxmemory"
-    if ceiling and used > 0.8 * ceiling:
-        return Finding("memory", "bad", found, "take rounds or delete accumulators, or give the server more memory")
-    if not limit:
-        return Finding(
-            "memory",
-            "warn",
-            found,
-            "run CONFIG SET maxmemory, so that a full server refuses data instead of being killed by the system",
-        )
-    return Finding("memory", "ok", found)
-
-
-def _persistence(server: _Server) -> Finding:
-    info = server.info
-    if "aof_enabled" not in info:
-        return _unknown("persistence")
-    for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
-        if info.get(status, "ok") != "ok":
-            return Finding(
-                "persistence",
-                "bad",
-                f"the last {what} failed",
-                "read the server's log; the disk may be full",
-            )
-    if info["aof_enabled"] == "1":
-        return Finding("persistence", "ok", "append-only file")
-    survive = "run CONFIG SET appendonly yes if accumulators must survive a {} of the server"
-    snapshots = server.snapshots
-    if snapshots is None:
-        found = "no append-only file; snapshots are unknown, because this user may not run CONFIG GET"
-        return Finding("persistence", "warn", found, survive.format("crash"))
-    if not snapshots:
-        return Finding("persistence", "warn", "nothing is kept on disk", survive.format("restart"))
-    changes = count_text(int(info.get("rdb_changes_since_last_save", "0")), "change")
-    return Finding("persistence", "ok", f"snapshots; a crash now would lose {changes}")
-
-
-def _takes_snapshots(reply: Any) -> bool | None:
-    """Returns whether a server saves snapshots by itself, given its reply to CONFIG GET save; None if there is none."""
-    if reply is None:
-        return None
-    # A list of names and values, or with protocol 3 a dict. Some providers' servers don't know the setting.
-    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
-    return any(values) if values else None
-
-
-def _access(transport: Transport, url: str | None) -> Finding:
-    # Of the nodes in a cluster's URL, the first one counts: all have the same settings.
-    given = url or DEFAULT_URL
-    parts = urlsplit(given.partition(",")[0] if "+cluster://" in given else given)
-    # Most users may not ask who they are.
-    user = printable(unquote(parts.username or "default"), QUOTED)
-    with suppress(ServerError):
-        user = printable(transport.call("ACL", "WHOAMI"), QUOTED)
-    local = parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.password is None and not local:
-        return Finding(
-            "access",
-            "warn",
-            f"user {user}, without a password",
-            "set a password or an ACL, because anybody who reaches the server can read and change everything",
-        )
-    if parts.scheme in ("redis", "redis+cluster") and not local:
-        secure = parts.scheme.replace("redis", "rediss")
-        return Finding("access", "warn", f"user {user}, without TLS", f"use {secure}:// unless the network is trusted")
-    return Finding("access", "ok", f"user {user}" + ("" if local else ", with a password and TLS"))
-
-
-def _lua(transport: Transport) -> Finding:
-    try:
-        reply = transport.call("EVAL", _ABILITIES, 0)
-    except NotPermittedError:
-        return Finding("lua", "warn", "not looked at, because this user may not run EVAL", _AS_OPERATOR)
-    except ServerError as error:
-        return Finding("lua", "bad", str(error), "use a server that runs Lua scripts, because every operation is one")
-    present = [printable(name, QUOTED) for name in reply if name]
-    lacking = [name for name in _LIBRARIES if name not in present]
-    if "struct" in lacking:
-        return Finding(
-            "lua",
-            "warn",
-            f"no {', '.join(lacking)}",
-            "use a server with these libraries; without struct, every gradient is buffered and added by the taker, and "
-            "lua/inspect/index.lua does not work",
-        )
-    return Finding("lua", "ok", ", ".join(present))
-
-
-def _clock(transport: Transport) -> Finding:
-    before = time.time()
-    seconds, micros = transport.call("TIME")
-    after = time.time()
-    offset = int(seconds) + int(micros) / 1e6 - (before + after) / 2
-    found = f"{offset:+.3f} s compared with this machine"
-    if abs(offset) > _CLOCK + (after - before):
-        # Leases are measured by the server's clock alone, so nothing breaks.
-        return Finding("clock", "warn", found, "run a time service; otherwise, times in `tail` and in logs disagree")
-    return Finding("clock", "ok", found)
-
-
-def _latency(transport: Transport) -> Finding:
-    times = []
-    for _ in range(_PINGS):
-        start = time.perf_counter()
-        # Not PING, which the access rules of most roles do not allow.
-        transport.call("TIME")
-        times.append(time.perf_counter() - start)
-    median, worst = statistics.median(times), max(times)
-    found = f"median {median * 1e3:.2f} ms, maximum {worst * 1e3:.2f} ms of {_PINGS} round trips"
-    if median > _SLOW:
-        return Finding("latency", "warn", found, "move the server closer, because a small gradient costs a round trip")
-    return Finding("latency", "ok", found)
-
-
-def _trial(transport: Transport) -> Finding:
-    """Applies and takes a buffered gradient in a private accumulator."""
-    step = "creating an accumulator"
-    try:
-        with ConditionalAccumulator(
-            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", limits=Limits(in_place=0)
-        ) as accumulator:
-            step = "listening to events"
-            with accumulator.events(timeout=durations.trial) as events:
-                step = "applying a gradient"
-                accumulator.apply_grad([1, 2])
-                step = "listening to events"
-                heard = any(event.kind == "applied" for event in events)
-            step = "reading it"
-            accumulator.info()
-            step = "taking it"
-            taken = accumulator.take_grad(1, timeout=durations.trial)
-            step = "removing the accumulator"
-        if taken.tolist() != [1, 2]:
-            return Finding("trial", "bad", f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")
-    except NotPermittedError as error:
-        # No role but an operator of all names may do all of this, and each does its own work without the rest.
-        found = f"broken off: {step} is not permitted to this user ({error.__cause__ or error})"
-        if "load-scripts" in str(error):
-            return Finding(
-                "trial", "warn", found, "run `redisacc load-scripts` as an operator: only the loaded scripts run"
-            )
-        return Finding("trial", "warn", found, _AS_OPERATOR)
-    except RedisAccError as error:
-        return Finding("trial", "bad", f"{step} failed: {error}", "mend the server first")
-    if not heard:
-        return Finding(
-            "trial",
-            "warn",
-            "no events arrive",
-            "allow the channels redisacc:*; without events, a waiting take polls once a second",
-        )
-    return Finding("trial", "ok", "a gradient was applied, announced, read and taken")
+                yield "moves", examine_moves(transport)
+                yield "partitions", examine_partitions(transport)
+        for what, check in server.OF_EACH.items():
+            yield from ((what, finding) for finding in server.of_each(check, servers))
+        checks: dict[str, Callable[[], Finding]] = {
+            "access": lambda: server.access(transport, url),
+            "lua": lambda: server.lua(transport),
+            "clock": lambda: server.clock(transport),
+            "latency": lambda: server.latency(transport),
+            "reducers": lambda: examine_reducers(transport),
+            "trial": lambda: server.trial(transport),
+        }
+        yield from ((what, check_once()) for what, check_once in checks.items())
 
 
 _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "red")}
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[tuple[str, Finding]]) -> None:
     width = max(40, console().width - 20)
-    for finding in findings:
+    for what, finding in findings:
         mark, colour = _MARKS[finding.status]
         lines = click.wrap_text(printable(finding.found), width).splitlines() or [""]
         lines += click.wrap_text(printable(finding.advice), width, "-> ", "   ").splitlines() if finding.advice else []
         for number, line in enumerate(lines):
-            head = f"{click.style(mark, fg=colour)}  {finding.what:<12}" if number == 0 else " " * 18
+            head = f"{click.style(mark, fg=colour)}  {what:<12}" if number == 0 else " " * 18
             click.echo(f"{head}  {line}")
+
+
+def _fix(transport: Transport, name: str | None, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Shows the garbage, and removes it after a question."""
+    found = find_garbage(transport, None if name is None else keys_of(name).name)
+    removing = bool(found) and not dry_run and (yes or not as_json)
+    if not as_json and not found:
+        click.echo("no garbage")
+    elif not as_json:
+        print_table(
+            ["NAME", "GARBAGE", ">KEYS", ">BYTES"],
+            [[of.name, WORDS[of.why], str(len(of.keys)), bytes_text(of.nbytes)] for of in found],
+        )
+    removed = 0
+    if removing:
+        confirm("Remove all of this garbage?", yes=yes)
+        with Progress(console=console(stderr=True), transient=True, disable=as_json) as progress:
+            for leftover in progress.track(found, description="removing"):
+                removed += remove_garbage(transport, leftover)
+    if as_json:
+        leftovers = [{"name": of.name, "why": of.why, "keys": sorted(of.keys), "bytes": of.nbytes} for of in found]
+        echo_json({"leftovers": leftovers, "removed": removed})
+    elif removing:
+        click.echo(f"removed {removed} of {count_text(sum(of.items for of in found), 'item')}")

@@ -22,9 +22,9 @@ from redisacc._launch.run import CannotStartError, Look, Run, places
 from redisacc._launch.server_keeper import ServerKeeper
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import MESSAGE, printable, shown
-from redisacc.cli.shared.failures import fail, interrupts_raise, report_failures
-from redisacc.cli.shared.options import NonEmptyPath, Seconds, redis_option, transport_of
-from redisacc.cli.shared.own_server import own_server
+from redisacc.cli.server import own_server
+from redisacc.cli.shared.failures import fail, interrupts_raise
+from redisacc.cli.shared.options import NonEmptyPath, Seconds, command, transport_of
 from redisacc.cli.shared.several_hosts import SeveralHosts, several_hosts_options
 from redisacc.embedded import Server
 
@@ -36,7 +36,8 @@ _MOST_WORKERS = 256
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 
 
-@click.command(
+@command(
+    json=False,
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "
@@ -123,11 +124,9 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     metavar="PORT",
     help="TCP port of that server, on the loopback interface only.  [default: a free one]",
 )
-@redis_option
 @several_hosts_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENT]...")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENT]...")
 @click.pass_context
-@report_failures
 def run(
     context: click.Context,
     *,
@@ -145,7 +144,7 @@ def run(
     server_port: int | None,
     url: str | None,
     several: SeveralHosts,
-    command: tuple[str, ...],
+    program: tuple[str, ...],
 ) -> None:
     """Run N workers on this machine, all with the same program.
 
@@ -193,7 +192,7 @@ def run(
     # A run has all workers, unless it is told otherwise, or only the later ones.
     if total_workers is None and workers and (has_server or with_chief or not first_worker):
         total_workers = first_worker + workers
-    _check_program(command[0])
+    _check_program(program[0])
 
     def new_run(
         members: Sequence[Place],
@@ -203,7 +202,7 @@ def run(
     ) -> Run:
         return Run(
             members,
-            command,
+            program,
             # Lines appear when they are written, and not when a block of them is full.
             {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
             restarts=restarts,
@@ -227,7 +226,7 @@ def run(
                 workers=workers,
                 chief=with_chief,
                 nodes=not is_given,
-                program=command,
+                program=program,
                 directory=server_dir,
                 durable=is_durable,
                 restarts=new_restarts,

@@ -1,4 +1,4 @@
-"""The command `redisacc server`: runs a server in the foreground."""
+"""The commands `redisacc server` and `redisacc reduce`: a server, or a reducer, in the foreground."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import click
 import redis
 
 from redisacc._clock import clock
-from redisacc._handles.reducer import Reducer
+from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._launch.server_keeper import how_it_ended
+from redisacc._text import printable
 from redisacc.cli.shared.failures import interrupts_raise
-from redisacc.cli.shared.options import NonEmptyPath
+from redisacc.cli.shared.options import NonEmptyPath, command
+from redisacc.cli.shared.output import echo_wrapped
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
 
-__all__ = ["server"]
+__all__ = ["own_server", "reduce", "server"]
 
 # The port of the library's default URL.
 _DEFAULT_PORT = 6379
@@ -233,3 +235,50 @@ def _shown(path: Path) -> str:
     """Returns a path as text, relative where it is below the current directory, to keep lines short."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+@contextlib.contextmanager
+def own_server(directory: Path | None = None, port: int | None = None, *, durable: bool = False) -> Iterator[Server]:
+    """Runs a server during a block, which signals end as Ctrl-C does, also while the server loads a large file.
+
+    Args:
+        directory: where it keeps its data. None: a temporary directory.
+        port: its port. None: a free one.
+        durable: whether it writes every change to disk.
+    """
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), Server(directory, port=port, durable=durable) as server:
+        yield server
+
+
+@command(json=False, epilog="Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 failure, 2 wrong usage, 6 no server answers.")
+@click.argument("pattern", default="*")
+@click.option(
+    "--max-accumulators",
+    type=click.IntRange(1),
+    default=MAX_ACCUMULATORS,
+    show_default=True,
+    help="How many accumulators it works on at the same time.",
+)
+@click.option(
+    "--node",
+    metavar="HOST:PORT",
+    help="On a Redis Cluster: work only on what this node stores. Run one on the machine of each node.",
+)
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors.")
+def reduce(*, pattern: str, max_accumulators: int, node: str | None, quiet: bool, url: str | None) -> None:
+    """Add up large gradients next to the server, so that takers on other machines fetch only their sum.
+
+    PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
+    Unix socket. It only saves time, and may be stopped at any moment: takers then do its work. Ctrl-C or SIGTERM ends
+    it.
+    """
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP):
+        try:
+            reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators, node=node)
+            where = "" if node is None else f" on {printable(node)}"
+            if not quiet:
+                echo_wrapped(f"reducing {printable(pattern)}{where}; Ctrl-C stops it")
+            reducer.run()
+        except KeyboardInterrupt:
+            if not quiet:
+                echo_wrapped("stopped")

@@ -1,7 +1,8 @@
-"""The command `redisacc watch`: shows live how rounds fill up, and which workers are late or gone."""
+"""The command `redisacc watch`: shows live how rounds fill up, and which workers are late or gone; or prints events."""
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Sequence
 
@@ -14,49 +15,48 @@ from rich.text import Text
 
 from redisacc._clock import clock
 from redisacc._format.entries import WorkerInfo
+from redisacc._format.keys import DELETING
+from redisacc._format.record import Record
 from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
-from redisacc._monitoring.collector import Collector
-from redisacc._monitoring.facts import (
-    bytes_text,
-    count_text,
-    everything_of,
-    metrics_text,
-    progress_text,
-    step_seconds_text,
-)
-from redisacc._monitoring.view import View
+from redisacc._monitoring.facts import count_text, everything_of, progress_text, training_text
+from redisacc._monitoring.monitor import Collector, View
+from redisacc._protocol.lifecycle.events import Event, Events
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
-from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
-from redisacc.cli.shared.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
-from redisacc.cli.shared.output import by_name, console, echo_json
+from redisacc.cli.shared.failures import NOT_FOUND, fail
+from redisacc.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, transport_of
+from redisacc.cli.shared.output import by_name, console, echo_json, echo_wrapped
 from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]
 
 # Maximum number of workers of each state that are named.
 _NAMED = 6
-# Maximum number of metrics that are shown.
-_METRICS = 6
 # Seconds after which a server that does not answer is reported.
 _TIMEOUT = 1.0
 
 
-@click.command(epilog=EXIT_CODES)
+@command()
 @names_argument
+@click.option("--events", is_flag=True, help="Print the events of one accumulator as they happen.")
 @click.option(
     "--interval",
     type=Seconds(min=0.05, max=86400),
-    default=0.5,
-    show_default=True,
     metavar="S",
-    help="Seconds between two refreshes.",
+    help="Seconds between two refreshes.  [default: 0.5]",
 )
-@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N refreshes.")
-@redis_option
-@json_option
-@report_failures
-def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: str | None, as_json: bool) -> None:
+@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N refreshes, or N events.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="With --events: stop after S seconds without one.")
+def watch(
+    *,
+    names: tuple[str, ...],
+    events: bool,
+    interval: float | None,
+    number: int | None,
+    timeout: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
 
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
@@ -68,10 +68,26 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 
+    With --events, each line is an event of one accumulator, until it is deleted; with --json, each line is an object.
+    Times are this machine's. The event "missed" means that events may be missing, because the connection was lost and
+    is back.
+
     \b
       redisacc watch 'train-*'
       redisacc watch --json --number 1
+      redisacc watch embeddings --events --number 10
     """
+    if events and (len(names) != 1 or interval is not None):
+        raise click.UsageError("--events prints those of one accumulator: give its NAME, and no --interval")
+    if timeout is not None and not events:
+        raise click.UsageError("--timeout needs --events")
+    if events:
+        _print_events(names[0], number, timeout, url, as_json=as_json)
+    else:
+        _watch(names, 0.5 if interval is None else interval, number, url, as_json=as_json)
+
+
+def _watch(names: Sequence[str], interval: float, number: int | None, url: str | None, *, as_json: bool) -> None:
     transport = transport_of(url)
     board = Board(transport, names)
     board.refresh()
@@ -187,23 +203,7 @@ def _step(view: View) -> str:
 
 
 def _training(view: View) -> str:
-    """Returns a line about metrics, and about a training; "" if there is nothing to say."""
-    words = []
-    parameters, seconds = view.parameters, view.step_seconds
-    if metrics := metrics_text(view.info.metrics, _METRICS):
-        words.append(metrics)
-    if parameters is not None and parameters.finished:
-        words.append("finished")
-    elif view.info.chief:
-        words.append(f"led by {printable(view.info.chief)}")
-    if seconds is not None:
-        words.append(f"{step_seconds_text(seconds)} a step")
-    if parameters is not None:
-        words.append(f"parameters {bytes_text(parameters.nbytes)}")
-        if parameters.state_bytes:
-            words.append(f"state {bytes_text(parameters.state_bytes)}")
-        words.append(f"all versions {bytes_text(parameters.stored_bytes)}")
-    return "  ".join(words)
+    return training_text(view.info, view.parameters, view.step_seconds)
 
 
 def _hanging(label: str, text: str, *, style: str) -> RenderableType:
@@ -251,4 +251,36 @@ def _print(board: Board, *, as_json: bool) -> None:
                 + (f"  {training}" if (training := _training(view)) else "")
                 + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view) if of)
             )
+    sys.stdout.flush()
+
+
+def _print_events(name: str, number: int | None, timeout: float | None, url: str | None, *, as_json: bool) -> None:
+    keys, transport = keys_of(name), transport_of(url)
+    # An unknown name is an error rather than an endless silence.
+    record = Record(keys, transport.call(*Record.command(keys)))
+    with Events(transport, keys, record.incarnation.removeprefix(DELETING), timeout=timeout) as events:
+        if sys.stderr.isatty():
+            echo_wrapped(f"listening to {printable(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
+        for count, event in enumerate(events, 1):
+            _print_event(event, as_json=as_json)
+            if count == number:
+                break
+
+
+def _print_event(event: Event, *, as_json: bool) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if as_json:
+        known = {"step": event.global_step, "count": event.num_accumulated, "who": event.who}
+        present = {key: value for key, value in known.items() if value is not None}
+        echo_json({"at": now, "event": event.kind, **present, **event.details}, indent=None)
+    else:
+        words = [now.astimezone().strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<9}"]
+        if event.global_step is not None:
+            words.append(f"step {event.global_step}")
+        if event.num_accumulated is not None:
+            words.append(f"count {event.num_accumulated}")
+        words += [f"{key} {value}" for key, value in event.details.items()]
+        if event.who is not None:
+            words.append(event.who)
+        click.echo(printable("  ".join(words)))
     sys.stdout.flush()

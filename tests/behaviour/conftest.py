@@ -49,10 +49,10 @@ def dies(proxy):
 
 @pytest.fixture
 def gc(real_server):
-    """Runs `redisacc gc`, and returns why it finds what; and how many keys it removes, given "--yes"."""
+    """Runs `redisacc doctor --fix`, and returns why it finds what; and how many keys it removes, given "--yes"."""
 
     def run(*words):
-        result = CliRunner().invoke(main, ["gc", "--json", *words, "--redis", real_server.url])
+        result = CliRunner().invoke(main, ["doctor", "--fix", "--json", *words, "--redis", real_server.url])
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         return [(leftover["name"], leftover["why"]) for leftover in found["leftovers"]], found["removed"]

@@ -361,7 +361,7 @@ class Chaos:
         if info.waiting or info.unacknowledged:
             tale.problems.append(f"left behind: {info.waiting} {info.unacknowledged}")
         if self._partitions:
-            # What arrives in a partition after its gradient was given up is left to `redisacc gc`.
+            # What arrives in a partition after its gradient was given up is left to `redisacc doctor --fix`.
             self._collect_garbage()
         with self._victim.client() as client:
             self.done["repeated requests that were recognised"] = info.duplicates

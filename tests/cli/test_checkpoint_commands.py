@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -128,10 +127,3 @@ def test_a_pipe_is_not_replaced(cli, client, weights, tmp_path):
     weights.publish({"w": np.ones(3)}, 7)
     found = cli("checkpoint", "w", path)
     assert (found.exit_code, "is no regular file" in " ".join(found.stderr.split()), path.is_fifo()) == (1, True, True)
-
-
-def test_the_library_is_missing(cli, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    for command in ("checkpoint", "restore"):
-        found = cli(command, "w", tmp_path / "w")
-        assert (found.exit_code, "pip install 'redisacc[checkpoint]'" in " ".join(found.stderr.split())) == (2, True)

@@ -50,6 +50,7 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     assert complete_in_a_process("show", "wei") == ["weights-1", "weights-2"]
     assert complete("sh") == ["show"]
+    assert complete("de") == []
     assert complete("show", "wei") == ["weights-1", "weights-2"]
     assert complete("watch", "other", "weights-2") == ["weights-2"]
     client.srem("redisacc:names", "weights-\x1b[2J")

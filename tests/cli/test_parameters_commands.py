@@ -100,14 +100,8 @@ def test_what_cannot_be_read_can_be_deleted(cli, client, weights, field, open_de
     assert found.exit_code == 0, found.output
     assert "unreadable parameters" in found.stderr
     # What its record did not list is left to gc.
-    assert cli("gc", "--yes").exit_code == 0
+    assert cli("doctor", "--fix", "--yes").exit_code == 0
     assert [key for key in client.keys("*") if client.pttl(key) == -1] == []
-
-
-def test_gc_touches_nothing_that_lives(cli, client, weights):
-    before = contents(client)
-    assert cli("gc").stdout == "no garbage\n"
-    assert contents(client).keys() == before.keys()
 
 
 @pytest.mark.forges
@@ -118,11 +112,11 @@ def test_gc_removes_what_nobody_refers_to(cli, cli_json, client, weights):
     client.set("redisacc:{gone}:parameters:object:0123-full:0", b"x")
     client.set("redisacc:{w}:parameters:object:4567-full:0", b"x", px=60_000)
     client.sadd("redisacc:names", "never")
-    found = cli_json("gc", "--dry-run")["leftovers"]
+    found = cli_json("doctor", "--fix", "--dry-run")["leftovers"]
     assert [(one["name"], one["why"], len(one["keys"])) for one in found] == [
         ("gone", "object", 1), ("w", "object", 2), ("never", "name", 0),
     ]  # fmt: skip
-    assert cli_json("gc", "--yes")["removed"] == 4
+    assert cli_json("doctor", "--fix", "--yes")["removed"] == 4
     client.delete("redisacc:{w}:parameters:object:4567-full:0")
     assert contents(client).keys() == before.keys()
     assert weights.latest()[0] == 7
@@ -133,7 +127,7 @@ def test_gc_finishes_a_deletion(cli, cli_json, client, weights):
     incarnation = client.hget("redisacc:{w}:parameters", "incarnation")
     client.hset("redisacc:{w}:parameters", "incarnation", b"deleted:" + incarnation)
     assert cli("show", "w").exit_code == 3
-    (found,) = cli_json("gc", "--dry-run")["leftovers"]
+    (found,) = cli_json("doctor", "--fix", "--dry-run")["leftovers"]
     assert found["why"] == "parameters"
-    assert cli_json("gc", "--yes")["removed"] == 1
+    assert cli_json("doctor", "--fix", "--yes")["removed"] == 1
     assert remaining(client) == []

@@ -37,16 +37,16 @@ def test_show_and_ls_say_how_many(cli, cli_json, weights):
 
 @on_one_server
 def test_gc_removes_what_versions_have_replaced(cli, cli_json, client, weights):
-    assert cli("gc").stdout == "no garbage\n"
+    assert cli("doctor", "--fix").stdout == "no garbage\n"
     assert len(client.keys("redisacc:{w/*}:*")) == 6
     for member in client.zrange(ATTEMPTS, 0, -1):
         client.zadd(ATTEMPTS, {member: 1})
-    (found,) = cli_json("gc", "--dry-run")["leftovers"]
+    (found,) = cli_json("doctor", "--fix", "--dry-run")["leftovers"]
     assert (found["name"], found["why"], found["keys"]) == ("w", "blobs", [ATTEMPTS])
-    assert cli_json("gc", "--yes")["removed"] == 1
+    assert cli_json("doctor", "--fix", "--yes")["removed"] == 1
     assert len(client.keys("redisacc:{w/*}:*")) == 3
     assert weights.latest()[0] == 1
-    assert cli("gc").stdout == "no garbage\n"
+    assert cli("doctor", "--fix").stdout == "no garbage\n"
 
 
 @on_one_server
@@ -71,10 +71,10 @@ def test_a_first_version_under_way_can_only_be_deleted(cli, client, proxy):
     assert "w: parameters whose first version somebody has begun to publish" in cli("rm", "w", "--yes").stderr
     assert remaining(client) == []
     begin()
-    assert cli("gc").stdout == "no garbage\n"
+    assert cli("doctor", "--fix").stdout == "no garbage\n"
     assert 0 < client.pttl("redisacc:{w}:parameters") <= 121_000
     client.delete("redisacc:{w}:parameters")
-    assert "objects that no parameters refer to" in cli("gc", "--yes").output
+    assert "objects that no parameters refer to" in cli("doctor", "--fix", "--yes").output
     assert remaining(client) == []
 
 

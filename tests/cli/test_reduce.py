@@ -111,27 +111,15 @@ def test_wrong_usage_of_reduce(offline_cli, words):
 
 
 @pytest.mark.thorough
-def test_a_cluster_and_a_reducer_together(tmp_path, train, until):
-    with running("server", "--cluster", "3", "--reduce", cwd=tmp_path) as process:
+@pytest.mark.parametrize(("masters", "where"), [(0, "the server"), (3, "the nodes")])
+def test_a_server_and_a_reducer_together(tmp_path, train, until, masters, where):
+    words = ["--cluster", str(masters)] if masters else ["--port", str(free_port())]
+    with running("server", *words, "--reduce", cwd=tmp_path) as process:
         said = lines_until(process, "^  reducer ")
-        assert said.endswith("\n  reducer  adds up large gradients next to the nodes\n")
+        assert said.endswith(f"\n  reducer  adds up large gradients next to {where}\n")
         (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
-        options = {"reduction_type": "SUM", "partitions": 3, "redis": url}
+        options = {"reduction_type": "SUM", "redis": url, **({"partitions": masters} if masters else {})}
         with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", **options) as acc:
-            train(acc)
-            assert until(lambda: acc.info().reducer).who.endswith(f":{process.pid}")
-        process.send_signal(signal.SIGTERM)
-        said, problems = process.communicate(timeout=60)
-    assert process.returncode == 0, problems
-
-
-@pytest.mark.thorough
-def test_server_and_reducer_together(tmp_path, train, until):
-    with running("server", "--reduce", "--port", str(free_port()), cwd=tmp_path) as process:
-        said = lines_until(process, "^  reducer ")
-        assert said.endswith("\n  reducer  adds up large gradients next to the server\n")
-        (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
-        with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", reduction_type="SUM", redis=url) as acc:
             train(acc)
             assert until(lambda: acc.info().reducer).who.endswith(f":{process.pid}")
         process.send_signal(signal.SIGTERM)

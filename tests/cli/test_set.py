@@ -28,8 +28,8 @@ def test_set(cli, cli_json, accumulator):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Missing argument 'NUMBER...'"),
-        (("least",), "'least' is none of least=VALUE, most=VALUE, grace=VALUE"),
+        ((), "give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone"),
+        (("least",), "'least' is none of least=VALUE, most=VALUE, grace=VALUE, step=VALUE"),
         (("3",), "'3' is none of"),
         (("num=3",), "'num=3' is none of"),
         (("least=0",), "0 is not in the range x>=1"),
@@ -80,3 +80,24 @@ def test_a_running_training_goes_on_with_fewer_workers(cli, client, background, 
         assert (chief.workers, worker.workers) == (3, 3)
         chief.publish(chief.parameters)
         chief.delete()
+
+
+def test_set_step(cli, cli_json, accumulator):
+    assert cli_json("set", "w", f"step={2**53 + 1}") == {"before": 0, "global_step": 2**53 + 1}
+    found = cli("set", "w", "step=5")
+    assert (found.exit_code, accumulator.global_step()) == (2, 2**53 + 1)
+    found = cli("set", "w", "step=-5", "--yes")
+    assert found.exit_code == 0
+    assert "the global step was lowered to -5" in found.stderr
+    assert accumulator.global_step() == -5
+    assert cli("set", "w", f"step={2**63}").exit_code == 2
+
+
+def test_it_asks_before_it_passes_over_a_round(cli, cli_json, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("set", "w", "step=7")
+    assert (found.exit_code, accumulator.global_step()) == (2, 0)
+    assert "this needs a confirmation" in found.stderr
+    assert cli("set", "w", "step=0").exit_code == 0
+    assert cli_json("set", "w", "step=7", "--yes") == {"before": 0, "global_step": 7}
+    assert accumulator.num_accumulated() == 1

@@ -76,7 +76,7 @@ def test_rm_removes_weights_state_and_earlier_versions(trained, cli, client):
 def test_gc_touches_nothing_that_lives(trained, cli, client):
     trained()
     before = {key: client.type(key) for key in client.scan_iter("*")}
-    assert cli("gc", "--yes").stdout == "no garbage\n"
+    assert cli("doctor", "--fix", "--yes").stdout == "no garbage\n"
     assert {key: client.type(key) for key in client.scan_iter("*")} == before
 
 

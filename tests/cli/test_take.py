@@ -124,8 +124,8 @@ def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
     assert (found.exit_code, found.stderr) == (1, "redisacc: [Errno 28] No space left on device\n")
     assert os.listdir(tmp_path) == []
     (left,) = accumulator.info().unacknowledged
-    assert left.token in cli("recover", "w").stdout
-    assert cli("recover", "w", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
+    assert left.token in cli("take", "w", "--recover").stdout
+    assert cli("take", "w", "--recover", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
     assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
     assert accumulator.info().unacknowledged == []
     sparse.delete()
@@ -171,3 +171,20 @@ def test_a_round_that_was_recovered_meanwhile_fails_and_names_the_file(
     assert "recover() gave it to 'ann'" in said
     assert ("Standard output" if output == "-" else "g.npy") + " has received it all the same" in said
     assert (tmp_path / "g.npy").exists() == (output != "-")
+
+
+def test_recover(cli, cli_json, accumulator, tmp_path):
+    assert cli("take", "w", "--recover").stderr == "every round that was taken has been acknowledged\n"
+    for step in range(2):
+        accumulator.apply_grad([step, 2, 3], step)
+        accumulator.take(1).__enter__()
+    listed = cli_json("take", "w", "--recover")
+    assert [taken["global_step"] for taken in listed] == [0, 1]
+    assert cli("take", "w", "--recover", "-o", tmp_path / "g.npy").exit_code == 2
+    assert cli("take", "w", "--recover", "-o", tmp_path / "g.npy", "--token", "none", "--yes").exit_code == 1
+    said = cli_json("take", "w", "--recover", "-o", tmp_path / "g.npy", "--token", listed[1]["token"], "--yes")
+    assert said["global_step"] == 1
+    assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
+    found = cli("take", "w", "--recover", "--discard", "--yes")
+    assert "discarded the round of step 0: 1 gradient, from ann (1)" in found.stdout
+    assert cli("take", "w", "--recover", "--discard", "--yes").exit_code == 1

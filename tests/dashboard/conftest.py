@@ -15,10 +15,10 @@ class Dashboard:
     """A process that serves the page. ``url`` is where, with a slash at the end."""
 
     def __init__(self, server_url: str, *options: str, token: str | None = None) -> None:
-        words = ["-m", "redisacc", "dashboard", "--interval", "0.2", "--redis", server_url, *options]
-        environment = {name: value for name, value in os.environ.items() if name != "REDISACC_DASHBOARD_TOKEN"}
+        words = ["-m", "redisacc", "serve", "--interval", "0.2", "--redis", server_url, *options]
+        environment = {name: value for name, value in os.environ.items() if name != "REDISACC_SERVE_TOKEN"}
         if token is not None:
-            environment["REDISACC_DASHBOARD_TOKEN"] = token
+            environment["REDISACC_SERVE_TOKEN"] = token
         self.process = WarmPython(words, text=True, env=environment)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()

@@ -36,11 +36,11 @@ def main() -> None:
     options = parser.parse_args()
     with Server() as server, redis.Redis.from_url(server.url) as client, trainings(server.url):
         client.config_set("maxmemory", 256 * 1024 * 1024)
-        words = [sys.executable, "-m", "redisacc", "dashboard", "--port", "0", "--redis", server.url]
+        words = [sys.executable, "-m", "redisacc", "serve", "--port", "0", "--redis", server.url]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as served:
             try:
                 assert served.stdout is not None
-                url = served.stdout.readline().partition(" at ")[2].partition(",")[0]
+                url = served.stdout.readline().partition(" at ")[2].split()[0]
                 time.sleep(options.seconds)
                 take(url, options.only, options.into)
             finally:

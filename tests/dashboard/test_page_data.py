@@ -21,8 +21,7 @@ from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, secti
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._monitoring.facts import bytes_text, step_seconds_text
-from redisacc._monitoring.monitor import Monitor
-from redisacc._monitoring.step_history import StepHistory, curves
+from redisacc._monitoring.monitor import Monitor, StepHistory, curves
 from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._redis.connect import connect
 
@@ -61,17 +60,19 @@ def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(mon
                 )  # fmt: skip
                 assert listed["step time"] == step_seconds_text(view.step_seconds)
                 assert of["left"] == pytest.approx(view.step_seconds * (8 - step), rel=0.02)
-                assert (curves["names"], curves["latest"]) == (["acc", "loss"], ["nan", f"{2.0 - step:.4g}"])
+                assert (curves["names"], curves["latest"]) == (["loss", "acc"], [f"{2.0 - step:.4g}", "nan"])
                 assert curves["steps"] == list(range(step))
-                nothing, losses, times = curves["values"]
+                losses, nothing, times = curves["values"]
                 assert nothing == [None] * step
                 assert losses == [1.0 - past for past in range(step)]
                 assert all(seconds is not None and seconds >= 0 for seconds in times)
             if step == 6:
                 until(lambda: monitor._listen().figures("t").worker_seconds)
                 monitor.refresh(first=["t"])
-                ((worker, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
-                assert worker == "worker 0"
+                ((worker, process, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
+                assert (worker, process) == ("worker 0", f"{socket.gethostname()}:{os.getpid()}")
+                # A round of one gradient of each worker has no limit that anybody would want to know.
+                assert page(monitor, detail=name)["detail:facts"]["buffer_limit"] is None
                 assert 0 <= took < 60
             training.apply(weights, metrics={"loss": 1.0 - step, "acc": float("nan")})
         monitor.refresh(first=["t"])
@@ -186,7 +187,7 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert filling["staleness"] == [[1, 1]]
     assert filling["first"] == filling["last"] >= filling["began"]
     assert found["detail:staleness"] == [[0, 2], [1, 1]]
-    workers = {name: (state, count, applied) for name, state, count, applied, *_ in found["detail:workers"]["rows"]}
+    workers = {name: (state, count, applied) for name, _, state, count, applied, *_ in found["detail:workers"]["rows"]}
     assert workers["ann"] == ("in the round", 1, 2)
     assert workers["bob"] == ("expected", 0, 1)
     ((step, number, nbytes, taker, phases),) = found["detail:rounds"]
@@ -199,6 +200,42 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     bob.apply_grad([1.0, 2.0, 3.0], 1)
     take.result()
     ann.delete()
+
+
+def test_a_stall_says_who_is_waited_for_and_trainings_come_first(
+    monitor, open_dense, open_parameters, real_client, background, until
+):
+    acc, other = open_dense("float32", [1], "w", worker="ann"), open_dense("float32", [1], "other")
+    open_parameters("w").publish([1.0], 0)
+    monitor.refresh()
+    for worker in ("ann", "bob"):
+        open_dense("float32", [1], "w", worker=worker).apply_grad([1.0])
+    acc.take_grad(2)
+    # Bob was seen ten minutes ago, and is gone.
+    for session, entry in real_client.hgetall("redisacc:{w}:sessions").items():
+        if entry.endswith(b"bob"):
+            fields = entry.split(b" ", 7)
+            fields[4] = b"%d" % (int(fields[4]) - 600_000)
+            real_client.hset("redisacc:{w}:sessions", session, b" ".join(fields))
+    acc.apply_grad([1.0], 1)
+    monitor.refresh(first=["w"])
+    found = page(monitor, detail=id_of("w"))
+    assert found["order"] == [id_of("w"), id_of("other")]
+    # Nobody waits.
+    assert (found["detail:stall"], found[f"row:{id_of('w')}"]["stalled"]) == (None, False)
+    take = background(acc.take_grad, 2, timeout=60)
+    until(lambda: acc.info().waiting)
+    until(lambda: monitor._listen().figures("w").last)
+    monitor.refresh(first=["w"])
+    found = page(monitor, detail=id_of("w"))
+    assert found["detail:stall"] | {"since": 0} == {"workers": ["bob"], "more": 0, "since": 0}
+    assert found["detail:stall"]["since"] == found["detail:filling"]["last"]
+    row = found[f"row:{id_of('w')}"]
+    assert (row["training"], row["stalled"]) == (True, True)
+    assert not found[f"row:{id_of('other')}"]["training"]
+    open_dense("float32", [1], "w", worker="bob").apply_grad([1.0], 1)
+    take.result()
+    other.delete()
 
 
 def test_weights_are_shown(monitor, open_dense, background, until):

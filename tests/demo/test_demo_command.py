@@ -20,7 +20,6 @@ from support.leaks import remaining
 
 from redisacc.cli import main
 from redisacc.cli.demo import demo
-from redisacc.embedded import Server
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
 
@@ -147,18 +146,6 @@ def test_on_its_own_server(text: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_on_a_given_server(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
-    options = ("demo", "--text", text, *SMALL, "--steps", "200", "--kill", "no")
-    with running(*options, "--redis", real_server.url) as process:
-        name, _ = training(real_client, until)
-        assert {b"global_step", b"num_accumulated"} <= set(real_client.hgetall(f"redisacc:{{{name}}}"))
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, without_waiting(err)) == (0, "")
-    assert f"Look inside: redisacc watch {name}\n" in out
-    assert keys(real_client) == set()
-
-
-@pytest.mark.thorough
 def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: Any) -> None:
     program = ("--", sys.executable, "-m", "redisacc.demo.training", "apart", "--text", text, *SMALL, "--steps", "15")
     with contextlib.ExitStack() as stack:
@@ -177,19 +164,6 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
     assert (check.returncode, check.stderr) == (0, "")
     assert check.stdout.endswith("The results agree, and the loss fell.\n")
     assert CliRunner().invoke(main, ["rm", "apart", "--yes", "--redis", real_server.url]).exit_code == 0
-    assert keys(real_client) == set()
-
-
-@pytest.mark.thorough
-def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
-    options = ("demo", "--text", text, *SMALL, "--steps", "400", "--kill", "no")
-    with running(*options, url=real_server.url) as process:
-        _, [_, *workers] = training(real_client, until)
-        os.kill(workers[1], signal.SIGKILL)
-        out, err = process.communicate(timeout=150)
-    assert process.returncode == 0
-    assert re.fullmatch(r"redisacc \| worker 1 was killed by SIGKILL; it starts again( in 0.5 s)?\n", of_the_run(err))
-    assert out.endswith("The results agree, and the loss fell.\n")
     assert keys(real_client) == set()
 
 
@@ -226,47 +200,6 @@ def test_stopped(
     assert gone(processes)
 
 
-@pytest.mark.slow
-def test_killed_with_everything(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
-    options = ("--text", text, *SMALL, "--steps", "100000", "--kill", "no")
-    with running("demo", *options, url=real_server.url) as process:
-        name, processes = training(real_client, until)
-        process.kill()
-        process.wait()
-        until(lambda: gone(processes), 30)
-    # What it leaves behind belongs to an accumulator and to parameters, which can be deleted, or expires.
-    assert real_client.exists(f"redisacc:{{{name}}}")
-    assert CliRunner().invoke(main, ["rm", name, "--yes", "--redis", real_server.url]).exit_code == 0
-    assert all(0 < real_client.ttl(key) <= 3600 for key in keys(real_client))
-
-
-@pytest.mark.thorough
-def test_results_that_differ_are_a_failure(text: Path, tmp_path: Path) -> None:
-    # The workers compute something else than the process that trains alone.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('REDISACC_ROLE') == 'worker':\n"
-        "    import redisacc.demo.skipgram as skipgram\n"
-        "    honest = skipgram.gradients\n"
-        "    skipgram.gradients = lambda *batch: honest(*batch) | {'position': 0 * honest(*batch)['position']}\n"
-    )
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        status, out, err = run("demo", "--text", text, *SMALL, "--steps", "15", "--kill", "no")
-    assert status == 1
-    assert re.fullmatch(r"Error: the two results differ by \d\.\d\de-\d\d, more than 1.0e-03\n", without_waiting(err))
-    assert "The results agree" not in out
-
-
-@pytest.mark.thorough
-def test_a_loss_that_does_not_fall_is_a_failure(text: Path) -> None:
-    status, out, err = run("demo", "--text", text, *SMALL, "--steps", "1")
-    assert status == 1
-    assert without_waiting(err).startswith("Error: the loss did not fall: ")
-    assert "The results agree" not in out
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -298,24 +231,3 @@ def test_errors_at_the_start(options: list[str], exit_code: int, message: str) -
     found = CliRunner().invoke(demo, options)
     assert (found.exit_code, message in found.stderr) == (exit_code, True), found.stderr
     assert "secret" not in found.output
-
-
-@pytest.mark.thorough
-def test_a_server_that_goes_away(text: Path, until: Any) -> None:
-    with Server() as server:
-        options = ("demo", "--text", text, *SMALL, "--steps", "100000", "--kill", "no")
-        with running(*options, url=server.url) as process:
-            client = redis.Redis.from_url(server.url)
-            _, processes = training(client, until)
-            assert server.pid is not None
-            os.kill(server.pid, signal.SIGKILL)
-            client.close()
-            # The training waits for the server to come back, and says so, in words that depend on where it is.
-            assert process.stderr is not None
-            while not re.search("could not reach the server|lost the server", line := process.stderr.readline()):
-                assert line, "the demo has ended"
-            process.terminate()
-            _, err = process.communicate(timeout=100)
-    assert process.returncode == 143
-    assert "Traceback" not in err
-    assert gone(processes)

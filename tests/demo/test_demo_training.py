@@ -18,7 +18,7 @@ import redisacc
 from redisacc.cli import main
 from redisacc.demo import DemoError, training
 from redisacc.demo.settings import Settings
-from redisacc.demo.skipgram import Sampler, Tree, initial_parameters
+from redisacc.demo.skipgram import Tree
 from redisacc.demo.training import (
     average,
     check_result,
@@ -36,67 +36,6 @@ LEAVES = ("input", "output", "position")
 
 
 # In one process
-
-
-def oracle(settings: Settings, steps: int) -> tuple[dict[str, list[list[float]]], list[float]]:
-    """The training from its definition: lists of Python floats, one pair and one negative at a time."""
-    start = initial_parameters(CORPUS, settings)
-    tables = {name: start[name].tolist() for name in ("input", "output", "position")}
-    squares = {name: [[0.1] * settings.dim for _ in table] for name, table in tables.items()}
-    sampler = Sampler(CORPUS, settings)
-    losses = []
-    for step in range(steps):
-        found: list[dict[str, dict[int, list[float]]]] = []
-        total, pairs = 0.0, 0
-        for worker in range(settings.workers):
-            batch = sampler.batch(step, worker)
-            gradient: dict[str, dict[int, list[float]]] = {"input": {}, "output": {}, "position": {}}
-            # Every worker's gradient holds all rows of the dense one.
-            gradient["position"] = {k: [0.0] * settings.dim for k in range(2 * settings.window)}
-
-            def add(name: str, row: int, factor: float, values: list[float], into: Any = gradient) -> None:
-                old = into[name].get(row, [0.0] * settings.dim)
-                into[name][row] = [a + factor * b for a, b in zip(old, values, strict=True)]
-
-            for centre, context, place in zip(batch.centres, batch.contexts, batch.places, strict=True):
-                v, p = tables["input"][centre], tables["position"][place]
-                hidden = [a * b for a, b in zip(v, p, strict=True)]
-                pairs += 1
-                targets = [(context, 1.0, 1.0)]
-                targets += [(n, -1.0, batch.negative_weight) for n in batch.negatives if n != context]
-                for word, sign, weight in targets:
-                    u = tables["output"][word]
-                    score = sum(a * b for a, b in zip(hidden, u, strict=True))
-                    total += weight * math.log1p(math.exp(-sign * score))
-                    slope = -sign * weight / (1 + math.exp(sign * score))
-                    add("output", word, slope, hidden)
-                    add("input", centre, slope, [a * b for a, b in zip(u, p, strict=True)])
-                    add("position", place, slope, [a * b for a, b in zip(u, v, strict=True)])
-            for n in batch.negatives:
-                add("output", n, 0.0, [0.0] * settings.dim)
-            found.append(gradient)
-        for name, table in tables.items():
-            for row in set().union(*(gradient[name] for gradient in found)):
-                holders = [gradient[name][row] for gradient in found if row in gradient[name]]
-                for k in range(settings.dim):
-                    mean = sum(values[k] for values in holders) / len(holders)
-                    squares[name][row][k] += mean * mean
-                    table[row][k] -= settings.rate * mean / math.sqrt(squares[name][row][k])
-        losses.append(total / pairs)
-    return tables, losses
-
-
-@pytest.mark.slow
-def test_three_steps_are_those_of_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = replace(SMALL, workers=3, steps=3, dim=4, batch=32, negatives=3)
-    tables, losses = oracle(settings, 3)
-    found = train_alone(settings, CORPUS)
-    for name, table in tables.items():
-        assert np.abs(found[name] - np.array(table)).max() < 2e-6, name
-    assert found["loss"][0] / found["loss"][1] == pytest.approx(losses[-1], rel=1e-6)
-    assert capsys.readouterr().out == "".join(f"step {step}/3  loss {losses[step - 1]:.3f}\n" for step in (1, 2, 3))
-    # The parameters did change.
-    assert np.abs(found["input"] - initial_parameters(CORPUS, settings)["input"]).max() > 0.01
 
 
 def test_average_divides_a_row_by_those_that_held_it() -> None:

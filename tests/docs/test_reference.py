@@ -13,6 +13,7 @@ from redisacc import __all__ as ours
 from redisacc import embedded, errors, optim
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
 from redisacc._format.record import FIELDS
+from redisacc.cli import COMMANDS
 
 ROOT = DOCS.parent
 
@@ -97,3 +98,13 @@ def test_the_concepts_define_at_most_25_terms_in_order_and_each_once():
 def test_terms_are_found_in_sentences(text, found):
     terms = runpy.run_path(str(DOCS / "terms.py"))["terms"]()
     assert {term for term, pattern in terms.items() if pattern.search(text)} == found
+
+
+def test_the_page_of_options_is_what_the_commands_say() -> None:
+    page = runpy.run_path(str(DOCS / "commands.py"))
+    assert page["PAGE"].read_text() == page["text"](), "a command has changed: run docs/commands.py"
+
+
+def test_the_page_of_the_command_has_each_command() -> None:
+    page = (DOCS / "reference" / "command-line.md").read_text()
+    assert {name for name in COMMANDS if f"[`{name}`](commands.md#{name})" not in page} == set()

@@ -27,7 +27,7 @@ def turns(request, real_server):
 @pytest.fixture
 def play(request, proxy, real_server, real_client):
     """Lets an operation meet a fault at a place, and checks it. Returns how it has ended."""
-    loaded = CliRunner().invoke(main, ["load-scripts", "--json", "--redis", real_server.url])
+    loaded = CliRunner().invoke(main, ["acl", "--load", "--json", "--redis", real_server.url])
     assert loaded.exit_code == 0, loaded.output
 
     def play_once(kind, acting, place, client):

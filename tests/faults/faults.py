@@ -113,7 +113,7 @@ class Scene:
             self.clock.jump(SECONDS)
 
     def leftovers(self):
-        """Returns the keys that nothing uses, apart from those in partitions that only `redisacc gc` finds."""
+        """Returns the keys that nothing uses, apart from those in partitions that only `doctor --fix` finds."""
         found = leftovers(self.client)
         if found and self.late and all(":partition:" in line for line in found):
             # The part was written when its attempt had been given up.

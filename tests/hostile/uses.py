@@ -245,15 +245,18 @@ async def _peek(world, url):
 # Commands that only read, and those that change something.
 READING = (
     ("ls",), ("ls", "--private"), ("ls", "--json"), ("show", "w"), ("show", "w", "--json"), ("show", "w", "--top", "1"),
-    ("show", "w", "--index", "1", "--json"), ("watch", "-n", "1"), ("watch", "-n", "1", "--json"), ("recover", "w"),
-    ("gc", "--dry-run"), ("gc", "--dry-run", "--json"), ("tail", "w", "-n", "1", "--timeout", "0"), ("doctor",),
+    ("show", "w", "--index", "1", "--json"), ("watch", "-n", "1"), ("watch", "-n", "1", "--json"),
+    ("take", "w", "--recover"),
+    ("doctor", "--fix", "--dry-run"), ("doctor", "--fix", "--dry-run", "--json"), ("doctor",),
+    ("watch", "w", "--events", "-n", "1", "--timeout", "0"),
     ("checkpoint", "w", "out.safetensors"),
 )  # fmt: skip
 CHANGING = (
-    ("finish", "w"), ("set", "w", "least=2"), ("set-step", "w", "1", "--yes"), ("forget-worker", "w", "ann"),
+    ("finish", "w"), ("set", "w", "least=2"), ("set", "w", "step=1", "--yes"), ("set", "w", "--forget", "ann"),
     ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
     ("take", "w", "1", "--timeout", "0", "--output", "out.npz"),
-    ("recover", "w", "--output", "out.npz"), ("recover", "w", "--discard", "--yes"), ("gc", "--yes"),
+    ("take", "w", "--recover", "--output", "out.npz"), ("take", "w", "--recover", "--discard", "--yes"),
+    ("doctor", "--fix", "--yes"),
     ("rm", "w", "--yes"),
 )  # fmt: skip
 # Reads a whole row if it is summed in place. Of other gradients, it looks at some bytes only.
@@ -297,18 +300,12 @@ def run(words, url, *, exact, codes):
 
 @contextlib.contextmanager
 def served(url):
-    """Runs the exporter and the dashboard for a server. Yields where they are."""
-    started, found = {}, {}
-    try:
-        for command in ("export", "dashboard"):
-            process = WarmPython(["-m", "redisacc", command, "--port", "0", "--redis", url], text=True)
-            started[command] = process
-            address = process.stdout.readline().split(" at ")[1].split(",")[0]
-            found[command] = address.removesuffix("/").removesuffix("/metrics")
-        yield found
-        assert [process.poll() for process in started.values()] == [None, None]
-    finally:
-        for process in started.values():
+    """Runs `redisacc serve` for a server. Yields where it is."""
+    with WarmPython(["-m", "redisacc", "serve", "--port", "0", "--redis", url], text=True) as process:
+        try:
+            yield process.stdout.readline().split("page at ")[1].split("/ ")[0]
+            assert process.poll() is None
+        finally:
             process.send_signal(2)
             out, err = process.communicate(timeout=20)
             # What it could not show.
@@ -316,9 +313,9 @@ def served(url):
 
 
 def pages(where):
-    """Yields what monitors show: the metrics of the exporter, and the data of the dashboard's page."""
-    yield Use("export", lambda: _page(f"{where['export']}/metrics"))
-    yield Use("dashboard", lambda: _update(f"{where['dashboard']}/updates?name=w"))
+    """Yields what monitors show: the metrics for Prometheus, and the data of the page."""
+    yield Use("metrics", lambda: _page(f"{where}/metrics"))
+    yield Use("page", lambda: _update(f"{where}/updates?name=w"))
 
 
 def _page(address):

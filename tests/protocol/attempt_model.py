@@ -15,7 +15,8 @@ pointer and parts, so four requests do the work:
 4. *commit* (leader): the attempt becomes real if it still has its lease. Otherwise, the reply is "fenced".
 
 A sweeper ends leases, removes the parts of attempts that are over, and forgets these. Parts that arrive after that
-belong to attempts that the leader does not know: `gc` lists parts, asks the leader about them, and then removes them.
+belong to attempts that the leader does not know: `doctor --fix` lists parts, asks the leader about them, and then
+removes them.
 
 In a *round*, a session's entry says which attempt of its gradient was counted, until the server forgets the session. A
 taker takes the round, reads the parts, and acknowledges, which gives them up; another one may recover the round. A

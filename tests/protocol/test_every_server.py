@@ -85,7 +85,7 @@ def small_gradients(server, client, proxy):
             other.apply_grad(np.ones(4), local_step=7)
         other.settle()
     for known in acc.info().known_workers:
-        assert CliRunner().invoke(main, ["forget-worker", "every", known.name, "--redis", server.url]).exit_code == 0
+        assert CliRunner().invoke(main, ["set", "every", "--forget", known.name, "--redis", server.url]).exit_code == 0
     # Garbage that only a bug or a person could leave.
     client.set("redisacc:{every}:part:nobodys-1:0", b"x")
     assert [one["keys"] for one in collect_garbage(server.url)] == [["redisacc:{every}:part:nobodys-1:0"]]

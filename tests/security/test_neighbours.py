@@ -121,7 +121,7 @@ def test_garbage_of_a_neighbour_is_left_alone(real_client, real_server):
                 real_client.set(f"redisacc:{key}", b"x")
                 stack.callback(real_client.unlink, f"redisacc:{key}")
         before = set(real_client.scan_iter())
-        result = CliRunner().invoke(main, ["gc", NAME, "--yes", "--redis", real_server.url])
+        result = CliRunner().invoke(main, ["doctor", "--fix", NAME, "--yes", "--redis", real_server.url])
         assert result.exit_code == 0, result.output
         gone = {key.decode() for key in before - set(real_client.scan_iter())}
         assert gone == {

@@ -49,7 +49,7 @@ class Place:
             command = shlex.split(printed(role, "train-*", "--user", role, *self.old, *options))
             assert command[:3] == ["ACL", "SETUSER", role]
             self.admin.execute_command(*command, f">{PASSWORD}")
-        assert CliRunner().invoke(main, ["load-scripts", "--redis", server.url]).exit_code == 0
+        assert CliRunner().invoke(main, ["acl", "--load", "--redis", server.url]).exit_code == 0
         self.shared = self.open(None, "train-1")
         self.foreign = self.open(None, "other")
         for acc in (self.shared, self.foreign):
@@ -317,7 +317,7 @@ def test_an_operator_can_do_everything(place, background, until):
     fresh = place.open("operator", "train-2")
     assert place.apply(fresh)
     url = place.server.url.replace("redis://", f"redis://operator:{PASSWORD}@")
-    result = CliRunner().invoke(main, ["load-scripts", "--redis", url])
+    result = CliRunner().invoke(main, ["acl", "--load", "--redis", url])
     assert result.exit_code == 0, result.output
     assert place.apply(place.open("worker", "train-2"))
     assert place.refused() == []
@@ -529,10 +529,10 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
     acc = place.open("worker", "train-1")
     place.admin.script_flush()
     with pytest.raises(
-        redisacc.ServerError, match="this user may not load it: run `redisacc load-scripts` as a user who may"
+        redisacc.ServerError, match="this user may not load it: run `redisacc acl --load` as a user who may"
     ):
         place.apply(acc)
-    result = CliRunner().invoke(main, ["load-scripts", "--redis", place.server.url])
+    result = CliRunner().invoke(main, ["acl", "--load", "--redis", place.server.url])
     assert result.exit_code == 0, result.output
     assert place.apply(acc)
 
@@ -681,7 +681,7 @@ def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, 
     for role in ROLES:
         admin.execute_command(*shlex.split(printed(role, pattern, "--user", role, *old)), f">{PASSWORD}")
         if loaded:
-            assert CliRunner().invoke(main, ["load-scripts", "--redis", server.url]).exit_code == 0
+            assert CliRunner().invoke(main, ["acl", "--load", "--redis", server.url]).exit_code == 0
         url = server.url.replace("://", f"://{role}:{PASSWORD}@")
         said = CliRunner().invoke(main, ["doctor", "--json", "--redis", url])
         assert said.exit_code == 0, (role, said.output)
@@ -690,9 +690,9 @@ def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, 
         trial, lua = findings["trial"], findings["lua"]
         if role == "operator" and pattern == "*":
             assert (trial["status"], lua["status"]) == ("ok", "ok"), trial
-        elif not loaded and "load-scripts" in trial["advice"]:
+        elif not loaded and "acl --load" in trial["advice"]:
             assert role in ("worker", "taker")
-            assert trial["advice"] == "run `redisacc load-scripts` as an operator: only the loaded scripts run"
+            assert trial["advice"] == "run `redisacc acl --load` as an operator: only the loaded scripts run"
         elif trial["status"] != "ok":
             assert "is not permitted to this user" in trial["found"]
             assert trial["advice"].startswith("run doctor once as a user who may, such as an operator of all names")

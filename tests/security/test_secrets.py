@@ -172,7 +172,7 @@ def test_no_secret_in_any_log_line_error_or_repr(
         fails(lambda where=where: open_at(where))
         monkeypatch.setenv("REDISACC_URL", where)
         fails(lambda: open_at(None))
-        result = CliRunner().invoke(main, ["load-scripts", "--redis", where])
+        result = CliRunner().invoke(main, ["acl", "--load", "--redis", where])
         seen.append(result.output)
         seen.append("".join(traceback.format_exception(result.exception)) if result.exception else "")
     for where in (server.client(password="wrong-" + PASSWORD), Sentinel([], password=PASSWORD), 7, PASSWORD.encode()):

@@ -13,7 +13,7 @@
 | `moved_clock` | the clock of redisacc, moved: in this process, in others, in scripts and in expiries |
 | `suspension` | minutes in which no process runs |
 | `leaks` | the keys that no test may leave behind |
-| `exporter` | the command `export` in a process of its own |
+| `exporter` | the command `serve` in a process of its own |
 | `memory` | a limit on what the process of the tests may allocate |
 | `model` | an independent accumulator, and parameters, in plain numpy |
 | `sequences` | random sequences of operations that compare the library with the model |

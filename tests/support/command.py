@@ -19,8 +19,8 @@ def run_json(*words: str, url: str) -> Any:
 
 
 def collect_garbage(url: str, *options: str) -> list[dict[str, Any]]:
-    """Removes the garbage on a server, and returns what `gc` says of each piece; with ``--dry-run``, only that."""
-    found: list[dict[str, Any]] = run_json("gc", "--yes", *options, url=url)["leftovers"]
+    """Removes the garbage on a server, and returns what is said of each piece; with ``--dry-run``, only that."""
+    found: list[dict[str, Any]] = run_json("doctor", "--fix", "--yes", *options, url=url)["leftovers"]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command `export` in a process of its own."""
+"""The command `serve` in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from support.warm_python import WarmPython
 
 
 class Exporter:
-    """The command `export` in a process of its own, at a free port."""
+    """The command `serve` in a process of its own, at a free port."""
 
     def __init__(self, url: str, *words: str) -> None:
-        command = ["-m", "redisacc", "export", "--port", "0", "--redis", url, *words]
+        command = ["-m", "redisacc", "serve", "--port", "0", "--redis", url, *words]
         self.process = WarmPython(command, text=True)
         assert self.process.stdout is not None
-        found = re.search(r"at (http://127\.0\.0\.1:\d+/metrics),", self.process.stdout.readline())
+        found = re.search(r"metrics at (http://127\.0\.0\.1:\d+/metrics);", self.process.stdout.readline())
         assert found is not None
         self._address = found[1]
 

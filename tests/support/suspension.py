@@ -18,6 +18,6 @@ def suspend(clock: MovedClock, url: str) -> None:
 
 
 def collect_garbage(url: str) -> None:
-    """Removes the keys that nothing uses, as `redisacc gc` does."""
-    done = CliRunner().invoke(main, ["gc", "--yes", "--json", "--redis", url])
+    """Removes the keys that nothing uses, as `redisacc doctor --fix` does."""
+    done = CliRunner().invoke(main, ["doctor", "--fix", "--yes", "--json", "--redis", url])
     assert done.exit_code == 0, done.output

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -330,10 +329,3 @@ def test_invalid_arguments(training, tmp_path, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief(**{"checkpoint": tmp_path, **options})
     assert training.client.keys() == []
-
-
-def test_the_library_is_missing(training, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ImportError, match=r"pip install 'redisacc\[checkpoint\]'"):
-        training.chief(checkpoint=tmp_path)
-    assert os.listdir(tmp_path) == []

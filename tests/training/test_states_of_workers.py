@@ -38,12 +38,12 @@ def served(real_server):
 
 @pytest.fixture
 def scrape(served):
-    """Returns the lines of what `redisacc export` says."""
+    """Returns the lines of what `redisacc serve` tells Prometheus."""
     where = []
 
     def lines():
         if not where:
-            where.append(served("export"))
+            where.append(f"{served('serve')}metrics")
         with urllib.request.urlopen(where[0], timeout=20) as reply:
             return reply.read().decode().splitlines()
 
@@ -142,7 +142,7 @@ def _slowly(number, step, _):
 
 @pytest.mark.forges
 def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client, served, scrape):
-    """Each place says what the table says: log, error, info(), show, watch, export and dashboard."""
+    """Each place says what the table says: log, error, info(), show, watch, the metrics and the page."""
     training.chief(workers=4)
     seconds, micros = real_client.time()
     now = seconds * 1000 + micros // 1000
@@ -188,10 +188,10 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
         assert f'redisacc_worker_missing{{accumulator="train",worker="worker {worker}"}} {missing}.0' in lines
 
     name = hashlib.sha256(b"train").hexdigest()[:16]
-    with urllib.request.urlopen(f"{served('dashboard')}updates?detail={name}", timeout=20) as events:
+    with urllib.request.urlopen(f"{served('serve')}updates?detail={name}", timeout=20) as events:
         page = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])["changed"]
     rows = page["detail:workers"]["rows"]
-    assert {state: [row[0] for row in rows if row[1] == state] for state in WANTED} == WANTED
+    assert {state: [row[0] for row in rows if row[2] == state] for state in WANTED} == WANTED
     assert [(facts["late"], facts["gone"]) for facts in (page[f"row:{name}"], page["server"])] == [(1, 1)] * 2
 
 

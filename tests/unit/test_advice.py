@@ -26,7 +26,19 @@ VERBS = (
 )
 ADVICE = re.compile(rf"(?:^|[.:;,]\s|\(|, or |, and )(?:{VERBS})\b", re.IGNORECASE)
 # What makes a message, besides classes of errors.
-MAKERS = ("fail", "Finding", "warning", "Failure", "_warn", "BadParameter", "UsageError", "_refusal", "_table")
+MAKERS = (
+    "fail",
+    "ok",
+    "warn",
+    "bad",
+    "warning",
+    "Failure",
+    "_warn",
+    "BadParameter",
+    "UsageError",
+    "_refusal",
+    "_table",
+)
 # Of a message, and of the words of its advice that a test looks for.
 SHORTEST, COMPARED = 15, 20
 # Stands for what an f-string inserts.

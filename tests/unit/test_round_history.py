@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from support.rows import every_row
 
-from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.nodes import parse_info
-from redisacc._monitoring.round_history import ROUNDS, RoundHistory
+from redisacc._monitoring.rounds import ROUNDS, Histogram, RoundHistory
 from redisacc._protocol.lifecycle.events import Event
 
 
@@ -45,11 +44,11 @@ def test_the_times_of_a_round():
     assert (second.began, second.first, second.last, second.taken, second.published) == (107, 108, 111, 112, 114)
     assert (figures.began, figures.first, figures.last) == (114, None, None)
     assert figures.bytes_per_second == 100 / 5
-    assert values(figures.round_seconds) == (1, 7)
-    assert values(figures.gathering_seconds) == (2, 6)
-    assert values(figures.wait_seconds) == (2, 10)
-    assert values(figures.staleness) == (2, 6)
-    assert values(figures.round_bytes) == (2, 400)
+    assert values(figures.histograms["round_seconds"]) == (1, 7)
+    assert values(figures.histograms["gathering_seconds"]) == (2, 6)
+    assert values(figures.histograms["take_wait_seconds"]) == (2, 10)
+    assert values(figures.histograms["staleness_steps"]) == (2, 6)
+    assert values(figures.histograms["round_bytes"]) == (2, 400)
 
 
 def test_the_round_that_is_filling():
@@ -69,19 +68,24 @@ def test_what_was_not_heard_is_left_out():
     figures = heard(first, rest[0], (102, None), *rest[1:]).figures(108)
     (only,) = figures.rounds
     assert (only.nbytes, only.began, only.first, only.last, only.taken) == (None, None, None, 104, 105)
-    assert values(figures.round_bytes) == values(figures.gathering_seconds) == values(figures.wait_seconds) == (0, 0)
-    assert values(figures.round_seconds) == (0, 0)
+    assert (
+        values(figures.histograms["round_bytes"])
+        == values(figures.histograms["gathering_seconds"])
+        == values(figures.histograms["take_wait_seconds"])
+        == (0, 0)
+    )
+    assert values(figures.histograms["round_seconds"]) == (0, 0)
 
 
 def test_a_take_that_need_not_wait_has_waited_for_no_time():
     again = [(moment, line) for moment, line in whole_round(110, 1) if not str(line).startswith("waiting")]
-    assert values(heard(*whole_round(100), *again).figures(120).wait_seconds) == (2, 5)
+    assert values(heard(*whole_round(100), *again).figures(120).histograms["take_wait_seconds"]) == (2, 5)
 
 
 def test_the_waits_of_takers_of_whom_one_has_left_are_unknown():
     waiting = [(90, "waiting step=0 count=0 num_required=2 taker=other"), (95, "left")]
     figures = heard(*waiting, *whole_round(100)[1:]).figures(120)
-    assert values(figures.wait_seconds) == (0, 0)
+    assert values(figures.histograms["take_wait_seconds"]) == (0, 0)
 
 
 def test_only_the_latest_rounds_are_remembered():
@@ -106,8 +110,8 @@ def test_what_anybody_may_publish_is_not_believed(line):
     figures = heard((1, line), *whole_round(100)).figures(105.5)
     assert figures.rounds[-1].nbytes == 200
     assert figures.bytes_per_second == 200 / 5
-    assert values(figures.round_bytes) == (1, 200)
-    assert values(figures.staleness) == (1, 3)
+    assert values(figures.histograms["round_bytes"]) == (1, 200)
+    assert values(figures.histograms["staleness_steps"]) == (1, 3)
 
 
 def test_a_histogram_counts_a_value_that_equals_a_bound_under_it():

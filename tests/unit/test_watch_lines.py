@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from redisacc._format.reducer_lease import ReducerInfo
-from redisacc._monitoring.view import View
+from redisacc._monitoring.monitor import View
 from redisacc.cli.watch import _lines
 
 pytestmark = pytest.mark.servers("fakeredis")

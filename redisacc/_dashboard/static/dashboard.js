@@ -157,6 +157,7 @@ function showRow(id, row) {
   fillBar(known.bar, row);
   setText(known.text, roundText(row));
   setText(known.cells[3], row.late ? count(row.late) : "–");
+  known.tr.classList.toggle("stalled", row.stalled);
   known.cells[3].className = `number ${row.late ? (row.waiting ? "some" : "") : "none"}`;
   setText(known.cells[4], digits(row.applied));
   setText(known.cells[5], row.bytes ? bytes(row.bytes) : "–");
@@ -167,18 +168,25 @@ function showOrder(order) {
   for (const [id, known] of rows) if (!wanted.has(id)) { known.tr.remove(); rows.delete(id); }
   // Rows that are where they belong stay untouched, so that the focus stays where it is.
   const body = byId("rows");
+  const kinds = order.map((id) => rows.get(id).row.training);
+  const grouped = kinds.includes(true) && kinds.includes(false);
+  const wantedRows = order.flatMap((id, n) => [...(grouped && kinds[n] !== kinds[n - 1] ? [GROUPS[kinds[n]]] : []), rows.get(id).tr]);
+  for (const group of Object.values(GROUPS)) if (!grouped) group.remove();
   let next = body.firstElementChild;
-  for (const id of order) {
-    const { tr } = rows.get(id);
+  for (const tr of wantedRows) {
     if (tr === next) next = next.nextElementSibling; else body.insertBefore(tr, next);
   }
   // One alone is what everybody wants to see. On a phone, the list comes first if there are several.
   if (!state.detail && order.length && (order.length === 1 || !narrow.matches) && !state.text) choose(mostUrgent(order), false);
 }
 
-// Returns the accumulator with the most late workers or, if none is late, the first one.
+const heading = (text) => element("tr", { class: "group" }, element("th", { colspan: 6, scope: "rowgroup", text }));
+const GROUPS = { true: heading("Trainings"), false: heading("Accumulators") };
+
+// Returns a training if there is one, and of several, the one that stalls or has the most late workers.
 function mostUrgent(order) {
-  return order.reduce((best, id) => (rows.get(id).row.late > rows.get(best).row.late ? id : best));
+  const rank = (id) => { const row = rows.get(id).row; return (row.training ? 2e6 : 0) + (row.stalled ? 1e6 : 0) + row.late; };
+  return order.reduce((best, id) => (rank(id) > rank(best) ? id : best));
 }
 
 // The accumulator in detail
@@ -210,11 +218,19 @@ function showFilling() {
   ].filter(Boolean).join(" · "));
   const notes = [];
   const note = (text, kind = "") => notes.push(element("li", { class: kind, text }));
-  if (filling.buffered_bytes) note(`buffered ${bytes(filling.buffered_bytes)} of ${bytes(facts.buffer_limit)}`, filling.buffered_bytes > 0.85 * facts.buffer_limit ? "warn" : "");
+  const limit = facts.buffer_limit;
+  if (filling.buffered_bytes) note(`buffered ${bytes(filling.buffered_bytes)}${limit ? ` of ${bytes(limit)}` : ""}`, limit && filling.buffered_bytes > 0.85 * limit ? "warn" : "");
   if (filling.total_weight !== filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
   if (filling.staleness.length) note(filling.staleness.map(([steps, n]) => `${n} by ${plural(steps, "step")}`).join(", ") + " late");
   if (facts.reducer) note(`the reducer ${facts.reducer}`, facts.reducer === "is late" ? "warn" : "");
   byId("notes").replaceChildren(...notes);
+}
+
+function showStall(found) {
+  byId("stall").hidden = !found;
+  if (!found) return;
+  const names = found.workers.join(", ") + (found.more ? ` and ${count(found.more)} more` : "");
+  keepAge(byId("stall"), () => `It waits for ${names}.` + (found.since === null ? "" : ` Nothing has come for ${seconds(ageOfHeard(found.since))}.`));
 }
 
 const kindOf = (name) => name.replaceAll(" ", "-");
@@ -230,12 +246,12 @@ function showWorkers({ numbers, rows: found }) {
   byId("states").replaceChildren(...states.map(([name, n]) => element("span", { class: kindOf(name), text: `${count(n)} ${name}` })));
   if (!total) setText(byId("states"), "No worker has sent a gradient.");
   byId("workers").closest("table").hidden = !total;
-  byId("workers").replaceChildren(...found.map(([name, label, inRound, applied, stale, seen, took]) => {
+  byId("workers").replaceChildren(...found.map(([name, process, label, inRound, applied, stale, seen, took]) => {
     const age = cell("", "number");
     keepAge(age, () => `${seconds(ageOfClock(seen))} ago`);
     const first = cell(name);
     first.title = name;
-    return element("tr", {}, first, cell(label, kindOf(label)), age, cell(took === null ? "–" : seconds(took), "number"), cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
+    return element("tr", {}, first, cell(process || "–", "mono"), cell(label, kindOf(label)), age, cell(took === null ? "–" : seconds(took), "number"), cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
   }));
   byId("more-workers").hidden = total <= found.length || state.workers >= MOST;
   setText(byId("more-workers"), total > MOST ? `Show ${count(MOST)} of ${count(total)} workers` : `Show all ${count(total)} workers`);
@@ -245,7 +261,7 @@ function showWorkers({ numbers, rows: found }) {
 // The training, and the curves of its metrics
 
 function showTraining(found) {
-  byId("training-section").hidden = !found;
+  byId("training-section").hidden = byId("training-facts").hidden = !found;
   if (!found) return;
   byId("training-progress").hidden = found.share === null;
   setWidth(byId("training-bar"), found.share ?? 0);
@@ -258,17 +274,29 @@ function showTraining(found) {
   byId("training-facts").replaceChildren(...items(found.listed));
 }
 
+// Returns means of the values so far, in which each counts 0.8 times as much as the next.
+function smoothed(values) {
+  let sum = 0, weight = 0;
+  return values.map((y) => {
+    if (y === null) return null;
+    [sum, weight] = [0.8 * sum + y, 0.8 * weight + 1];
+    return sum / weight;
+  });
+}
+
 const value = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(2) : String(+x.toPrecision(4)));
 const WIDE = 300, HIGH = 80;
 
 function drawCurve(name, latest, steps, values, text) {
-  const points = steps.map((step, n) => [step, values[n]]).filter(([, y]) => y !== null);
+  const isLog = byId("log").checked, shown = byId("smooth").checked ? smoothed(values) : values;
+  const points = steps.map((step, n) => [step, shown[n]]).filter(([, y]) => y !== null && (!isLog || y > 0));
   const head = element("b", { text: latest });
   const figure = element("figure", {}, element("figcaption", {}, element("span", { text: name }), head));
   if (!points.length) return figure;
   const ys = points.map(([, y]) => y), low = Math.min(...ys), high = Math.max(...ys);
   const from = steps[0], to = Math.max(steps.at(-1), from + 1);
-  const place = ([x, y]) => [((x - from) / (to - from)) * WIDE, high > low ? HIGH - 3 - ((y - low) / (high - low)) * (HIGH - 6) : HIGH / 2];
+  const scaled = isLog ? Math.log10 : (y) => y, span = scaled(high) - scaled(low);
+  const place = ([x, y]) => [((x - from) / (to - from)) * WIDE, span > 0 ? HIGH - 3 - ((scaled(y) - scaled(low)) / span) * (HIGH - 6) : HIGH / 2];
   const svg = document.createElementNS(SVG, "svg");
   const add = (tag, attributes) => {
     const made = document.createElementNS(SVG, tag);
@@ -301,9 +329,11 @@ function drawCurve(name, latest, steps, values, text) {
 }
 
 // Whether somebody points at a curve, which then stays as it is.
-let looking = false;
+let looking = false, curvesFound = null;
+for (const id of ["log", "smooth"]) byId(id).addEventListener("change", () => { looking = false; if (curvesFound) showCurves(curvesFound); });
 
 function showCurves(found) {
+  curvesFound = found;
   byId("curves-section").hidden = !found.names.length;
   if (!found.names.length) { looking = false; byId("curves").replaceChildren(); return; }
   if (looking) return;
@@ -413,7 +443,7 @@ function connect() {
     showLink("reconnecting");
     document.body.classList.add("stale-data");
     if (stream.readyState !== EventSource.CLOSED) return;
-    // An answer that is no stream ends the attempts of the browser. A token that is no longer right needs the form.
+    // An answer that is no stream ends the attempts of the browser. The browser asks for a token that is no longer right.
     const answer = await fetch("./", { method: "HEAD" }).catch(() => null);
     if (answer?.status === 401) location.reload(); else retry = setTimeout(connect, 2000);
   };
@@ -426,7 +456,7 @@ function show({ clock, now, changed }) {
   if (changed.order) showOrder(changed.order);
   const sections = {
     server: showServer, "detail:facts": showFacts, "detail:filling": (found) => { filling = found; }, "detail:waiting": showWaiting,
-    "detail:training": showTraining, "detail:curves": showCurves, "detail:workers": showWorkers, "detail:rounds": showRounds, "detail:staleness": showStaleness, "detail:unacknowledged": showUnacknowledged,
+    "detail:training": showTraining, "detail:curves": showCurves, "detail:stall": showStall, "detail:workers": showWorkers, "detail:rounds": showRounds, "detail:staleness": showStaleness, "detail:unacknowledged": showUnacknowledged,
   };
   for (const [name, showSection] of Object.entries(sections)) if (name in changed) showSection(changed[name]);
   showFilling();

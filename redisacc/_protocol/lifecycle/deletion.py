@@ -90,7 +90,7 @@ def remove_attempted(transport: Transport, keys: PartitionedKeys, *, timeout: fl
 
 def _remove_contents(transport: Transport, keys: Keys, timeout: float) -> None:
     with contextlib.suppress(CorruptDataError):
-        # Otherwise `redisacc gc` finds the parts in partitions that this handle does not know.
+        # Otherwise `redisacc doctor --fix` finds the parts in partitions that this handle does not know.
         keys = with_partitions(transport, keys, timeout=timeout)
     try:
         rounds = all_rounds(transport, keys, timeout=timeout)

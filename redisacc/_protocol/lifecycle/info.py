@@ -142,7 +142,7 @@ class AccumulatorInfo(RecordValues):
         """Workers without a gradient in the current round that are not worth waiting for.
 
         The lease of a worker of a training has ended, or was given back. A worker without a lease was last seen 10
-        minutes ago or longer. `redisacc forget-worker` removes one from the list at once; the server forgets workers
+        minutes ago or longer. `redisacc set --forget` removes one from the list at once; the server forgets workers
         that were not seen for an hour, a few whenever another one sends its first gradient.
         """
         return self.states.gone

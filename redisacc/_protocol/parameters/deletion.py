@@ -59,7 +59,7 @@ def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float 
         keys = read_partitions(transport, keys, timeout=timeout)
         return [key for blob in listed_blobs(transport, keys, timeout=timeout) for key in blob.keys(keys)]
     except CorruptDataError:
-        # `redisacc gc` finds the parts that cannot be found this way.
+        # `redisacc doctor --fix` finds the parts that cannot be found this way.
         return []
 
 

@@ -8,7 +8,7 @@ version visible. It does so only if all parts are there and will stay:
 - In partitions, no script can. The leader registers the attempt first, which gives it a lease; a version that cannot
   follow the published one is refused there. Then each node stores its parts, and confirms that they are there to stay.
   The script makes the version visible if the attempt still has its lease, and lists the blobs that the new
-  version does without. They are removed a minute later, by the next publisher or by ``redisacc gc``.
+  version does without. They are removed a minute later, by the next publisher or by ``redisacc doctor --fix``.
 
 docs/internals/partitions.md explains why no reader sees a mixture of versions, and why nothing is lost or leaked.
 """

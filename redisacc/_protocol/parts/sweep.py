@@ -103,7 +103,7 @@ def remove_parts(
 
 
 def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:
-    """Removes the parts of attempts that the leader no longer knows. If that fails, `gc` removes them later."""
+    """Removes the parts of attempts that the leader no longer knows. If that fails, `doctor --fix` does so later."""
     with contextlib.suppress(RedisAccError):
         remove_parts(transport, keys, attempts)
 

@@ -20,7 +20,7 @@ from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.sums.part_sums import WORTHWHILE
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
-from redisacc.cli.checks.finding import Finding
+from redisacc.cli.checks import Finding, ok
 from redisacc.errors import CorruptDataError, NotFoundError, ServerError
 
 # Maximum number of accumulators that a finding names.
@@ -38,15 +38,13 @@ def examine_reducers(transport: Transport) -> Finding:
     try:
         cases = list(_cases(transport))
     except ServerError:
-        return Finding("reducers", "ok", "unknown, because this user may not list and read all accumulators")
+        return ok("unknown, because this user may not list and read all accumulators")
     reducers = [case.reducer for case in cases if case.reducer is not None]
     if (problem := _problem(cases)) is not None:
         return problem
     without = [case for case in cases if case.reducer is None]
     if active := [case for case in without if not case.is_idle]:
-        return Finding(
-            "reducers",
-            "ok",
+        return ok(
             f"none works on {_named(active)}",
             "if takers run on other machines than the server, run `redisacc reduce` on the server's machine, or start "
             "both with `redisacc server --reduce`: takers then fetch one sum instead of every gradient",
@@ -55,30 +53,24 @@ def examine_reducers(transport: Transport) -> Finding:
         in_time = sum(reducer.stored for reducer in reducers)
         rounds = count_text(in_time + sum(reducer.late for reducer in reducers), "round")
         on = _named([case for case in cases if case.reducer is not None])
-        return Finding("reducers", "ok", f"work on {on}, and were in time for {in_time} of {rounds}")
+        return ok(f"work on {on}, and were in time for {in_time} of {rounds}")
     if without:
-        return Finding(
-            "reducers",
-            "ok",
+        return ok(
             f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds",
             "run doctor again during the training",
         )
-    return Finding("reducers", "ok", "not needed, because no take has waited for several large dense gradients")
+    return ok("not needed, because no take has waited for several large dense gradients")
 
 
 def _problem(cases: Sequence[_Case]) -> Finding | None:
     """Returns the problem of the existing reducers; None if there is none."""
     if lacking := [case for case in cases if case.reducer is not None and case.reducer.missing]:
-        return Finding(
-            "reducers",
-            "ok",
+        return ok(
             f"none works on some partitions of {_named(lacking)}, so takers use none of the others",
             "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster",
         )
     if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
-        return Finding(
-            "reducers",
-            "ok",
+        return ok(
             f"too late for most rounds of {_named(late)}",
             "give the reducer a processor core of its own, and let it connect over a Unix socket",
         )

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, what they refer to, and the question before a deletion."""
+"""What commands are made of: options and arguments that several share, what they refer to, and the last question."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,14 +20,11 @@ from redisacc._format.keys import PREFIX, Keys
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode, shown
-from redisacc.cli.shared.failures import USAGE, fail
+from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
 # How many names or paths the shell is offered at most.
 _COMPLETIONS = 100
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Seconds(click.FloatRange):
@@ -54,51 +51,36 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def redis_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds the option --redis URL, as the parameter ``url``."""
-    return click.option(
-        "--redis",
-        "url",
-        envvar="REDISACC_URL",
-        metavar="URL",
-        help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
-    )(function)
+REDIS = click.Option(
+    ["--redis", "url"],
+    envvar="REDISACC_URL",
+    metavar="URL",
+    help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+)
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+_YES = click.Option(["--yes", "-y"], is_flag=True, help="Do not ask for confirmation.")
 
 
-def json_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds the option --json, as the parameter ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+def command(
+    *, json: bool = True, yes: bool = False, epilog: str = EXIT_CODES, **settings: Any
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function: it ends with one line and an exit code if something expected goes wrong.
 
+    Its last options are --redis, as the parameter ``url``, and those that are asked for here.
 
-def yes_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds the option --yes, as the parameter ``yes``."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(function)
+    Args:
+        json: whether it has the option --json, as the parameter ``as_json``.
+        yes: whether it has the option --yes.
+        epilog: the last lines of its help.
+        settings: further arguments of ``click.command``.
+    """
 
+    def make(function: Callable[..., None]) -> click.Command:
+        made = click.command(cls=click.Command, epilog=epilog, **settings)(report_failures(function))
+        made.params += [REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
+        return made
 
-def name_argument(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds the argument NAME, which the shell completes."""
-    return click.argument("name", shell_complete=_complete_names)(function)
-
-
-def names_argument(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds the argument [NAME]..., as the parameter ``names``, which the shell completes."""
-    return click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)(function)
-
-
-def port_option(default: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Adds the option --port PORT, as the parameter ``port``."""
-    return click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=default,
-        show_default=True,
-        help="Port to listen on; 0 picks a free one.",
-    )
-
-
-def leaf_option(help_text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Adds the option --leaf PATH, as the parameter ``path``. The shell completes it once NAME is there."""
-    return click.option("--leaf", "path", metavar="PATH", shell_complete=_complete_leaves, help=help_text)
+    return make
 
 
 def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -122,6 +104,21 @@ def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]])
     except RedisAccError:
         return []
     return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
+
+
+# Arguments and options, which the shell completes.
+name_argument = click.argument("name", shell_complete=_complete_names)
+names_argument = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+leaf_option = click.option(
+    "--leaf",
+    "path",
+    metavar="PATH",
+    shell_complete=_complete_leaves,
+    help="Show this leaf of a tree, or the rows of it.",
+)
+output_option = click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
+)
 
 
 def keys_of(name: str) -> Keys:

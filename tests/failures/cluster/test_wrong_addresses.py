@@ -100,7 +100,7 @@ def test_a_user_with_the_rules_of_a_worker(shared_cluster):
     printed = CliRunner().invoke(main, ["acl", "worker", "team/*", "--user", "w1", "--cluster"]).stdout
     for node in shared_cluster.nodes:
         node.ask(*shlex.split(printed), ">secret")
-    command = [sys.executable, "-m", "redisacc", "load-scripts", "--redis", shared_cluster.url]
+    command = [sys.executable, "-m", "redisacc", "acl", "--load", "--redis", shared_cluster.url]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     url = shared_cluster.url.replace("://", "://w1:secret@")
     for name in ("team/a", "team/b", "team/c"):

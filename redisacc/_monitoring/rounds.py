@@ -1,4 +1,4 @@
-"""The times of an accumulator's rounds, as its events tell them.
+"""The times of accumulators' rounds, as their events tell them.
 
 Times are taken on this machine when the event is heard, by ``clock.now()``. A message may be lost, and
 then everything whose beginning was not heard is left out rather than guessed.
@@ -6,14 +6,36 @@ then everything whose beginning was not heard is left out rather than guessed.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import math
+import re
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from redisacc._monitoring.histogram import BYTES, SECONDS, STEPS, Histogram
+from redisacc._clock import clock
+from redisacc._format.keys import PREFIX, Keys, ParameterKeys
 from redisacc._protocol.lifecycle.events import Event
+from redisacc._redis import forks
+from redisacc._redis.pubsub import pubsub_of
+from redisacc._redis.transport import Transport
 
+# Upper bounds of durations, in seconds; of sizes, in bytes: 1 KiB to 16 GiB, each four times the one before; and of a
+# number of steps.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+BYTES = tuple(4**power for power in range(5, 18))
+STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# What is counted in a histogram: name → the text that explains it to Prometheus, and the bounds.
+HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "round_seconds": ("Time from one take to the next.", SECONDS),
+    "gathering_seconds": ("Time from the first gradient of a round to the last one.", SECONDS),
+    # 0 if it did not need to wait.
+    "take_wait_seconds": ("Time that a take waited in the queue.", SECONDS),
+    "staleness_steps": ("Steps by which accepted gradients were late, if staleness allows any.", STEPS),
+    "round_bytes": ("Bytes of the gradients of a round.", BYTES),
+}
 # The number of rounds that are remembered.
 ROUNDS = 40
 # The number of waiting takers whose beginning is remembered.
@@ -24,6 +46,37 @@ WORKERS = 1000
 WINDOW = 5
 # A gradient of more bytes than this is not believed: no server can hold it.
 MOST_BYTES = 2**53
+# Maximum number of accumulators whose rounds are remembered. Anybody who may publish can make names up.
+MOST = 5000
+# Maximum number of accumulators that are listened to in a cluster from version 7 on. It has no patterns of channels, so
+# each slot takes a connection and a thread.
+MOST_IN_A_CLUSTER = 64
+
+_CHANNEL = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(:parameters)?:events", re.DOTALL)
+
+
+@dataclass
+class Histogram:
+    """How many values were at most as large as each of some bounds.
+
+    Attributes:
+        bounds: the bounds, ascending. A value counts under the first bound that is greater than or equal to it.
+        counts: the number of values under each bound, and last, of those above all of them.
+        total: the sum of all values.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        place = next((n for n, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))
+        self.counts[place] += 1
+        self.total += value
 
 
 @dataclass(frozen=True)
@@ -65,11 +118,7 @@ class Figures:
         last: when its latest gradient was counted.
         worker_seconds: worker's name → how long it took for its latest gradient, from the moment that it could begin.
         bytes_per_second: the bytes of gradients that were accepted, averaged over the last five seconds.
-        round_seconds: from one take to the next.
-        gathering_seconds: from the first gradient of a round to the last one.
-        wait_seconds: how long takes waited, from the moment that they joined the queue; 0 if they did not need to.
-        staleness: of each accepted gradient, if ``staleness`` allows any.
-        round_bytes: the bytes of the gradients of a round.
+        histograms: a histogram for each name in ``HISTOGRAMS``.
     """
 
     rounds: tuple[RoundTimes, ...]
@@ -78,11 +127,7 @@ class Figures:
     last: float | None
     worker_seconds: dict[str, float]
     bytes_per_second: float
-    round_seconds: Histogram
-    gathering_seconds: Histogram
-    wait_seconds: Histogram
-    staleness: Histogram
-    round_bytes: Histogram
+    histograms: dict[str, Histogram]
 
 
 @dataclass
@@ -112,11 +157,9 @@ class RoundHistory:
     _taken: float | None = None
     # (whole second, bytes accepted in it), the oldest first.
     _received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
-    _round_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    _gathering_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    _wait_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    _staleness: Histogram = field(default_factory=lambda: Histogram(STEPS))
-    _round_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
+    _histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+    )
 
     def hear(self, event: Event, at: float) -> None:
         """Notes an event that was heard at a moment."""
@@ -155,7 +198,7 @@ class RoundHistory:
                 nbytes += self._received.pop()[1]
             self._received.append((second, nbytes))
         if (staleness := _number(event.details.get("staleness"), STEPS[-1])) is not None:
-            self._staleness.add(staleness)
+            self._histograms["staleness_steps"].add(staleness)
         if event.who is not None and filling.began is not None and not staleness:
             # The one that was heard last is the last one, and the one that was not heard for longest goes.
             self._worker_seconds.pop(event.who, None)
@@ -168,16 +211,16 @@ class RoundHistory:
         taker = event.who or ""
         joined = self._waiting.pop(taker, None)
         if joined is not None or not self._unsure:
-            self._wait_seconds.add(at - joined if joined is not None else 0.0)
+            self._histograms["take_wait_seconds"].add(at - joined if joined is not None else 0.0)
         self._unsure = False
         if event.global_step is not None and number is not None:
             whole = filling.heard == number
             if whole:
-                self._round_bytes.add(filling.nbytes)
+                self._histograms["round_bytes"].add(filling.nbytes)
             if self._taken is not None:
-                self._round_seconds.add(at - self._taken)
+                self._histograms["round_seconds"].add(at - self._taken)
             if whole and filling.first is not None and filling.last is not None:
-                self._gathering_seconds.add(filling.last - filling.first)
+                self._histograms["gathering_seconds"].add(filling.last - filling.first)
             self._rounds.append(
                 RoundTimes(
                     step=event.global_step - 1,
@@ -196,18 +239,13 @@ class RoundHistory:
     def figures(self, now: float) -> Figures:
         """Returns what is known at a moment."""
         recent = sum(nbytes for second, nbytes in self._received if now - WINDOW <= second)
+        filling = self._filling
         return Figures(
-            rounds=tuple(self._rounds),
-            began=self._filling.began,
-            first=self._filling.first,
-            last=self._filling.last,
-            worker_seconds=dict(self._worker_seconds),
-            bytes_per_second=recent / WINDOW,
-            round_seconds=self._round_seconds.copy(),
-            gathering_seconds=self._gathering_seconds.copy(),
-            wait_seconds=self._wait_seconds.copy(),
-            staleness=self._staleness.copy(),
-            round_bytes=self._round_bytes.copy(),
+            tuple(self._rounds),
+            *(filling.began, filling.first, filling.last),
+            dict(self._worker_seconds),
+            recent / WINDOW,
+            copy.deepcopy(self._histograms),
         )
 
 
@@ -216,3 +254,90 @@ def _number(text: str | None, most: int) -> int | None:
     if text is None or not (text.isascii() and text.isdigit() and len(text) <= 16):
         return None
     return int(text) if int(text) <= most else None
+
+
+class RoundListener:
+    """The histories of the rounds of accumulators. Close it with ``close()``. Threads may share it.
+
+    Args:
+        transport: the way to the server.
+        patterns: globs of names to listen to. A user whose access rules are for a pattern has to listen to that one.
+        names: names to listen to.
+    """
+
+    def __init__(self, transport: Transport, patterns: Sequence[str], names: Sequence[str]) -> None:
+        self._transport = transport
+        self._lock = forks.lock()
+        self._histories: dict[str, RoundHistory] = {}
+        self._stack = contextlib.ExitStack()
+        # Name → what ends the subscriptions to its channels.
+        self._subscribed: dict[str, contextlib.ExitStack] = {}
+        self._by_name = transport.has_sharded_channels()
+        if not self._by_name:
+            for pattern in patterns:
+                for channel in (Keys(pattern).events, ParameterKeys(pattern).events):
+                    pubsub = pubsub_of(transport, channel)
+                    self._stack.enter_context(pubsub.listen_to_pattern(channel, self._hear))
+            for name in names:
+                self._subscribe(name)
+
+    def follow(self, names: Collection[str]) -> None:
+        """Forgets the histories of all other names. In a cluster, listens to these, up to ``MOST_IN_A_CLUSTER``."""
+        with self._lock:
+            for name in self._histories.keys() - set(names):
+                del self._histories[name]
+        if self._by_name:
+            for name in [name for name in self._subscribed if name not in names]:
+                self._subscribed.pop(name).close()
+            for name in names:
+                if name not in self._subscribed and len(self._subscribed) < MOST_IN_A_CLUSTER:
+                    self._subscribe(name)
+
+    def figures(self, name: str) -> Figures:
+        """Returns what is known of the rounds of an accumulator."""
+        with self._lock:
+            history = self._histories.get(name) or RoundHistory()
+            return history.figures(clock.now())
+
+    def close(self) -> None:
+        """Stops listening. Closing twice does nothing."""
+        self._stack.close()
+        while self._subscribed:
+            self._subscribed.popitem()[1].close()
+
+    def _subscribe(self, name: str) -> None:
+        stack = self._subscribed[name] = contextlib.ExitStack()
+        for channel in (Keys(name).events, ParameterKeys(name).events):
+
+            def hear(text: str | None, channel: str = channel) -> None:
+                self._hear(channel, text)
+
+            stack.enter_context(pubsub_of(self._transport, channel).listen(channel, hear))
+
+    def _hear(self, channel: str, text: str | None) -> None:
+        """Handles a message, in the thread that listens."""
+        at = clock.now()
+        with self._lock:
+            if text is None and not channel:
+                # Messages of a pattern may have been missed, and so of everybody.
+                for history in self._histories.values():
+                    history.hear(Event.parse(None), at)
+                return
+            match = _CHANNEL.fullmatch(channel)
+            if match is None:
+                return
+            name, of_parameters = match.groups()
+            known = self._histories.get(name)
+            if text is None:
+                if known is not None:
+                    known.hear(Event.parse(None), at)
+                return
+            if known is None:
+                if len(self._histories) >= MOST:
+                    # Most are of accumulators that are gone. Those in use are heard of again at once.
+                    self._histories.clear()
+                known = self._histories[name] = RoundHistory()
+            if of_parameters is None:
+                known.hear(Event.parse(text), at)
+            elif text.startswith("published "):
+                known.hear_published(at)

@@ -25,14 +25,14 @@ def test_a_worker_is_forgotten_until_it_returns(cli, cli_json, open_dense):
     for acc in (ann, bob, again):
         acc.apply_grad([1.0])
     ann.take_grad(3)
-    found = cli("forget-worker", "w", "bob")
+    found = cli("set", "w", "--forget", "bob")
     assert (found.exit_code, found.stdout.startswith("w has forgotten bob, last seen ")) == (0, True)
     assert names(ann.info().known_workers) == ["ann"]
     # Both sessions are still there: a copy of a request would be recognised.
     assert ann.info().applied == 3
     assert bob.apply_grad([1.0], 1)
     assert [(worker.name, worker.applied) for worker in ann.info().known_workers if worker.in_round] == [("bob", 1)]
-    assert cli_json("forget-worker", "w", "bob") == {"name": "w", "forgotten": "bob"}
+    assert cli_json("set", "w", "--forget", "bob") == {"name": "w", "forgotten": "bob"}
     # Its gradient stays in the round.
     assert ann.info().workers == {"bob": 1}
     ann.delete()
@@ -40,11 +40,11 @@ def test_a_worker_is_forgotten_until_it_returns(cli, cli_json, open_dense):
 
 def test_an_unknown_worker(cli, accumulator):
     accumulator.apply_grad([1, 2, 3])
-    found = cli("forget-worker", "w", "anne")
+    found = cli("set", "w", "--forget", "anne")
     assert found.exit_code == 3
     assert found.stderr == "redisacc: 'w' knows no worker 'anne'; did you mean 'ann'?\n"
-    assert cli("forget-worker", "w", "").exit_code == 2
-    assert cli("forget-worker", "ww", "ann").exit_code == 3
+    assert cli("set", "w", "--forget", "").exit_code == 2
+    assert cli("set", "ww", "--forget", "ann").exit_code == 3
     assert names(accumulator.info().known_workers) == ["ann"]
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_worker(cli, accumulator):
 def test_a_corrupt_session_is_named(cli, accumulator, client):
     accumulator.apply_grad([1, 2, 3])
     client.hset("redisacc:{w}:sessions", "x", "nonsense")
-    found = cli("forget-worker", "w", "ann")
+    found = cli("set", "w", "--forget", "ann")
     assert found.exit_code == 1
     assert "'nonsense'" in found.stderr
 
@@ -64,18 +64,18 @@ def test_a_worker_of_a_training_is_forgotten_when_its_lease_has_run_out(cli, cli
     ):
         next(worker.steps())
         assert worker.apply({"w": [1.0]})
-        found = cli("forget-worker", "train", "worker 0")
+        found = cli("set", "train", "--forget", "worker 0")
         assert found.exit_code == 1
         assert "has a lease for" in found.stderr
         assert "wait for that time and forget it then" in " ".join(found.stderr.split())
         assert next(chief.rounds()).num_accumulated == 1
-    assert cli("forget-worker", "train", "worker 0").exit_code == 0
+    assert cli("set", "train", "--forget", "worker 0").exit_code == 0
     held = client.hget("redisacc:{train}:crew", "worker 0")
     assert held is None
     client.hset("redisacc:{train}:crew", "worker 5", "h 1 p who")
-    assert cli("forget-worker", "train", "worker 5").exit_code == 0
+    assert cli("set", "train", "--forget", "worker 5").exit_code == 0
     assert not client.hexists("redisacc:{train}:crew", "worker 5")
-    assert cli("forget-worker", "train", "chief").exit_code == 3
+    assert cli("set", "train", "--forget", "chief").exit_code == 3
 
 
 def test_one_apply_leaves_no_worker_behind(cli, cli_json, accumulator, tmp_path):
@@ -110,7 +110,7 @@ def test_apply_encodes(cli, open_dense, client, tmp_path, encoding):
 def test_who_was_not_seen_for_long_is_gone(cli, cli_json, open_dense, client):
     acc = open_dense("float32", [1], "w", worker="ann")
     acc.apply_grad([1.0], -1)
-    cli("forget-worker", "w", "ann")
+    cli("set", "w", "--forget", "ann")
     now = time.time() * 1000
 
     def plant(name, seconds):

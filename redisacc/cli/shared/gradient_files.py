@@ -1,4 +1,9 @@
-"""Arrays in files of numpy: one array as .npy, several as .npz."""
+"""Gradients in files of numpy: one array as .npy, several as .npz.
+
+A dense gradient is the array ``gradient``. A sparse one is ``indices``, ``values`` and ``shape``. Of a tree, a dense
+leaf is the array of its path, and a sparse leaf is three arrays: ``PATH/indices``, ``PATH/values`` and ``PATH/shape``.
+A leaf without a gradient is left out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -17,9 +22,17 @@ import click
 import numpy as np
 from numpy.lib import format as numpy_format
 
+from redisacc._data.results import ApplyResult
+from redisacc._data.spec import described_by
+from redisacc._data.tree.structure import Structure
 from redisacc._data.validation import Array
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._text import shown
 from redisacc.cli.shared.failures import USAGE, fail
+
+_PIECES = ("indices", "values", "shape")
 
 # Types for which numpy's files have no name are saved as the smallest type that holds them exactly.
 _SAVED_AS = {"bfloat16": np.float32}
@@ -34,27 +47,107 @@ _HEADERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.rea
 _MAX_UNPACKED, _MAX_RATIO = 2**30, 10
 
 
-def check_output(output: Path | None, *, discard: bool, several: str | None = None) -> None:
-    """Checks --output and --discard before anything is taken.
+class GradientFiles:
+    """Writes gradients of one accumulator to files, and reads and applies them.
 
     Args:
-        output: the file.
-        discard: whether the gradient is discarded.
-        several: a description of the gradient if it consists of several arrays, which only an .npz holds.
+        accumulator: the accumulator.
 
     Raises:
-        click.UsageError: both or neither are given, or the file cannot be written or cannot hold the gradient.
+        click.UsageError: no file can hold its gradients.
     """
-    if (output is None) == (not discard):
-        raise click.UsageError("give either --output FILE or --discard, which throws the gradient away")
-    if output is None or str(output) == "-":
-        return
-    if output.suffix not in (".npy", ".npz"):
-        raise click.UsageError(f"--output must end in .npy or .npz, or be -, not {output.name!r}")
-    if several and output.suffix != ".npz":
-        raise click.UsageError(f"--output must end in .npz for {several}, not {output.name!r}")
-    if not os.access(output.absolute().parent, os.W_OK):
-        raise click.UsageError(f"--output: the directory {output.absolute().parent} does not exist or is not writable")
+
+    def __init__(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
+        self._accumulator: Any = accumulator
+        self._structure: Structure | None = None
+        # The names of the arrays of each leaf: of a dense one its own, of a sparse one those of its pieces.
+        self._leaves: list[tuple[str, tuple[str, ...]]]
+        if isinstance(accumulator, TreeAccumulator):
+            self._structure, described = described_by(accumulator.spec)
+            self._leaves = [
+                (path, tuple(f"{path}/{piece}" for piece in _PIECES) if leaf[0] else (path,))
+                for path, leaf in zip(self._structure.paths, described, strict=True)
+            ]
+            self._what = "a tree, which is several arrays"
+            self._check_names()
+        elif isinstance(accumulator, SparseConditionalAccumulator):
+            self._leaves, self._what = [("", _PIECES)], "a sparse gradient, which is three arrays"
+        else:
+            self._leaves, self._what = [("", ("gradient",))], "a dense gradient"
+        self._names = [name for _, names in self._leaves for name in names]
+        # Whether a gradient is a single array, which an .npy holds.
+        self._is_single = self._structure is None and len(self._names) == 1
+
+    def _check_names(self) -> None:
+        owners: dict[str, str] = {}
+        for path, names in self._leaves:
+            for name in names:
+                # numpy.load cannot tell the array "a.npy" from the file of the array "a".
+                for taken in (name, f"{name}.npy", name.removesuffix(".npy")):
+                    if taken in owners:
+                        raise click.UsageError(
+                            f"a file cannot hold this tree, because the names of the arrays of its leaves "
+                            f"{shown(owners[taken])} and {shown(path)} would be confused; use Python instead"
+                        )
+                owners[name] = path
+
+    def check(self, output: Path) -> None:
+        """Raises a click.UsageError if a file cannot be written, or cannot hold a gradient."""
+        if str(output) == "-":
+            return
+        if output.suffix not in (".npy", ".npz"):
+            raise click.UsageError(f"--output must end in .npy or .npz, or be -, not {output.name!r}")
+        if not self._is_single and output.suffix != ".npz":
+            raise click.UsageError(f"--output must end in .npz for {self._what}, not {output.name!r}")
+        folder = output.absolute().parent
+        if not os.access(folder, os.W_OK):
+            raise click.UsageError(f"--output: the directory {folder} does not exist or is not writable")
+
+    def write(self, gradient: Any, output: Path) -> None:
+        """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is stdout."""
+        leaves = [gradient] if self._structure is None else self._structure.leaves_of(gradient, "the gradient")
+        arrays: dict[str, Array] = {}
+        for (_, names), leaf in zip(self._leaves, leaves, strict=True):
+            if leaf is not None:
+                pieces = (leaf,) if len(names) == 1 else (leaf.indices, leaf.values, leaf.dense_shape)
+                arrays.update(zip(names, map(np.asanyarray, pieces), strict=True))
+        write_arrays(arrays, output, several=not self._is_single)
+
+    def apply(self, file: str, local_step: int | None, **options: Any) -> tuple[int, ApplyResult]:
+        """Applies the gradient in a file.
+
+        Args:
+            file: the file; "-" is standard input.
+            local_step: the step that the gradient was computed for; None: the current one.
+            options: further arguments of ``apply_grad``.
+
+        Returns:
+            The step, and the outcome.
+
+        Raises:
+            Failure: the file cannot be read, or its arrays are not a gradient's.
+        """
+        arrays = read_arrays(file, self._names, single=self._names[0] if self._is_single else None)
+        leaves = [self._leaf(arrays, file, path, names) for path, names in self._leaves]
+        step = self._accumulator.global_step() if local_step is None else local_step
+        if self._structure is not None:
+            return step, self._accumulator.apply_grad(self._structure.build(leaves), step, **options)
+        if leaves[0] is None:
+            fail(f"{file} must hold {' and '.join(self._names[:2])}; it holds nothing of them", USAGE)
+        return step, self._accumulator.apply_grad(*(leaves if self._is_single else leaves[0]), step, **options)
+
+    def _leaf(self, arrays: Mapping[str, Array], file: str, path: str, names: Sequence[str]) -> Any:
+        """Returns the gradient of a leaf, given the arrays of a file; None if it has none."""
+        found = [arrays.get(name) for name in names]
+        if len(found) == 1:
+            return found[0]
+        indices, values, shape = found
+        if (indices is None) != (values is None) or (indices is None and shape is not None):
+            of = f"the sparse leaf {shown(path)}, or nothing of it" if self._structure else "a sparse gradient"
+            fail(f"{file} must hold both the indices and the values of {of}", USAGE)
+        # For an unknown dimension 0, `take` writes -1, which cannot be checked.
+        is_open = shape is not None and bool(shape.size) and shape.flat[0] == -1
+        return None if indices is None else (indices, values, None if is_open else shape)
 
 
 def write_arrays(arrays: Mapping[str, Array], output: Path, *, several: bool) -> None:

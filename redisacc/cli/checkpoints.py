@@ -1,4 +1,4 @@
-"""The command `redisacc restore`: publishes what a checkpoint holds."""
+"""The commands `redisacc checkpoint`, which writes what is published into a file, and `redisacc restore`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,53 @@ from pathlib import Path
 
 import click
 
-from redisacc._checkpoints.file import Checkpoint, library, read_file
+from redisacc._checkpoints.file import Checkpoint, read_file, write_file
 from redisacc._format.keys import Keys
 from redisacc._handles.base import host_and_process
 from redisacc._handles.parameters import Parameters
+from redisacc._monitoring.facts import bytes_text
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._redis.transport import Transport
 from redisacc._text import printable
-from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.shared.options import NonEmptyPath, json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc._training.checkpointer import read_published
+from redisacc.cli.shared.failures import NOT_FOUND, fail
+from redisacc.cli.shared.options import NonEmptyPath, command, keys_of, name_argument, transport_of
 from redisacc.cli.shared.output import echo_json, echo_wrapped
 from redisacc.errors import ConflictError
 
-__all__ = ["restore"]
+__all__ = ["checkpoint", "restore"]
 
 
-@click.command(epilog=EXIT_CODES)
+@command()
+@name_argument
+@click.argument("file", type=NonEmptyPath())
+def checkpoint(*, name: str, file: Path, url: str | None, as_json: bool) -> None:
+    """Write the published parameters, the chief's state and the step into FILE.
+
+    The training may run meanwhile. FILE has the format of safetensors; it is replaced if it exists, and after a crash
+    it is either the old one or the new one. `redisacc restore` publishes it again.
+
+    \b
+      redisacc checkpoint mnist mnist-final.safetensors
+    """
+    transport, keys = transport_of(url), keys_of(name)
+    found = read_published(transport, keys.name)
+    if found is None:
+        fail(f"nothing has been published under the name {printable(keys.name)}", NOT_FOUND)
+    nbytes, sha256 = write_file(file, found)
+    if as_json:
+        echo_json({"file": str(file), "step": found.step, "bytes": nbytes, "sha256": sha256})
+    else:
+        echo_wrapped(
+            f"wrote step {found.step} of {printable(keys.name)} to {printable(str(file))}: {bytes_text(nbytes)}"
+        )
+
+
+@command()
 @name_argument
 @click.argument("file", type=NonEmptyPath())
 @click.option("--force", is_flag=True, help="Go back behind what is published: delete the training first.")
-@redis_option
-@json_option
-@report_failures
 def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: bool) -> None:
     """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
 
@@ -41,10 +65,6 @@ def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: boo
     \b
       redisacc restore mnist checkpoints/step-00012000.safetensors
     """
-    try:
-        library()
-    except ImportError as error:
-        fail(str(error), USAGE)
     found = read_file(file)
     transport, keys = transport_of(url), keys_of(name)
     who = f"redisacc restore {host_and_process(os.getpid())}"

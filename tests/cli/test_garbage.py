@@ -36,8 +36,8 @@ def test_gc_touches_nothing_that_lives(cli, cli_json, busy, client, background, 
     take = background(busy.take_grad, 2, timeout=30)
     until(lambda: busy.info().waiting)
     before = contents(client)
-    assert cli("gc").stdout == "no garbage\n"
-    assert cli_json("gc", "--yes") == {"leftovers": [], "removed": 0}
+    assert cli("doctor", "--fix").stdout == "no garbage\n"
+    assert cli_json("doctor", "--fix", "--yes") == {"leftovers": [], "removed": 0}
     after = contents(client)
     assert after.keys() == before.keys()
     busy.apply_grad([1, 1, 1], 1)
@@ -49,7 +49,7 @@ def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli
     acc = open_dense("float32", [3], "my w")
     acc.apply_grad([1, 2, 3])
     client.delete(acc.accumulator_ref)
-    with pytest.raises(redisacc.CorruptDataError, match="To start over, remove the rest: redisacc gc ") as failure:
+    with pytest.raises(redisacc.CorruptDataError, match="remove the rest: redisacc doctor --fix ") as failure:
         open_dense("float32", [3], "my w")
     assert "`redisacc doctor` tells whether this server evicts keys" in str(failure.value)
     command = str(failure.value).rpartition("remove the rest: redisacc ")[2]
@@ -65,7 +65,7 @@ def test_a_removal_that_fails_ends_the_progress_bar(cli, client, real_server, un
     client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-srem"])
     before = threading.enumerate()
     try:
-        result = cli("gc", "--yes", "--redis", real_server.url.replace("://", "://reader:x@"))
+        result = cli("doctor", "--fix", "--yes", "--redis", real_server.url.replace("://", "://reader:x@"))
     finally:
         client.acl_deluser("reader")
     assert result.exit_code == 1
@@ -104,17 +104,17 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
                "redisacc:{theirs}:part:a-1:0", "redisacc:{nobody}:place:a-2")  # fmt: skip
 
     before = contents(client)
-    found = cli_json("gc")
+    found = cli_json("doctor", "--fix")
     assert sorted((left["name"], left["why"], len(left["keys"])) for left in found["leftovers"]) == [
         ("halfway", "deletion", 4), ("live", "part", 4), ("live", "round", 2),
         ("nobody", "record", 2), ("nowhere", "name", 0),
     ]  # fmt: skip
-    assert cli("gc", "--dry-run").exit_code == 0
-    assert cli("gc").exit_code == 2
+    assert cli("doctor", "--fix", "--dry-run").exit_code == 0
+    assert cli("doctor", "--fix").exit_code == 2
     assert contents(client) == before
 
-    assert [left["name"] for left in cli_json("gc", "live")["leftovers"]] == ["live"] * 2
-    said = cli("gc", "--yes")
+    assert [left["name"] for left in cli_json("doctor", "--fix", "live")["leftovers"]] == ["live"] * 2
+    said = cli("doctor", "--fix", "--yes")
     assert said.exit_code == 0
     assert said.stdout.endswith("removed 10 of 10 items\n")
     for key in foreign:
@@ -124,7 +124,7 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     assert client.pttl("redisacc:{live}:part:dead-1:1") != -1
     client.delete("redisacc:{live}:part:dead-1:1")
     assert contents(client) == alive
-    assert cli_json("gc")["leftovers"] == []
+    assert cli_json("doctor", "--fix")["leftovers"] == []
 
 
 @pytest.mark.forges
@@ -132,13 +132,14 @@ def test_gc_finishes_what_a_taker_had_acknowledged(cli_json, busy, client):
     (token,) = client.hkeys("redisacc:{live}:taken")
     text = client.hget("redisacc:{live}:taken", token)
     client.hset("redisacc:{live}:taken", token, text.replace(b"granted", b"acknowledged"))
-    found = cli_json("gc", "--yes")
+    found = cli_json("doctor", "--fix", "--yes")
     assert [(left["why"], found["removed"]) for left in found["leftovers"]] == [("acknowledged", 1)]
     assert client.hgetall("redisacc:{live}:taken") == {}
     assert client.keys("redisacc:{live}:taken:*") == []
     assert busy.peek().gradient.tolist() == [4, 5, 6]
 
 
+DRY = ("doctor", "--fix", "--dry-run")
 PART, STRAY = "redisacc:{live}:part:dead-1:0", "redisacc:{live}:taken:lost:workers"
 # What is left over, and what makes it no garbage any more while `gc` is about to remove it.
 CHANGES = {
@@ -164,10 +165,10 @@ def test_gc_checks_again_when_it_removes(cli, cli_json, busy, client, proxy, cha
     """The accumulator changes between the search and the removal: a key that is in use by then stays."""
     leave, use = CHANGES[change]
     leave(client)
-    (found,) = cli_json("gc", "--dry-run")["leftovers"]
+    (found,) = cli_json(*DRY)["leftovers"]
     proxy.before("SREM" if change == "a name" else "remove_orphans", lambda: use(client))
     live = client.dump("redisacc:{live}")
-    removed = cli_json("gc", "--yes", "--redis", proxy.where)["removed"]
+    removed = cli_json("doctor", "--fix", "--yes", "--redis", proxy.where)["removed"]
     client.restore("redisacc:{live}", 0, live, replace=True)
     assert removed == 0
     assert all(client.exists(key) for key in found["keys"])
@@ -191,7 +192,7 @@ def test_gc_finds_the_owner_of_a_part_that_moves_during_the_search(cli_json, bus
 
     for number in range(max(moves) + 1):
         proxy.after("HSCAN", move if number in moves else lambda: None)
-    found = {left["why"]: left["keys"] for left in cli_json("gc", "--dry-run", "--redis", proxy.where)["leftovers"]}
+    found = {left["why"]: left["keys"] for left in cli_json(*DRY, "--redis", proxy.where)["leftovers"]}
     if len(moves) > 1:
         # Which parts are garbage remains unknown, so none is.
         assert "part" not in found
@@ -208,7 +209,7 @@ def test_gc_looks_up_few_things_at_a_time_however_many_rounds_are_taken(cli_json
     if rounds:
         client.hset("redisacc:{live}:taken", mapping={f"t{n}": "granted 0 1 1 [3] ann" for n in range(rounds)})
     client.config_resetstat()
-    assert cli_json("gc", "--yes")["removed"] == 120
+    assert cli_json("doctor", "--fix", "--yes")["removed"] == 120
     ran = client.info("commandstats")
     assert 3 <= ran["cmdstat_evalsha"]["calls"] <= 4
     assert ran["cmdstat_hexists"]["calls"] == 120
@@ -241,7 +242,7 @@ def test_gc_while_workers_and_taker_are_busy(cli_json, open_sparse, background):
     searches = 0
     while taker.running or searches == 0:
         searches += 1
-        found = cli_json("gc", "--yes")
+        found = cli_json("doctor", "--fix", "--yes")
         assert not found["removed"] or {one["why"] for one in found["leftovers"]} == {"acknowledged"}, found
     for worker in workers:
         worker.result(60)
@@ -254,7 +255,7 @@ def test_gc_removes_names_that_are_not_utf8(cli, cli_json, client, accumulator):
     # The second looks like the first one with its escapes, but is text.
     names = [b"\xff\xfe\x1b[2J", b"\\xff\\xfe\\x1b[2J", b"x" * 5000, b"", b"{}"]
     client.sadd("redisacc:names", *names)
-    assert [left["name"] for left in cli_json("gc", "--dry-run")["leftovers"]]
-    assert cli("gc", "--yes").stdout.endswith("removed 5 of 5 items\n")
+    assert [left["name"] for left in cli_json(*DRY)["leftovers"]]
+    assert cli("doctor", "--fix", "--yes").stdout.endswith("removed 5 of 5 items\n")
     assert client.smembers("redisacc:names") == {b"w"}
     assert [facts["name"] for facts in cli_json("ls")] == ["w"]

@@ -1,9 +1,6 @@
-"""The command `export`."""
+"""The metrics of the command `serve`."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
@@ -104,14 +101,6 @@ def test_export_without_a_server_says_so_in_a_metric(export, proxy):
 
 def test_export_on_a_port_that_is_taken(cli, real_server):
     port = real_server.url.rsplit(":", 1)[1].split("/")[0]
-    found = cli("export", "--port", port)
+    found = cli("serve", "--port", port)
     assert found.exit_code == 1
     assert "cannot listen on 127.0.0.1" in found.stderr
-
-
-@pytest.mark.slow
-def test_without_prometheus_client_export_says_what_to_install():
-    code = "import sys; sys.modules['prometheus_client'] = None; import redisacc.cli as c; c.main(['export'])"
-    found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 2
-    assert found.stderr == "redisacc: export needs prometheus-client: pip install 'redisacc[export]'\n"
