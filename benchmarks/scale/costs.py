@@ -26,7 +26,7 @@ from redisacc.embedded import Server
 from redisacc.optim import SGD
 from redisacc.optim.kernel import update_part
 
-SCRIPTS = ("register", "commit", "take", "register_update", "commit_update", "sweep", "stage")
+SCRIPTS = ("register", "commit", "take", "register_version", "publish", "sweep", "stage")
 # The crews of which the cost of a script is found, and the bytes of their model.
 CREWS = (2, 12)
 CREW_BYTES = 600_000

@@ -402,7 +402,7 @@ class Simulation:
             yield from self._script(me, "take", gradients=step.workers)
             yield from me.work(costs.chief)
             yield from self._script(
-                me, "register_update" if in_partitions else "", deliveries=listeners, nbytes=listeners * SMALL
+                me, "register_version" if in_partitions else "", deliveries=listeners, nbytes=listeners * SMALL
             )
             if in_partitions:
                 yield from self._look()
@@ -411,7 +411,7 @@ class Simulation:
                 if in_partitions or self.of.reducers:
                     yield from self._look()
             yield from self._script(
-                me, "commit_update", gradients=step.workers, deliveries=listeners, nbytes=listeners * SMALL
+                me, "publish", gradients=step.workers, deliveries=listeners, nbytes=listeners * SMALL
             )
             self.ends.append(env.now)
             published = self.published

@@ -98,7 +98,7 @@ _TAKER = Role(
     "opens, creates, takes, recovers, sets the step and the quorum; publishes parameters",
     (
         *("open", "take", "leave", "acknowledge", "recover", "resolve", "set_global_step", "set_quorum", "sweep"),
-        *("publish", "commit_update", "register_version", "register_update", "amend", "claim", "give_up", *_LEASES),
+        *("publish", "register_version", "amend", "claim", "give_up", *_LEASES),
     ),
     f"{_OPENS} hsetnx hscan hlen hexists get set strlen unlink persist pexpire zrange hdel lrange",
     (*_PARTS, *_SUMS, *_BLOBS, *_REDUCERS),

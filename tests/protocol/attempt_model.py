@@ -8,7 +8,8 @@ there, and the script that sets the pointer sees them and removes it. With *seve
 pointer and parts, so four requests do the work:
 
 1. *register* (leader): the attempt gets a lease, and a number from a counter that only grows. Name and number together
-   are used once, so a late copy of this request makes another attempt, which nobody uses.
+   are used once, so a late copy of this request makes another attempt, which nobody uses. (The publisher of a version
+   asks for the next number, and for another one if that is taken; a late copy is refused, which can only do less.)
 2. *write* (node): the part is written with an expiry, unless it is there.
 3. *persist* (node): the expiry is removed. Replies to 2 and 3 prove that the part will stay.
 4. *commit* (leader): the attempt becomes real if it still has its lease. Otherwise, the reply is "fenced".

@@ -16,11 +16,11 @@ WEIGHTS = {"w": np.arange(20_000, dtype=np.float32), "b": np.ones(3, np.float64)
 
 # Where the chief dies.
 PLACES = {
-    "before the order": lambda proxy, die: proxy.before("register_update", die),
-    "after the order": lambda proxy, die: proxy.after("register_update", die),
+    "before the order": lambda proxy, die: proxy.before("register_version", die),
+    "after the order": lambda proxy, die: proxy.after("register_version", die),
     "before the parts": lambda proxy, die: proxy.before("SET", die),
-    "before the commit": lambda proxy, die: proxy.before("commit_update", die),
-    "after the commit": lambda proxy, die: proxy.after("commit_update", die),
+    "before the commit": lambda proxy, die: proxy.before("publish", die),
+    "after the commit": lambda proxy, die: proxy.after("publish", die),
 }
 # Without partitions, an order is not registered.
 CASES = [(2, place) for place in PLACES] + [(None, place) for place in [*PLACES][2:]]

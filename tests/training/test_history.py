@@ -76,7 +76,6 @@ def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, ba
     durations(last_poll=1.5)
     model = {"w": np.zeros(2)}
     options = {"reduction_type": "MEAN"} if own else {"optimizer": redisacc.optim.SGD(0.1)}
-    script = "publish" if own else "commit_update"
 
     def die():
         proxy.refuses = True
@@ -96,10 +95,10 @@ def test_a_publication_that_breaks_neither_loses_nor_doubles_a_step(training, ba
     worker = background(lambda: work(training))
     chief = training.chief(model, redis=proxy.url, patience=None if dies is None else 0, **options)
     if dies is None:
-        lead(chief, lambda: proxy.after(script, proxy.cut_all))
+        lead(chief, lambda: proxy.after("publish", proxy.cut_all))
     else:
         with pytest.raises(redisacc.ServerUnavailableError):
-            lead(chief, lambda: (proxy.before if dies == "before" else proxy.after)(script, die))
+            lead(chief, lambda: (proxy.before if dies == "before" else proxy.after)("publish", die))
         proxy.refuses = False
         assert len(chief.history()) == (1 if dies == "before" else 2)
         chief.close()

@@ -145,7 +145,7 @@ def test_a_part_of_a_gradient_is_lost(disturbed, client, until, caplog):
         client.delete(*lost, *client.scan_iter(updated))
 
     # When the chief has got the round, and has read what is in it.
-    assert disturbed.lead(chief, lambda: disturbed.proxy.before("register_update", lose)) == [1, 2, 3, 4, 5, 6]
+    assert disturbed.lead(chief, lambda: disturbed.proxy.before("register_version", lose)) == [1, 2, 3, 4, 5, 6]
     assert lost
     assert said(caplog, "Beginning step 3 again: its workers apply their gradients again")
     disturbed.finish(chief)
@@ -165,8 +165,8 @@ def test_everything_is_lost_right_after_a_commit(disturbed, client, late, until)
             commits()
 
     def commits():
-        disturbed.proxy.before("commit_update", late.listen_anew)
-        disturbed.proxy.after("commit_update", lose)
+        disturbed.proxy.before("publish", late.listen_anew)
+        disturbed.proxy.after("publish", lose)
 
     chief = disturbed.begin(reducers_at=late.url)
     assert disturbed.lead(chief, commits, after=2, at_once=False) == [1, 2, 3, 4, 5, 6]

@@ -73,7 +73,7 @@ def test_a_loss_that_nobody_can_make_good(training, durations, proxy, when):
             training.client.delete(part)
         else:
             training.gradients(weights, partitions=3, worker="worker 0").apply_grad(weights, 2)
-            proxy.before("register_update", lambda: training.client.delete(part))
+            proxy.before("register_version", lambda: training.client.delete(part))
         with pytest.raises(
             redisacc.DataLossError,
             match=r"the server has lost step 2, and no living process has part 0 of 1 of its weights and state, "

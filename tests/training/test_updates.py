@@ -244,7 +244,7 @@ def test_workers_fetch_parts_before_they_are_published(updated, reducing, ahead,
         # second step on, all workers listen. The last version is not read.
         if 2 <= step < 5:
             least = CREW * version * (step + 2)
-            one.proxy.before("commit_update", lambda: until(lambda: sum(ahead.lengths["reply"]) >= least))
+            one.proxy.before("publish", lambda: until(lambda: sum(ahead.lengths["reply"]) >= least))
 
     reducing()
     one.run_with_reducers(5, wait_for_workers, where=ahead.url)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._clock import durations
 from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
@@ -34,26 +33,13 @@ from redisacc._protocol.parameters.marks import is_lost
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
-from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter
+from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
-from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
-from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError, ServerError
+from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")
-
-# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
-# as the one before.
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-
-# The meaning of a writer's replies, as clauses.
-_CAUSES = {
-    "expired": "parts of it disappeared before it was visible",
-    "lost": "a part of the version before is lost",
-    "changed": "another version was published meanwhile",
-    "older": "another version was published meanwhile",
-}
 
 
 @dataclass(frozen=True)
@@ -164,14 +150,9 @@ class Publisher:
         with self._lock:
             if restores:
                 self._last = None
-            deadline = running_time() + durations.call
-            failures = 0
-            # Every attempt has its own names: after a failover, the leader may reuse the number for another one,
-            # while a sweeper is still removing the parts of the first.
-            while cause := self._try(wanted, secrets.token_hex(8), publisher, restores=restores):
-                failures += 1
-                # Each try may upload the whole model, so a cause that lasts must not fill the network.
-                self._pause_or_raise(wanted.step, cause, failures, deadline)
+            tries = Tries(self._transport, self._keys.name, wanted.step)
+            while cause := self._try(wanted, publisher, restores=restores):
+                tries.pause(cause)
             if not self._listed:
                 # By every publisher once, because the first one may have died just before.
                 list_name(self._transport, self._keys.name)
@@ -199,27 +180,6 @@ class Publisher:
             min_replicas=self._min_replicas,
         )
 
-    def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
-        """Pauses before the next try, for longer each time; raises ServerError if the time is up."""
-        pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
-        left = deadline - running_time()
-        if pause >= left:
-            raise ServerError(
-                f"step {step} of parameters {shown(self._keys.name)} could not be published in {failures} tries "
-                f"within {durations.call:.0f} s. The last one failed because {cause}"
-            )
-        if failures == 2:
-            # Once may happen at any time, for example because another publisher was faster.
-            logger.warning(
-                "%s: step %d could not be published yet, because %s; trying again for %.0f s",
-                self._keys.name,
-                step,
-                cause,
-                left,
-            )
-        self._transport.waits.sleep(pause)
-        running_time(waited=pause)
-
     def check_agrees(self, tree: object, state: object) -> None:
         """Raises InvalidArgumentError unless a tree is like what is published."""
         wanted = self.check(tree, 0, None, state)
@@ -234,7 +194,7 @@ class Publisher:
             fields=["finished", "1" if finished else "0"],
         )
 
-    def _try(self, wanted: Wanted, name: str, publisher: str, *, restores: bool) -> str:
+    def _try(self, wanted: Wanted, publisher: str, *, restores: bool) -> str:
         """Tries to publish a version. Returns "" if it is published, or why not, as a clause: try again."""
         last, has_losses = self._last, self._has_losses
         self._has_losses = False
@@ -248,14 +208,14 @@ class Publisher:
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
                     try:
-                        return "" if self._is_there(wanted, record) else _CAUSES["changed"]
+                        return "" if self._is_there(wanted, record) else CAUSES["changed"]
                     except DataLossError as error:
                         # Only the caller still has its values. They cannot be compared with what is gone.
                         logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
                         has_losses = True
                 manifest = self._reader.manifest(record)
                 if manifest is None:
-                    return _CAUSES["changed"]
+                    return CAUSES["changed"]
                 last = _Published(record.version, record.step, manifest, record.encoding)
         if last is None:
             incarnation, keys = self._first(wanted, restores=restores)
@@ -263,26 +223,25 @@ class Publisher:
             incarnation, keys = self._reader.incarnation, self._reader.keys
         follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
         writer = VersionWriter(self._transport, keys)
-        brought = self._plan(wanted, name, last, has_losses).brought(wanted.schema.stored(self._encoding))
-        begun = writer.begin(follows, name, brought)
-        if isinstance(begun, Begun):
-            planned = self._plan(wanted, begun.version, last, has_losses)
-            reply = writer.write(self._packed(wanted, planned, begun.version, follows, publisher))
+        stored = wanted.schema.stored(self._encoding)
+        version = writer.begin(follows, lambda version: self._plan(wanted, version, last, has_losses).brought(stored))
+        if isinstance(version, str):
+            planned = self._plan(wanted, version, last, has_losses)
+            reply = writer.write(self._packed(wanted, planned, version, follows, publisher))
             if reply.outcome == "published":
                 self._reader.learn(incarnation, keys, wanted.schema)
                 self._schema = wanted.schema
-                self._last = _Published(begun.version, wanted.step, planned.manifest, self._encoding)
-                self._callers = begun.version
+                self._last = _Published(version, wanted.step, planned.manifest, self._encoding)
+                self._callers = version
                 return ""
         else:
-            reply = begun
+            reply = version
         self._last = None
         self._has_losses = reply.outcome == "lost"
         if reply.outcome == "deleting":
             # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
             delete_parameters(self._transport, keys, reply.incarnation)
-            return "the parameters were being deleted"
-        return _CAUSES[reply.outcome]
+        return CAUSES[reply.outcome]
 
     def _poll_or_lost(self) -> ParameterRecord | None:
         """Returns the record, or None if the server has lost it.
@@ -381,7 +340,18 @@ class Publisher:
         kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
         # Readers do not fetch the state.
         event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
-        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed, wanted.past)
+        return Version(
+            id=version,
+            follows=follows,
+            event=event,
+            fields=fields,
+            brought=[*blobs],
+            pieces=blobs,
+            kept=kept,
+            retired=planned.retired,
+            removed=planned.removed,
+            past=wanted.past,
+        )
 
     def _agreed(self, wanted: Wanted) -> Wanted:
         """Returns the same, if its tree is like the one that is published.

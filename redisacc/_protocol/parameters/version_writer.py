@@ -15,10 +15,12 @@ docs/explanations/partitions.md explains why no reader sees a mixture of version
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from redisacc._clock import durations
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
@@ -28,10 +30,34 @@ from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
+from redisacc._protocol.rounds.acknowledgement import EndedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
-from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Transport
-from redisacc.errors import RedisAccError, ServerUnavailableError
+from redisacc._text import shown
+from redisacc.errors import RedisAccError, ServerError, ServerUnavailableError
+
+logger = logging.getLogger("redisacc")
+
+# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
+# as the one before.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+
+# Why a version was not published, as clauses, by the outcome.
+CAUSES = {
+    "expired": "parts of it disappeared before it was visible",
+    "lost": "a part of the version before is lost",
+    "changed": "another version was published meanwhile",
+    "older": "another version was published meanwhile",
+    "deleting": "the parameters were being deleted",
+}
+
+# Numbers of attempts have fewer digits.
+NUMBER_DIGITS = 15
+
+# The arguments of ``publish`` for a version that belongs to no round.
+_NO_ROUND = {"token": "", "more": False, "round_parts": (), "round_removed": ()}
 
 
 @dataclass(frozen=True)
@@ -56,37 +82,72 @@ class Version:
     """A version on its way to the server.
 
     Attributes:
-        id: its id.
+        id: its id. In partitions, it ends with the number under which it is registered.
         follows: which version it is.
         event: the message to waiting readers.
         fields: further fields of the record: names and values, alternately.
-        blobs: the blobs that it brings, and their bytes.
+        brought: the blobs that it brings.
+        pieces: the bytes of those that this process brings.
         kept: blobs of the version before that it needs.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
         past: what is added to the history of a training; "": nothing.
+        round: the round from which it follows, which ends when it is published; None: it belongs to none.
     """
 
     id: str
     follows: Follows
     event: str
     fields: Sequence[str]
-    blobs: Mapping[Blob, Sequence[memoryview]]
+    brought: Sequence[Blob]
+    pieces: Mapping[Blob, Sequence[memoryview]]
     kept: Sequence[Blob]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
     past: str = ""
+    round: EndedRound | None = None
 
 
-@dataclass(frozen=True)
-class Begun:
-    """An attempt to publish a version has begun.
+class Tries:
+    """Tries to publish a version, with longer and longer pauses between them.
 
-    Attributes:
-        version: the id that the version will have.
+    Args:
+        transport: the way to the server.
+        name: the name of the parameters.
+        step: the step of the version.
     """
 
-    version: str
+    def __init__(self, transport: Transport, name: str, step: int) -> None:
+        self._transport, self._name, self._step = transport, name, step
+        self._deadline = running_time() + durations.call
+        self._failures = 0
+
+    def pause(self, cause: str) -> None:
+        """Pauses before the next try. ``cause`` is a clause that says why the last one failed.
+
+        Raises:
+            ServerError: the time is up.
+        """
+        self._failures += 1
+        # Each try may upload the whole model, so a cause that lasts must not fill the network.
+        pause = min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
+        left = self._deadline - running_time()
+        if pause >= left:
+            raise ServerError(
+                f"step {self._step} of parameters {shown(self._name)} could not be published in {self._failures} tries "
+                f"within {durations.call:.0f} s. The last one failed because {cause}"
+            )
+        if self._failures == 2:
+            # Once may happen at any time, for example because another publisher was faster.
+            logger.warning(
+                "%s: step %d could not be published yet, because %s; trying again for %.0f s",
+                self._name,
+                self._step,
+                cause,
+                left,
+            )
+        self._transport.waits.sleep(pause)
+        running_time(waited=pause)
 
 
 class VersionWriter:
@@ -102,30 +163,53 @@ class VersionWriter:
         self._keys = keys
         self._scripts = Scripts(transport, keys, OF_PARAMETERS)
 
-    def begin(self, follows: Follows, name: str, blobs: Sequence[Blob]) -> Begun | Reply:
-        """Begins an attempt to publish a version. In one slot, the server learns of it when it has all parts.
+    def begin(self, follows: Follows, brought: Callable[[str], Sequence[Blob]]) -> str | Reply:
+        """Begins an attempt to publish a version that no optimiser makes. In one slot, the server learns of it later.
 
         Args:
             follows: which version it is.
-            name: a random id.
-            blobs: the blobs that it will bring.
+            brought: returns the blobs that it will bring, given its id.
 
         Returns:
-            `Begun`; or, with nothing changed, the reply that says why there can be no such version.
+            Its id; or, with nothing changed, the reply that says why there can be no such version.
         """
+        # Every attempt has its own names: after a failover, the leader may give the number to another one, while a
+        # sweeper is still removing the parts of the first.
+        name = secrets.token_hex(8)
         if not self._keys.partitions:
-            return Begun(name)
-        reply = self._scripts.register_version(
+            return name
+        # Usually no attempt has failed since.
+        before = follows.previous.rpartition("-")[2]
+        number = int(before) + 1 if before.isdecimal() and len(before) <= NUMBER_DIGITS else 1
+        while True:
+            version = f"{name}-{number}"
+            reply = self.register(follows, version, number, brought(version))
+            if reply.outcome != "renumbered":
+                return version if reply.outcome == "registered" else reply
+            number = reply.number
+
+    def register(self, follows: Follows, version: str, number: int, blobs: Sequence[Blob], *, order: str = "") -> Reply:
+        """Registers an attempt to publish a version in partitions.
+
+        Args:
+            follows: which version it is.
+            version: its id, which ends with the number.
+            number: the number of the attempt.
+            blobs: the blobs that it will bring.
+            order: what updaters are told; "": no optimiser makes it.
+        """
+        return self._scripts.register_version(
             **vars(follows),
-            version=name,
+            version=version,
+            number=number,
+            order=order,
             partitions=partitions_text(self._keys.partitions),
             lease_ms=lease_of(sum([blob.nbytes for blob in blobs])),
-            blobs=[str(attempt).removeprefix(f"{name}-") for attempt in self._attempts(blobs)],
+            blobs=self._listed(blobs),
         )
-        return Begun(f"{name}-{reply.number}") if reply.outcome == "registered" else reply
 
     def write(self, version: Version) -> Reply:
-        """Stores the blobs of a version, and makes it visible.
+        """Writes the blobs of a version, and makes it visible. No process but this one writes them.
 
         Returns:
             The reply of ``publish``; its outcome is "lost" if a part of a blob that the version keeps is not there.
@@ -133,39 +217,13 @@ class VersionWriter:
         Raises:
             NotFoundError: the parameters were deleted.
         """
-        partitions = len(self._keys.partitions)
-        parts = {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in version.blobs.items()}
-        attempts = self._attempts(version.blobs)
-        if not partitions:
-            return self._write_to_slot(version, parts, attempts)
-        with given_up_on_error(self._transport, self._keys, attempts):
-            return self._write_to_partitions(version, parts, attempts)
-
-    def _write_to_slot(
-        self, version: Version, parts: Mapping[str, Sequence[memoryview | Pieces]], attempts: Sequence[StoredAttempt]
-    ) -> Reply:
-        expiry_ms = part_ms(sum(blob.nbytes for blob in version.blobs))
-        lengths: dict[str, int] = {}
-        # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also when the version is
-        # visible. NX: it must not give an expiry to a part that is there.
-        store: list[Command] = []
-        for blob, of_blob in parts.items():
-            for number, part in enumerate(of_blob):
-                key = self._keys.part(blob, number)
-                lengths[key] = part.nbytes
-                store.append(("SET", key, part, "NX", "PX", expiry_ms))
+        attempts = [blob.attempt(self._keys) for blob in version.brought]
+        if self._keys.partitions:
+            with given_up_on_error(self._transport, self._keys, attempts):
+                return self._write_to_partitions(version, attempts)
         lost = self._transport.lost
         try:
-            reply = self._publish(
-                version,
-                parts=list(lengths),
-                lengths=list(lengths.values()),
-                unused=self._part_keys(version.retired),
-                before=store,
-                # Nobody refers to these in any case. One to a command, because freeing a large string takes the server
-                # some time: others get between.
-                after=[("UNLINK", key) for key in self._part_keys(version.removed)],
-            )
+            reply = self.publish(version)
         except ServerUnavailableError:
             # A copy may still arrive, and publish the version.
             raise
@@ -176,18 +234,43 @@ class VersionWriter:
             self._remove_unpublished(attempts, lost)
         return reply
 
-    def _publish(self, version: Version, *, registered: bool = False, **values: Any) -> Reply:
-        """Runs the script, with empty lists where nothing else is given."""
+    def publish(self, version: Version) -> Reply:
+        """Makes a version visible if all its parts are there. In one slot, the pieces travel ahead of the script."""
+        keys, ended, is_registered = self._keys, version.round, bool(self._keys.partitions)
+        lengths = {} if is_registered else {key: size for blob in version.brought for key, size in blob.parts(keys)}
         return self._scripts.publish(
             **vars(version.follows),
-            **{**dict.fromkeys(("parts", "lengths", "unused", "blobs", "retired", "removed"), ()), **values},
+            **(_NO_ROUND if ended is None else ended.arguments()),
             version=version.id,
-            registered=registered,
+            registered=is_registered,
             event=version.event,
             past=version.past,
-            history=[self._keys.history] if version.past else (),
+            history=[keys.history] if version.past else (),
+            parts=list(lengths),
+            lengths=list(lengths.values()),
+            unused=() if is_registered else self._part_keys(version.retired),
+            blobs=self._listed(version.brought),
+            retired=self._listed(version.retired),
+            removed=self._listed(version.removed),
             fields=version.fields,
+            before=() if is_registered else self._stored(version.pieces),
+            # Nobody refers to these in any case. One to a command, because freeing a large string takes the server some
+            # time: others get between.
+            after=() if is_registered else [("UNLINK", key) for key in self._part_keys(version.removed)],
         )
+
+    def _stored(self, blobs: Mapping[Blob, Sequence[memoryview]]) -> list[Command]:
+        """Returns the commands that store blobs in the slot of the record.
+
+        If a connection breaks, they are sent again, and a copy of them may arrive at any time, also when the version is
+        visible. NX: it must not give an expiry to a part that is there.
+        """
+        expiry_ms = part_ms(sum([blob.nbytes for blob in blobs]))
+        return [
+            ("SET", self._keys.part(blob.id, number), part, "NX", "PX", expiry_ms)
+            for blob, pieces in blobs.items()
+            for number, part in enumerate(cut(pieces, blob.lengths(0)))
+        ]
 
     def _remove_unpublished(self, attempts: Sequence[StoredAttempt], lost: int) -> None:
         """Removes the parts of a version that was refused, unless another copy of the request may have published it.
@@ -197,38 +280,38 @@ class VersionWriter:
         if self._transport.lost == lost:
             remove_parts_quietly(self._transport, self._keys, attempts)
 
-    def _write_to_partitions(
-        self, version: Version, parts: Mapping[str, Sequence[memoryview | Pieces]], attempts: Sequence[StoredAttempt]
-    ) -> Reply:
-        if differing(self._transport, [part for blob in version.kept for part in blob.parts(self._keys)]):
-            sweep_quietly(self._transport, self._keys, attempts)
+    def _write_to_partitions(self, version: Version, attempts: Sequence[StoredAttempt]) -> Reply:
+        transport, keys = self._transport, self._keys
+        if differing(transport, [part for blob in version.kept for part in blob.parts(keys)]):
+            sweep_quietly(transport, keys, attempts)
             return Reply(outcome="lost")
-        if write_parts(self._transport, self._keys, parts) is None:
+        if not self.write_parts(version.pieces):
             # If the attempt was swept and forgotten before its last part was written, only we know these parts.
-            remove_parts_quietly(self._transport, self._keys, attempts)
-            sweep_quietly(self._transport, self._keys, attempts)
+            remove_parts_quietly(transport, keys, attempts)
+            sweep_quietly(transport, keys, attempts)
             return Reply(outcome="expired")
-        lost = self._transport.lost
-        reply = self._publish(
-            version,
-            registered=True,
-            blobs=list(map(str, attempts)),
-            retired=list(map(str, self._attempts(version.retired))),
-            removed=list(map(str, self._attempts(version.removed))),
-        )
+        lost = transport.lost
+        reply = self.publish(version)
         if reply.outcome == "published":
-            sweep_quietly(self._transport, self._keys)
+            sweep_quietly(transport, keys)
         elif reply.outcome in ("expired", "deleting"):
             # The attempt is over, so no copy of the request can publish the version. A sweeper, or a deletion, may have
             # missed parts that were written after it had looked.
-            remove_parts_quietly(self._transport, self._keys, attempts)
+            remove_parts_quietly(transport, keys, attempts)
         else:
             self._remove_unpublished(attempts, lost)
-            sweep_quietly(self._transport, self._keys, attempts)
+            sweep_quietly(transport, keys, attempts)
         return reply
 
-    def _attempts(self, blobs: Iterable[Blob]) -> list[StoredAttempt]:
-        return [blob.attempt(self._keys) for blob in blobs]
+    def write_parts(self, blobs: Mapping[Blob, Sequence[memoryview]]) -> bool:
+        """Writes blobs to partitions. Returns whether all their parts are there to stay."""
+        partitions = len(self._keys.partitions)
+        parts = {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in blobs.items()}
+        return write_parts(self._transport, self._keys, parts) is not None
+
+    def _listed(self, blobs: Iterable[Blob]) -> Sequence[str]:
+        """Returns blobs as the list of attempts has them; in one slot, it has none."""
+        return [str(blob.attempt(self._keys)) for blob in blobs] if self._keys.partitions else ()
 
     def _part_keys(self, blobs: Iterable[Blob]) -> list[str]:
         return [key for blob in blobs for key in blob.keys(self._keys)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import BufferedGradient, listed_part_keys, number_of_parts, part_keys
@@ -23,49 +25,77 @@ PARTS_PER_CALL = 100
 DROPPED_BYTES = 4 * 2**20
 
 
-def acknowledge(
-    transport: Transport,
-    keys: Keys,
-    scripts: Scripts,
-    token: str,
-    gradients: list[BufferedGradient],
-    *,
-    metrics: str = "",
-) -> bool:
+@dataclass(frozen=True)
+class EndedRound:
+    """A round whose gradients are all known, and which is removed.
+
+    Attributes:
+        keys: the keys of the accumulator.
+        token: the id of the take.
+        gradients: its buffered gradients.
+        items: what the scripts remove or list: the keys of its parts; in partitions, the attempts that wrote them.
+    """
+
+    keys: Keys
+    token: str
+    gradients: Sequence[BufferedGradient]
+    items: Sequence[str]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether one call of a script cannot remove it."""
+        return len(self.items) > PARTS_PER_CALL
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``publish`` that concern it."""
+        some, in_partitions = self.items[:PARTS_PER_CALL], bool(self.keys.partitions)
+        return {
+            "token": self.token,
+            "more": self.is_long,
+            "round_parts": () if in_partitions else some,
+            "round_removed": some if in_partitions else (),
+        }
+
+
+def ended_round(keys: Keys, token: str, gradients: Sequence[BufferedGradient]) -> EndedRound:
+    """Returns what has to be removed of a round whose gradients are all known."""
+    if keys.partitions:
+        items = [str(StoredAttempt(of.id, len(of.lengths))) for of in gradients if not of.inline]
+    else:
+        items = [key for gradient in gradients for key in part_keys(keys, gradient)] if gradients else []
+    return EndedRound(keys, token, gradients, items)
+
+
+def acknowledge(transport: Transport, scripts: Scripts, ended: EndedRound, *, metrics: str = "") -> bool:
     """Removes a round whose gradients are all known. Returns False if there is no such round, or no longer.
 
     Args:
         transport: the way to the server.
-        keys: the keys of the accumulator.
-        scripts: its scripts.
-        token: the id of the take.
-        gradients: the buffered gradients of the round.
+        scripts: the scripts of the accumulator.
+        ended: the round.
         metrics: the means of its metrics, as ``metrics_text`` makes them, for the record; "": there are none.
     """
-    if keys.partitions:
-        attempts = [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in gradients if not gradient.inline]
-        return _end_attempts(transport, keys, scripts, token, attempts, metrics=metrics)
-    parts = [key for gradient in gradients for key in part_keys(keys, gradient)] if gradients else []
-    acknowledged = _run(scripts, token, parts, metrics=metrics)
-    if acknowledged and parts:
-        free_dropped(transport, keys, gradients)
+    acknowledged = _run(scripts, ended.keys, ended.token, ended.items, metrics)
+    if acknowledged and ended.items:
+        if ended.keys.partitions:
+            sweep_quietly(transport, ended.keys, min_replicas=scripts.min_replicas)
+        else:
+            free_dropped(transport, ended.keys, ended.gradients)
     return acknowledged
 
 
 def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, token: str) -> bool:
     """Removes the rest of a round whose taker died while it acknowledged. Returns False if nothing is left."""
-    entries = scan(transport, keys.taken_round(token).buffered)
-    if keys.partitions:
-        attempts = [
-            StoredAttempt(field.decode(errors="replace"), number)
-            for field, entry in entries.items()
-            if (number := number_of_parts(entry))
-        ]
-        return _end_attempts(transport, keys, scripts, token, attempts)
-    parts: list[str] = []
-    for field, entry in entries.items():
-        parts += listed_part_keys(keys, field, entry)
-    return _run(scripts, token, parts)
+    items: list[str] = []
+    for field, entry in scan(transport, keys.taken_round(token).buffered).items():
+        if not keys.partitions:
+            items += listed_part_keys(keys, field, entry)
+        elif number := number_of_parts(entry):
+            items.append(str(StoredAttempt(field.decode(errors="replace"), number)))
+    acknowledged = _run(scripts, keys, token, items, "")
+    if acknowledged and items and keys.partitions:
+        sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
+    return acknowledged
 
 
 def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
@@ -83,29 +113,13 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
             logger.debug("%s: dropped parts will expire: %s", keys.name, error)
 
 
-def _end_attempts(
-    transport: Transport,
-    keys: Keys,
-    scripts: Scripts,
-    token: str,
-    attempts: Sequence[StoredAttempt],
-    *,
-    metrics: str = "",
-) -> bool:
-    """Removes a round whose gradients have their parts in partitions. The leader lists these until they are removed."""
-    acknowledged = _run(scripts, token, list(map(str, attempts)), metrics=metrics, in_partitions=True)
-    if acknowledged and attempts:
-        sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
-    return acknowledged
-
-
-def _run(scripts: Scripts, token: str, items: list[str], *, metrics: str = "", in_partitions: bool = False) -> bool:
+def _run(scripts: Scripts, keys: Keys, token: str, items: Sequence[str], metrics: str) -> bool:
     """Acknowledges a round, given the keys of its parts, or its attempts if these are in partitions."""
     # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
     begun = False
     for start in range(0, max(len(items), 1), PARTS_PER_CALL):
         some, more = items[start : start + PARTS_PER_CALL], start + PARTS_PER_CALL < len(items)
-        parts, attempts = ([], some) if in_partitions else (some, [])
+        parts, attempts = ((), some) if keys.partitions else (some, ())
         reply = scripts.acknowledge(token=token, parts=parts, attempts=attempts, metrics=metrics, more=more)
         if reply.outcome == "unknown":
             return begun

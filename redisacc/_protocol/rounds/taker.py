@@ -17,7 +17,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.staleness import parse_staleness
-from redisacc._protocol.rounds.acknowledgement import acknowledge
+from redisacc._protocol.rounds.acknowledgement import acknowledge, ended_round
 from redisacc._protocol.rounds.recovery import take_over
 from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
@@ -243,9 +243,8 @@ class Taker(Generic[G]):
         lost = self._transport.lost
         metrics = metrics_text(taken.round.metrics) if taken.round.metrics else ""
         try:
-            if not acknowledge(
-                self._transport, self._keys, self._scripts, taken.token, taken.buffered, metrics=metrics
-            ):
+            ended = ended_round(self._keys, taken.token, taken.buffered)
+            if not acknowledge(self._transport, self._scripts, ended, metrics=metrics):
                 # If an exchange broke off, an earlier copy of this request may have removed the round.
                 self._check_not_lost(taken, perhaps_done=again or self._transport.lost != lost)
         except ServerUnavailableError as error:

@@ -18,42 +18,40 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Array
-from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import PART_MS, BufferedGradient, PartMissingError, part_keys
+from redisacc._format.buffered import PART_MS, PartMissingError
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
-from redisacc._format.parameter_record import Blob, FullBlob, Manifest, announcement
+from redisacc._format.parameter_record import Blob, Manifest, announcement
 from redisacc._format.table_blobs import kept_in, tables_of
 from redisacc._format.update_order import Order
-from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire
-from redisacc._protocol.parameters.version_writer import Follows
+from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.parts.write import by_partition, write_parts
-from redisacc._protocol.rounds.acknowledgement import PARTS_PER_CALL, acknowledge, free_dropped
+from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.rounds.acknowledgement import EndedRound, acknowledge, ended_round, free_dropped
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
-from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
+from redisacc._protocol.updates.model import PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
-from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion
+from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Hint, Transport
 from redisacc._text import EVICTED, shown
-from redisacc.errors import DataLossError, ServerError
+from redisacc.errors import DataLossError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -62,9 +60,6 @@ logger = logging.getLogger("redisacc")
 # none has appeared, because looking costs the nodes time in which they could take parts.
 PAUSE = 0.001
 PAUSE_SHARE = 0.1
-
-# How often an update is tried if its parts disappear each time.
-TRIES = 5
 
 # Parts that are missing: number of a part → the sorts of blobs that lack it.
 Missing = Mapping[int, Sequence[str]]
@@ -77,6 +72,7 @@ class _Round:
     Attributes:
         found: the round.
         contents: its hashes.
+        ended: what is removed when the update is published.
         shape: the shape that binds it.
         digest: the digest of its gradients; if these are not all in parts, a random one.
         divisor: what the mean divides the sum by.
@@ -88,6 +84,7 @@ class _Round:
 
     found: GrantedRound
     contents: RoundContents
+    ended: EndedRound
     shape: tuple[int, ...]
     digest: str
     divisor: float
@@ -112,7 +109,7 @@ class _Update:
         optimizer: the optimiser, with its schedule.
         finished: whether the new version is the last one.
         follows: which version that is.
-        scripts: the scripts of the training.
+        writer: writes it.
     """
 
     of: _Round
@@ -120,7 +117,7 @@ class _Update:
     optimizer: Optimizer
     finished: bool
     follows: Follows
-    scripts: Scripts
+    writer: VersionWriter
 
     @property
     def model(self) -> UpdateModel:
@@ -188,13 +185,14 @@ class Committer:
         record, step = before.record, before.record.step
         of = self._known(found, before)
         follows = Follows(record.incarnation, record.version, step + 1)
-        scripts = Scripts(self._transport, record.keys, OF_PARAMETERS)
-        update = _Update(of, before, optimizer, finished, follows, scripts)
+        writer = VersionWriter(self._transport, record.keys)
+        update = _Update(of, before, optimizer, finished, follows, writer)
         scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
         digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
         order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
         number = before.number
-        for _ in range(TRIES):
+        tries = Tries(self._transport, record.keys.name, step + 1)
+        while True:
             version = order.version(number)
             tables = self._new_tables(update, order, version) if before.model.tables else None
             reply = self._attempt(update, order, number, tables)
@@ -208,7 +206,13 @@ class Committer:
                 if self._acknowledging.min_replicas:
                     # Before anything is removed that a replica may still count on.
                     self._confirm(update, version, tables)
-                self._clean_up(found.granted.token, of.contents.buffered, before)
+                if of.ended.is_long:
+                    acknowledge(self._transport, self._acknowledging, of.ended)
+                else:
+                    free_dropped(self._transport, self._gradients, of.ended.gradients)
+                for keys in (self._gradients, record.keys):
+                    if keys.partitions and (keys is record.keys or of.ended.items):
+                        sweep_quietly(self._transport, keys, min_replicas=self._acknowledging.min_replicas)
                 return True
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
@@ -216,16 +220,13 @@ class Committer:
                 raise refused(OF_PARAMETERS["missing"], record.keys)
             if reply.outcome != "expired":
                 return False
-            logger.debug("%s: parts of step %d disappeared before it was visible", self._gradients.name, step + 1)
-        raise ServerError(
-            f"step {step + 1} of {self._gradients.name} could not be published in {TRIES} tries, because parts of it "
-            "disappeared each time before it was visible"
-        )
+            tries.pause(CAUSES["expired"])
 
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""
         contents, _ = self._taker.contents(found)
-        acknowledge(self._transport, self._gradients, self._acknowledging, found.granted.token, contents.buffered)
+        ended = ended_round(self._gradients, found.granted.token, contents.buffered)
+        acknowledge(self._transport, self._acknowledging, ended)
 
     @property
     def version(self) -> str:
@@ -280,7 +281,9 @@ class Committer:
         registered = self._register(update, order, number, tables)
         if registered.outcome != "registered":
             return registered
-        if not (self._make(update, order, version) and self._write(model, tables)):
+        # In the slot of the record, tables travel ahead of the script that publishes.
+        is_written = tables is None or not model.keys.partitions or update.writer.write_parts(tables.pieces)
+        if not (is_written and self._make(update, order, version)):
             return Reply(outcome="expired")
         return self._commit(update, version, tables)
 
@@ -304,7 +307,8 @@ class Committer:
             weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
-        self._round = _Round(found, contents, shape, digest, divisor, in_parts)
+        ended = ended_round(self._gradients, granted.token, buffered)
+        self._round = _Round(found, contents, ended, shape, digest, divisor, in_parts)
         return self._round
 
     def _sum_of(self, of: _Round) -> RoundSum:
@@ -387,14 +391,8 @@ class Committer:
             if update.of.has_updaters:
                 self._transport.pipeline([Hint(("PUBLISH", model.keys.events, order.event(number)))])
             return Reply(outcome="registered")
-        return update.scripts.register_update(
-            **vars(update.follows),
-            version=version,
-            number=number,
-            order=order.event(number),
-            lease_ms=lease_of(model.nbytes * len(model.sorts)),
-            blobs=[str(blob.attempt(model.keys)) for blob in _brought(model, version, tables)],
-        )
+        blobs = blobs_of(model, version, tables)
+        return update.writer.register(update.follows, version, number, blobs, order=order.event(number))
 
     def _make(self, update: _Update, order: Order, version: str) -> bool:
         """Makes sure that all parts of a version are there; in partitions, also that they stay."""
@@ -497,13 +495,6 @@ class Committer:
             has_losses = bool(differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]))
         return self._tables.brought(before, update.follows.step, has_losses=has_losses)
 
-    def _write(self, model: UpdateModel, tables: TablesVersion | None) -> bool:
-        """Writes the blobs of tables to partitions. Returns whether they are there to stay."""
-        if tables is None or not model.keys.partitions:
-            # In the slot of the record, they travel ahead of the script that commits.
-            return True
-        return write_parts(self._transport, model.keys, tables.parts(model.keys)) is not None
-
     def _part_lost(self, before: UpdateRecord, error: PartMissingError) -> DataLossError:
         return DataLossError(
             f"parameters {shown(before.record.keys.name)}: part {error.args[0]} of step {before.record.step} is lost: "
@@ -514,61 +505,32 @@ class Committer:
 
     # The commit
 
-    def _removed(self, buffered: Sequence[BufferedGradient]) -> tuple[list[StoredAttempt], list[str]]:
-        large = [gradient for gradient in buffered if not gradient.inline]
-        if self._gradients.partitions:
-            return [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in large], []
-        return [], [key for gradient in large for key in part_keys(self._gradients, gradient)]
-
     def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
-        before, model, follows, granted = update.before, update.model, update.follows, update.of.found.granted
-        keys = model.keys
-        manifest, retired, removed = version_manifest(before, version, follows.step, tables)
+        before, model, step, granted = update.before, update.model, update.follows.step, update.of.found.granted
+        manifest, retired, removed = version_manifest(before, version, step, tables)
         updates = before.updates + 1
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
-        scalars = None if update.finished else update.optimizer.scalars_ahead(follows.step, updates + 1)
+        scalars = None if update.finished else update.optimizer.scalars_ahead(step, updates + 1)
         fields += update_fields(model, updates, scalars)
         if update.finished:
             fields += ["finished", "1"]
-        every = _brought(model, version, tables)
-        sent = every[:1] if tables is None else [every[0], *tables.sent]
-        in_slot = not keys.partitions
-        store: list[Command] = []
-        if tables is not None and in_slot:
-            store = [
-                ("SET", keys.part(blob, number), part, "NX", "PX", tables.expiry_ms)
-                for blob, parts in tables.parts(keys).items()
-                for number, part in enumerate(parts)
-            ]
-        # ``acknowledge`` removes the rest of a round with very many parts.
-        ended, ended_parts = self._removed(update.of.contents.buffered)
-        past = history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics)
-        parts = {key: length for blob in every for key, length in blob.parts(keys)} if in_slot else {}
-
-        def listed(blobs: Sequence[Blob]) -> Sequence[str]:
-            return () if in_slot else [str(blob.attempt(keys)) for blob in blobs]
-
-        return update.scripts.commit_update(
-            **vars(follows),
-            token=granted.token,
-            round_parts=ended_parts[:PARTS_PER_CALL],
-            round_removed=list(map(str, ended[:PARTS_PER_CALL])),
-            more=len(ended or ended_parts) > PARTS_PER_CALL,
-            version=version,
-            event=announcement(follows.step, sent),
-            fields=fields,
-            past=past,
-            history=[keys.history] if past else (),
-            parts=list(parts),
-            lengths=list(parts.values()),
-            unused=[key for blob in retired for key in blob.keys(keys)] if in_slot else (),
-            registered=not in_slot,
-            blobs=listed(every),
-            retired=listed(retired),
-            removed=listed(removed),
-            before=store,
-            after=[("UNLINK", key) for blob in removed for key in blob.keys(keys)] if in_slot else (),
+        brought = blobs_of(model, version, tables)
+        sent = brought[:1] if tables is None else [brought[0], *tables.sent]
+        return update.writer.publish(
+            Version(
+                id=version,
+                follows=update.follows,
+                event=announcement(step, sent),
+                fields=fields,
+                brought=brought,
+                pieces={} if tables is None else tables.pieces,
+                kept=(),
+                retired=retired,
+                removed=removed,
+                past=history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics),
+                round=update.of.ended,
+            )
         )
 
     def _confirm(self, update: _Update, version: str, tables: TablesVersion | None) -> None:
@@ -584,29 +546,6 @@ class Committer:
             min_replicas=self._acknowledging.min_replicas,
         )
 
-    def _clean_up(self, token: str, buffered: list[BufferedGradient], before: UpdateRecord) -> None:
-        """Removes what the commit has left of the round, and of earlier versions."""
-        attempts, parts = self._removed(buffered)
-        if len(attempts or parts) > PARTS_PER_CALL:
-            acknowledge(self._transport, self._gradients, self._acknowledging, token, buffered)
-        elif attempts:
-            sweep_quietly(self._transport, self._gradients, min_replicas=self._acknowledging.min_replicas)
-        elif parts:
-            free_dropped(self._transport, self._gradients, buffered)
-        if before.model.keys.partitions:
-            sweep_quietly(self._transport, before.model.keys, min_replicas=self._acknowledging.min_replicas)
-
-
-def _brought(model: UpdateModel, version: str, tables: TablesVersion | None) -> list[Blob]:
-    """Returns the blobs that a version brings. The one that is cut by elements and that workers read comes first."""
-    return [
-        *(
-            Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
-            for sort, lengths in model.sorts.items()
-        ),
-        *(() if tables is None else tables.pieces),
-    ]
-
 
 def version_manifest(
     before: UpdateRecord, version: str, step: int, tables: TablesVersion | None
@@ -620,12 +559,7 @@ def version_manifest(
         tables: the blobs of its tables; None: there are no tables.
     """
     model = before.model
-    sent, *slots = _brought(model, version, None)
-    full = FullBlob(sent.id, step, step, model.dense, model.part_bytes, sent.cut)
-    manifest = Manifest((full,), slots=tuple(slots))
-    if tables is not None:
-        manifest = replace(tables.weights, full=(full, *tables.weights.full), slots=(*manifest.slots, *tables.kept))
-    stored = model.schema.stored(model.encoding)
+    manifest, stored = manifest_of(model, version, step, tables), model.schema.stored(model.encoding)
     return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
 
 

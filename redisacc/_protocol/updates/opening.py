@@ -10,23 +10,27 @@ from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.packing import packed
-from redisacc._format.parameter_record import FORMAT, Blob, FullBlob, Manifest, announcement
+from redisacc._format.parameter_record import FORMAT, Blob, announcement
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.upload_plan import retire
-from redisacc._protocol.parameters.version_writer import Begun, Follows, Version, VersionWriter, amend_latest
+from redisacc._protocol.parameters.version_writer import (
+    CAUSES,
+    Follows,
+    Tries,
+    Version,
+    VersionWriter,
+    amend_latest,
+)
 from redisacc._protocol.scripts import Reply
-from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
+from redisacc._protocol.updates.model import EXACT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
-from redisacc._protocol.updates.tables import TablesVersion, whole_tables
+from redisacc._protocol.updates.tables import TablesVersion, blobs_of, manifest_of, whole_tables
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import ConflictError, ServerError
+from redisacc.errors import ConflictError
 from redisacc.optim import Optimizer
-
-# How often publishing is tried if others get in between.
-TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -122,19 +126,18 @@ def publish_whole(
         ConflictError: a later step is published.
         ServerError: others get in between again and again.
     """
-    for _ in range(TRIES):
+    tries = Tries(transport, model.keys.name, step)
+    while True:
         reply = _try(transport, reader, model, step=step, whole=whole, publisher=publisher)
         if reply.outcome == "published":
             list_name(transport, model.keys.name)
             found = read_update_record(transport, model.keys)
             if found is not None:
                 return found
+            reply = Reply(outcome="changed")
         elif reply.outcome == "deleting":
             delete_parameters(transport, model.keys, reply.incarnation)
-    raise ServerError(
-        f"step {step} of parameters {shown(model.keys.name)} could not be published in {TRIES} tries: others publish "
-        "under this name"
-    )
+        tries.pause(CAUSES[reply.outcome])
 
 
 def _try(
@@ -161,27 +164,17 @@ def _try(
     # It has the step of the version that it replaces if only the form differs.
     follows = Follows(incarnation, previous, step, replaces=record is not None and record.step == step)
     writer = VersionWriter(transport, model.keys)
-    name = secrets.token_hex(8)
-
-    arrays = {EXACT: whole.weights, **whole.state}
     state = [whole.weights, *(whole.state[slot] for slot in model.optimizer.slots)]
-    tables = {leaf: [of_sort[leaf] for of_sort in state] for leaf in model.tables}
+    arrays = {leaf: [of_sort[leaf] for of_sort in state] for leaf in model.tables}
 
-    def brought(version: str) -> tuple[list[Blob], TablesVersion]:
-        parts = [
-            Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
-            for sort, lengths in model.sorts.items()
-        ]
-        return parts, whole_tables(model, version, step, tables)
+    def tables_of(version: str) -> TablesVersion | None:
+        return whole_tables(model, version, step, arrays) if arrays else None
 
-    blobs, of_tables = brought(name)
-    begun = writer.begin(follows, name, [*blobs, *of_tables.pieces])
-    if not isinstance(begun, Begun):
-        return begun
-    version = begun.version
-    blobs, of_tables = brought(version)
-    full = FullBlob(blobs[0].id, step, step, model.dense, model.part_bytes, model.sent_lengths)
-    manifest = Manifest((full, *of_tables.weights.full), slots=(*blobs[1:], *of_tables.kept))
+    version = writer.begin(follows, lambda version: blobs_of(model, version, tables_of(version)))
+    if not isinstance(version, str):
+        return version
+    tables = tables_of(version)
+    manifest = manifest_of(model, version, step, tables)
     blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.encoding))
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
@@ -190,15 +183,15 @@ def _try(
     if record is None:
         fields += ["format", FORMAT, "structure", schema.text]
         fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]
-    pieces: dict[Blob, Sequence[memoryview]] = {
-        blob: packed(stored, whole.weights, model.sent_flat.layout)
-        if number == 0
-        else [model.flatten(arrays[blob.id.rpartition("-")[2]]).data]
-        for number, blob in enumerate(blobs)
-    }
-    pieces.update(of_tables.pieces)
-    event = announcement(step, [blobs[0], *of_tables.sent])
-    reply = writer.write(Version(version, follows, event, fields, pieces, [], retired, removed))
+    exact = {EXACT: whole.weights, **whole.state}
+    sent, *slots = blobs_of(model, version, None)
+    pieces: dict[Blob, Sequence[memoryview]] = {sent: packed(stored, whole.weights, model.sent_flat.layout)}
+    pieces.update({blob: [model.flatten(exact[blob.id.rpartition("-")[2]]).data] for blob in slots})
+    pieces.update({} if tables is None else tables.pieces)
+    event = announcement(step, [sent, *([] if tables is None else tables.sent)])
+    reply = writer.write(
+        Version(version, follows, event, fields, [*pieces], pieces, kept=(), retired=retired, removed=removed)
+    )
     if reply.outcome == "published":
         reader.learn(incarnation, model.keys, schema)
     return reply

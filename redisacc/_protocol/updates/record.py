@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
-from redisacc._format.partitions import partitions_text
 from redisacc._format.table_blobs import check_kept, tables_of
-from redisacc._protocol.parameters.version_writer import Follows
-from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
+from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -156,18 +155,14 @@ def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> b
     for _ in range(MOST_USED_UP):
         *reply, optimizer, attempts = transport.call(*ParameterRecord.command(keys), "optimizer", "attempts")
         record = ParameterRecord.parse(keys, reply)
-        missing = highest - parse_count(keys, "attempts", attempts or b"0")
+        last = parse_count(keys, "attempts", attempts or b"0")
         # The ids of other versions are random, and never come twice.
-        if record is None or not optimizer or not 0 < missing <= MOST_USED_UP:
+        if record is None or not optimizer or not 0 < highest - last <= MOST_USED_UP:
             return True
         # An attempt without blobs: only its number is left of it.
-        Scripts(transport, record.keys, OF_PARAMETERS).register_version(
-            **vars(Follows(record.incarnation, record.version, record.step + 1)),
-            version=secrets.token_hex(8),
-            partitions=partitions_text(record.keys.partitions),
-            lease_ms=0,
-            blobs=(),
-        )
+        follows = Follows(record.incarnation, record.version, record.step + 1)
+        version = f"{secrets.token_hex(8)}-{last + 1}"
+        VersionWriter(transport, record.keys).register(follows, version, last + 1, ())
     return False
 
 

@@ -11,24 +11,21 @@ less time than it would take to tell reducers of them: see docs/explanations/par
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from redisacc._data.sums import put_rows
 from redisacc._data.validation import Array
-from redisacc._format.buffered import cut, part_ms
-from redisacc._format.keys import ParameterKeys
 from redisacc._format.packing import packed
-from redisacc._format.parameter_record import Blob, Manifest
+from redisacc._format.parameter_record import Blob, FullBlob, Manifest
 from redisacc._format.table_blobs import array_bytes, kept_blobs, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves
-from redisacc._protocol.updates.model import UpdateModel
+from redisacc._protocol.updates.model import FLAT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
-from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._redis.transport import Transport
 from redisacc.optim.kernel import sum_of_squares, updated_rows
 
@@ -83,16 +80,6 @@ class TablesVersion:
     kept: tuple[Blob, ...]
     sent: Sequence[Blob]
     pieces: Mapping[Blob, Sequence[memoryview]]
-
-    def parts(self, keys: ParameterKeys) -> dict[str, list[memoryview | Pieces]]:
-        """Returns the parts of each blob that it brings, by the id of the blob."""
-        partitions = len(keys.partitions)
-        return {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in self.pieces.items()}
-
-    @property
-    def expiry_ms(self) -> int:
-        """The expiry of these parts until they are in use."""
-        return part_ms(sum([blob.nbytes for blob in self.pieces]))
 
 
 class Tables:
@@ -261,3 +248,34 @@ def _kept_places(model: UpdateModel) -> range:
     """Returns which arrays of a table workers do not read: its state, and its weights if theirs are rounded."""
     number = len(full_sorts(model))
     return range(number - model.num_kept, number)
+
+
+def blobs_of(model: UpdateModel, version: str, tables: TablesVersion | None) -> list[Blob]:
+    """Returns the blobs that a version brings. The one that is cut by elements and that workers read comes first.
+
+    Args:
+        model: the leaves and the optimiser.
+        version: the id of the version.
+        tables: the blobs of its tables; None: there are no tables.
+    """
+    dense = [
+        Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
+        for sort, lengths in model.sorts.items()
+    ]
+    return dense if tables is None else [*dense, *tables.pieces]
+
+
+def manifest_of(model: UpdateModel, version: str, step: int, tables: TablesVersion | None) -> Manifest:
+    """Returns the blobs that a version has, those of earlier ones included that its tables keep.
+
+    Args:
+        model: the leaves and the optimiser.
+        version: the id of the version.
+        step: its step.
+        tables: the blobs of its tables; None: there are no tables.
+    """
+    sent, *slots = blobs_of(model, version, None)
+    full = FullBlob(sent.id, step, step, model.dense, model.part_bytes, sent.cut)
+    if tables is None:
+        return Manifest((full,), slots=tuple(slots))
+    return replace(tables.weights, full=(full, *tables.weights.full), slots=(*slots, *tables.kept))

@@ -512,7 +512,7 @@ def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, du
                 break
             next(steps)
             worker.apply(gradient)
-            proxy.after("commit_update", replica.stall)
+            proxy.after("publish", replica.stall)
             with durations(replication=0.3), pytest.raises(redisacc.NotReplicatedError, match="step 2 is published"):
                 list(chief.updates(until=2))
             replica.go_on()

@@ -171,7 +171,8 @@ def run(durations, clock, real_server, monkeypatch, tmp_path):
     """Runs a command in a directory of its own. Returns its result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    durations(opening=0.05)
+    # Long enough for a server on a busy machine, and short for addresses at which there is none.
+    durations(opening=1.0)
 
     def invoke(name, words, data):
         (tmp_path / "file").write_bytes(data)
