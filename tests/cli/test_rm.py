@@ -66,10 +66,9 @@ def test_what_is_older(cli, cli_json, client, old, background, until, open_dense
 
 
 @pytest.mark.servers("valkey")
-def test_what_is_used_again_while_the_question_is_asked_stays(cli_json, old, open_dense, proxy):
-    acc = open_dense("float32", [1], "old")
-    # The second look at it.
-    proxy.before("HMGET", lambda: None)
-    proxy.before("HMGET", lambda: None)
-    proxy.before("HMGET", lambda: acc.apply_grad([1.0]))
-    assert cli_json("rm", "old", "--older-than", "1h", "--yes", "--redis", proxy.where) == {"removed": []}
+def test_what_is_used_again_before_it_is_deleted_stays(cli_json, old, open_dense, proxy):
+    acc = open_dense("float32", [1], "old-too")
+    # The first of the two is deleted.
+    proxy.before("delete", lambda: acc.apply_grad([1.0]))
+    assert cli_json("rm", "old*", "--older-than", "1h", "--yes", "--redis", proxy.where) == {"removed": ["old"]}
+    assert acc.num_accumulated() == 1
