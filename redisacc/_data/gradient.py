@@ -81,7 +81,7 @@ class Gradient:
 
     Attributes:
         sections: one for a dense or a sparse accumulator. The gradient of a tree has one for all dense leaves of a
-            dtype, and one for each sparse leaf (``TreeSpec``).
+            dtype, and one for each sparse leaf (``AccumulatorSpec``).
         number: how many gradients this is the sum of.
         weight: the sum of their weights; None if all are 1.
         factor: factor by which the values still have to be multiplied: the weight of a single gradient. In a sum, the

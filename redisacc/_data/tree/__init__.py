@@ -1,1 +1,1 @@
-"""Trees of arrays: their structure, what an accumulator of one was created as, and how a gradient is packed."""
+"""Trees of arrays: their structure, and their leaves as arrays."""
