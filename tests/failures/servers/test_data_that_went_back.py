@@ -130,7 +130,7 @@ def test_a_taker_knows_of_the_rounds_that_others_are_granted_while_it_waits(data
     data.keep()
     assert taken(busy) == 1
     take = background(taken, waiting)
-    until(lambda: waiting._taker._history.takes == 1)
+    until(lambda: waiting._taker.history.takes == 1)
     data.go_back()
     with pytest.raises(redisacc.DataLossError, match="had granted 1 rounds, but knows only of 0"):
         take.result(60)
@@ -153,7 +153,7 @@ def test_a_taker_that_waits_gives_up_its_place_once_another_one_has_noticed(data
         # It notices in its first poll, although it gets no round.
         with pytest.raises(redisacc.TakeTimeoutError):
             busy.take_grad(2, timeout=0)
-        until(lambda: waiting._taker._history.losses == 1)
+        until(lambda: waiting._taker.history.losses == 1)
         assert client.zscore("redisacc:{w}:queue", place) is None
         assert not client.hexists("redisacc:{w}:takers", place)
     apply(open_acc(), 2)
