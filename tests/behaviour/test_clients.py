@@ -71,14 +71,6 @@ def test_clients_with_all_kinds_of_options(server, options):
     assert client.keys() == []
 
 
-@pytest.mark.servers(*ONE_NODE)
-def test_a_client_of_a_pool(real_server):
-    pool = redis.BlockingConnectionPool.from_url(real_server.url, max_connections=3, timeout=5)
-    with redis.Redis(connection_pool=pool) as client:
-        exercise(client)
-    pool.disconnect()
-
-
 @pytest.mark.servers("valkey")
 def test_a_client_has_no_more_connections_than_it_may(real_server, real_client, open_dense, background):
     # Its own connections are the user's, and do not count.
