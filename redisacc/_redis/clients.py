@@ -382,6 +382,12 @@ class HandshakeParser(DefaultParser):  # type: ignore[misc,valid-type]
             limit = max(durations.handshake, connection.socket_timeout or 0.0)
             self._reader = _BoundedReader(reader, time.monotonic() + limit)
 
+    def on_disconnect(self) -> None:
+        """Ends the connection, which is never made again."""
+        super().on_disconnect()
+        # redis-py's parser refers to itself: it, and its buffer, would stay until garbage is collected.
+        self.pubsub_push_handler_func = None
+
 
 class _BoundedReader:
     """The reader inside of redis-py's parser, with a second one before it that knows what is too much."""

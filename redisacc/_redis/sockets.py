@@ -330,7 +330,7 @@ class SocketConnection(Connection):
         reader.commands, reader.claimed, reader.received = commands, 0, 0
         # A call for it would cost a small command more time than the kernel takes.
         try:
-            sent = self._send_some(buffers[:GATHER_BUFFERS])
+            sent = sock.send(buffers[0]) if len(buffers) == 1 else self._send_some(buffers[:GATHER_BUFFERS])
         except TICKS as error:
             check_tick(error)
             sent = 0
