@@ -11,7 +11,7 @@ from redisacc.cli import COMMANDS, main
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Options of the commands
 
-What `--help` says. The script `docs/commands.py` writes this page. [The command](command-line.md) explains what they all
+What `--help` says. The script `docs/commands.py` writes this page. [The command](command-line.md) explains what they
 have in common.
 """
 
