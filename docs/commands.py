@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Options of the commands
 
 What `--help` says. The script `docs/commands.py` writes this page. [The command](command-line.md) explains what they
-all have in common.
+have in common.
 """
 
 

@@ -49,14 +49,18 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Ends the wait when the headers of a request are there."""
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering():
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
         """Begins to wait for the next request, or for the rest of this one."""
         super().on_response_complete()
-        if not self.transport.is_closing():
+        # The next request may have come with this one.
+        if not self.transport.is_closing() and not self._is_answering():
             self._wait()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self) -> None:
         self._stop_waiting()

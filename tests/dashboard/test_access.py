@@ -241,6 +241,19 @@ def test_a_request_has_a_deadline(durations, sent):
     assert asyncio.run(wait())[0] == "aborted"
 
 
+@pytest.mark.slow
+def test_a_request_that_came_with_another_one_has_its_time(dashboard):
+    """The second answer has no end, and is not cut off when the first one is over."""
+    served = dashboard()
+    with open_socket(served, b"GET /static/icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n" + UPDATES) as sock:
+        received = b""
+        started = time.monotonic()
+        while time.monotonic() < started + 11 or not received.rstrip().endswith(b"}"):
+            received += (found := sock.recv(100_000))
+            assert found
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+
+
 def test_an_answer_that_nobody_takes_is_given_up(durations):
     durations(request=0.01)
 

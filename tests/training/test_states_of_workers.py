@@ -63,6 +63,8 @@ def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, 
                 scraped.wait(60)
             chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
 
+    # It starts now, and not while they train.
+    scrape()
     leading = background(lead)
     found = []
     try:
