@@ -451,6 +451,7 @@ class Reconciliation(Participant):
         if not self._know(learned):
             return
         if self._is_rescued:
+            self._inquiry.end()
             if isinstance(self.weights, ProgramWeights):
                 # Workers have none.
                 self.weights.state = as_arrays(self._state, "state")
