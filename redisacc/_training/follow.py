@@ -115,11 +115,7 @@ class Follow(Participant):
         self._options, self._beside = options, options.beside
         validation.flag(options.finite, "finite")
         with self._closed_on_failure():
-            if given is None:
-                self.number = self._crew.take_number()
-            else:
-                self.number = given
-                self._crew.wait_for(f"worker {given}")
+            self.number = self._patience.call(lambda: self._take_number(given), "to get a number", in_steps=True)
             self._keep(f"worker {self.number}")
         ahead = PartsAhead(self._transport)
         self._opened.callback(ahead.close)
@@ -143,10 +139,17 @@ class Follow(Participant):
         self._workers: int | None = None
         self._has_warned = False
 
+    def _take_number(self, given: int | None) -> int:
+        if given is None:
+            return self._crew.take_number()
+        self._crew.wait_for(f"worker {given}")
+        return given
+
     @property
-    def latest(self) -> tuple[int, Any] | None:
-        """The step and the parameters that this worker has got last."""
-        return self._claimant.latest
+    def latest(self) -> tuple[int, Any, str] | None:
+        """The step and the parameters that this worker has got last, and their incarnation."""
+        latest = self._claimant.latest
+        return None if latest is None else (*latest, self._claimant.incarnation)
 
     @property
     def workers(self) -> int:

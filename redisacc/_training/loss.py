@@ -195,6 +195,11 @@ class Claimant:
         self.latest: tuple[int, Any] | None = None
         self._may_publish = True
 
+    @property
+    def incarnation(self) -> str:
+        """The incarnation that this worker has seen."""
+        return self._parameters._reader.incarnation
+
     def claim_quietly(self) -> None:
         """Claims once what this worker has, and raises nothing. Any thread may call it."""
         try:
@@ -234,7 +239,7 @@ class Claimant:
         return False
 
     def _claim(self, transport: Transport) -> Reply:
-        latest, incarnation = self.latest, self._parameters._reader.incarnation
+        latest, incarnation = self.latest, self.incarnation
         if latest is None or not incarnation or not self._may_publish:
             # It only looks whether they are there. The rules for workers let them read the record by this command.
             [version] = transport.call("HMGET", self._keys.record, "version")
