@@ -1,4 +1,4 @@
-"""What a leader does next, as a pure function of what it sees: the first thing that is missing.
+"""What a leader, or a worker, does next, as a pure function of what it sees: the first thing that is missing.
 
 There are no repairs for accidents that somebody thought of. A leader looks at what there is, does one thing, and looks
 again. Beginning, taking over, continuing, restoring and falling back are the same path. Whatever goes wrong on the way,
@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
+
+Step = TypeVar("Step")
 
 
 class Action(Enum):
@@ -115,7 +118,7 @@ def next_action(view: View) -> Action:
     return _to_proceed(view, view.published, view.memory)
 
 
-def _first(*missing: tuple[bool, Action]) -> Action:
+def _first(*missing: tuple[bool, Step]) -> Step:
     """Returns the action of the first condition that is true."""
     return next(action for is_missing, action in missing if is_missing)
 
@@ -187,4 +190,43 @@ def _to_proceed(view: View, published: int, memory: int) -> Action:
         (not is_next, Action.CATCH_UP if view.gradients < memory else Action.END_AHEAD),
         (not view.has_quorum, Action.STORE_QUORUM),
         (True, Action.PROCEED),
+    )
+
+
+class Next(Enum):
+    """What a worker does next whose training is gone."""
+
+    WAIT = "wait, and claim what it has"
+    CONTINUE = "continue with what is there"
+    BEGIN_AGAIN = "continue with another training of this name"
+    END = "say that it was deleted"
+
+
+@dataclass
+class Found:
+    """What such a worker sees.
+
+    Attributes:
+        is_deleted: whether the parameters that it knows were deleted.
+        is_there: whether parameters are published.
+        is_other: whether these are others, in place of those that the server has lost.
+        has_gradients: whether there is an accumulator.
+        has_waited: whether it has waited for longer than a leader takes that replaces one.
+    """
+
+    is_deleted: bool = False
+    is_there: bool = False
+    is_other: bool = False
+    has_gradients: bool = False
+    has_waited: bool = False
+
+
+def next_of_follower(found: Found) -> Next:
+    """Returns what a worker does next."""
+    return _first(
+        (found.is_deleted, Next.END),
+        (not found.is_there, Next.WAIT),
+        (not found.has_gradients, Next.END if found.has_waited else Next.WAIT),
+        (found.is_other, Next.BEGIN_AGAIN),
+        (True, Next.CONTINUE),
     )

@@ -195,6 +195,11 @@ class Claimant:
         self.latest: tuple[int, Any] | None = None
         self._may_publish = True
 
+    @property
+    def incarnation(self) -> str:
+        """The incarnation that this worker has seen."""
+        return self._parameters._reader.incarnation
+
     def claim_quietly(self) -> None:
         """Claims once what this worker has, and raises nothing. Any thread may call it."""
         try:
@@ -203,20 +208,10 @@ class Claimant:
             logger.debug("%s: cannot claim what this worker has: %s", self._keys.name, error)
 
     def look(self) -> bool:
-        """Claims what this worker has, and publishes it if a chief asks for it.
-
-        Returns:
-            Whether parameters are published.
-
-        Raises:
-            NotFoundError: they were deleted.
-        """
+        """Claims what this worker has, and publishes it if a chief asks for it. Returns whether it is published."""
         reply = self._claim(self._transport)
         if reply.outcome == "there":
             return True
-        if reply.outcome == "deleted":
-            # Raises the error that says so.
-            self._parameters.step()
         latest = self.latest
         if reply.outcome == "claimed" and reply.place == self._place and latest is not None and self._may_publish:
             step, tree = latest
@@ -244,15 +239,10 @@ class Claimant:
         return False
 
     def _claim(self, transport: Transport) -> Reply:
-        latest, incarnation = self.latest, self._parameters._reader.incarnation
+        latest, incarnation = self.latest, self.incarnation
         if latest is None or not incarnation or not self._may_publish:
-            # It only looks whether they are there, or were deleted.
-            version, deleted = transport.pipeline(
-                [("HMGET", self._keys.record, "version"), ("GET", self._keys.deleted)]
-            )
-            if version != [None]:
-                return Reply(outcome="there")
-            was_deleted = incarnation and incarnation.encode() in (deleted or b"").split()
-            return Reply(outcome="deleted" if was_deleted else "lost")
+            # It only looks whether they are there. The rules for workers let them read the record by this command.
+            [version] = transport.call("HMGET", self._keys.record, "version")
+            return Reply(outcome="lost" if version is None else "there")
         claim = Scripts(transport, self._keys).claim
         return claim(place=self._place, incarnation=incarnation, step=latest[0], process=own_identity(), asks=False)

@@ -71,7 +71,7 @@ class LeadOptions:
         standby: whether to wait while another process leads.
         here: the place of this process in a run.
         stops: whether this process is to lead no longer.
-        own: returns the step and the weights that the worker in this process has, or None.
+        own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
     """
 
     parameters: Any
@@ -86,7 +86,7 @@ class LeadOptions:
     standby: bool
     here: Place
     stops: Callable[[], bool] = field(default=lambda: False)
-    own: Callable[[], tuple[int, Any] | None] = field(default=lambda: None)
+    own: Callable[[], tuple[int, Any, str] | None] = field(default=lambda: None)
 
 
 class Reconciliation(Participant):
@@ -426,7 +426,10 @@ class Reconciliation(Participant):
     def _restore_own(self) -> None:
         own, self._is_rescued = self._options.own(), True
         if own is not None:
-            self._publish(own[1], own[0], None)
+            step, tree, incarnation = own
+            # The other workers go on with what they have seen, and not with another training.
+            self._parameters._reader.incarnation = incarnation
+            self._publish(tree, step, None)
 
     def _begin(self) -> None:
         assert self._given is not None
@@ -451,6 +454,7 @@ class Reconciliation(Participant):
         if not self._know(learned):
             return
         if self._is_rescued:
+            self._inquiry.end()
             if isinstance(self.weights, ProgramWeights):
                 # Workers have none.
                 self.weights.state = as_arrays(self._state, "state")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, SupportsFloat, Unpack
 
 from redisacc._data import validation
@@ -19,13 +18,12 @@ from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.options import check_names, with_options
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.leases.process_identity import fate_of
-from redisacc._protocol.rounds.who_contributed import contributors_of_round
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._text import shown
 from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
+from redisacc._training.follow import Follow, FollowOptions
 from redisacc._training.lead import Lead
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
 from redisacc._training.options import GradientOptions, TrainingOptions, gradient_options
@@ -33,14 +31,12 @@ from redisacc._training.patience import Patience
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
 from redisacc._training.upload import Upload
-from redisacc._training.worker import ASK_FINISHED_EVERY, Worker
 from redisacc.errors import (
     CancelledError,
     ConflictError,
     InvalidArgumentError,
     NotFoundError,
     NotReplicatedError,
-    RedisAccError,
 )
 from redisacc.optim import Optimizer
 
@@ -147,7 +143,7 @@ class Training(Closing):
         self._failure: BaseException | None = None
         self._leads = False
         self._until: int | None = None
-        self._worker: _Follower | None = None
+        self._worker: Follow | None = None
         self._opened = ExitStack()
         with ExitStack() as on_failure:
             on_failure.callback(self._opened.close)
@@ -161,9 +157,9 @@ class Training(Closing):
             self.shared_name = self._published.shared_name
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
-                follow = partial(_Follower, shared_name, number=number, redis=redis, encoding=encoding, finite=finite)
+                told = FollowOptions(number, redis, encoding, finite, patience, here, self)
                 self._worker = Patience(seconds, name, waits).call(
-                    lambda: follow(patience=patience, training=self), "to begin to work", in_steps=True
+                    lambda: Follow(name, told), "to begin to work", in_steps=True
                 )
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
@@ -182,7 +178,7 @@ class Training(Closing):
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
             redis=transport.blocking,
             stops=self._stops.is_set,
-            own=lambda: None if self._worker is None else self._worker._claimant.latest,
+            own=lambda: None if self._worker is None else self._worker.latest,
         )
 
     def __repr__(self) -> str:
@@ -203,7 +199,7 @@ class Training(Closing):
             InvalidArgumentError: ``workers`` is "all", so the number is known in the loop only.
             RedisAccError: as ``Worker.workers``.
         """
-        if self._worker is not None and self._worker._step is not None:
+        if self._worker is not None and self._worker.step is not None:
             return self._worker.workers
         if self._workers is None:
             # To wait for it would be to wait for this process itself, which leads in the loop only.
@@ -466,50 +462,3 @@ def _local_loop(
         raise InvalidArgumentError("there are no local steps with sparse leaves: each step needs their rows")
     model = LocalModel(inner, parameters) if isinstance(inner, Optimizer) else inner
     return LocalLoop(model, optimizer.every, finite=finite), outer
-
-
-class _Follower(Worker):
-    """The worker of a training. It knows the last step, and ends if the thread that leads has failed."""
-
-    def __init__(self, shared_name: str, *, training: Training, **options: Any) -> None:
-        self._training = training
-        super().__init__(shared_name, **options)
-
-    def _check_lease(self) -> None:
-        self._training._raise_failure()
-        super()._check_lease()
-
-    def _is_over(self) -> bool:
-        return self._training._failure is not None or super()._is_over()
-
-    def _describe(self) -> str | None:
-        """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
-        try:
-            return None if self._is_said_by_another() else super()._describe()
-        except RedisAccError as error:
-            logger.debug("%s: %s", self.shared_name, error)
-            return super()._describe()
-
-    def _is_said_by_another(self) -> bool:
-        """Returns whether the process that leads says what is missing, or a waiting one with a lower number does."""
-        if self._accumulator is None or self._step is None or self._accumulator.global_step() > self._step:
-            # This one waits for the process that leads, which may be stuck.
-            return False
-        in_round = contributors_of_round(self._transport, Keys(self.shared_name))
-        return any(
-            member.number is None or (member.number < self.number and member.place in in_round)
-            for member in self._crew.members()
-            # Known to live, so it is on this machine, and writes to the same terminal or log.
-            if member.left > 0 and fate_of(member.process) == "alive"
-        )
-
-    def _is_finished(self) -> bool:
-        """Returns whether the training is finished, and not to be continued up to a later step."""
-        until = self._training._until
-        while self._patience.call(self._parameters.finished, "to read the parameters"):
-            step = self._patience.call(self._parameters.step, "to read the step")
-            if until is None or step is None or step >= until:
-                return True
-            self._check_lease()
-            self._transport.waits.sleep(ASK_FINISHED_EVERY)
-        return False

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from functools import partial
 from typing import Any, SupportsFloat
 
-from redisacc._clock import clock, durations
-from redisacc._data import validation
 from redisacc._data.encodings import Encoding
 from redisacc._data.results import ApplyResult
-from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._handles import exit_code
-from redisacc._handles.environment import MAX_WORKERS, place
-from redisacc._handles.existing import open_existing
-from redisacc._handles.tree import TreeAccumulator
-from redisacc._protocol.parameters.ahead import PartsAhead
-from redisacc._protocol.parameters.announced_workers import read_workers
-from redisacc._protocol.parameters.conclusion import is_concluded_by
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
-from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
-from redisacc._protocol.scripts import StaleSequenceError
-from redisacc._protocol.waiting.wait_log import WaitLog
-from redisacc._training.crew_text import crew_text
-from redisacc._training.gradients import apply_gradient, gradient_as_encoded, has_no_gradients
-from redisacc._training.loss import Claimant
-from redisacc._training.participant import Participant
-from redisacc._training.upload import OpenUpload, Upload
-from redisacc.errors import (
-    CancelledError,
-    DataLossError,
-    FinishedError,
-    InvalidArgumentError,
-    NotFoundError,
-    RedisAccError,
-)
-
-logger = logging.getLogger("redisacc")
-
-# A worker looks less and less often whether its gradient is still there, but at least this often, in seconds: the
-# server may lose it after a long wait, too.
-LOOK_AT_LEAST_EVERY = 30.0
+from redisacc._handles.environment import place
+from redisacc._protocol.waiting.lifetime import Closing
+from redisacc._training.follow import Follow, FollowOptions
+from redisacc._training.upload import Upload
+from redisacc.errors import InvalidArgumentError
 
 
-# How often a worker asks for the number of workers before there is a chief, in seconds.
-ASK_EVERY = 0.2
-
-# How often a worker asks whether a finished training is continued, in seconds.
-ASK_FINISHED_EVERY = 0.1
-
-
-class Worker(Participant):
+class Worker(Closing):
     """A worker of a training: for each step it gets the parameters, and applies a gradient.
 
     Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
@@ -108,43 +70,20 @@ class Worker(Participant):
         here = place()
         if here.role == "chief":
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
-        given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
-        super().__init__("worker", shared_name, here, redis=redis, patience=patience)
-        self._encoding = encoding
-        self._finite = validation.flag(finite, "finite")
-        self._is_launched = here.role is not None
-        self._chief_run_id = here.chief_run_id
-        with self._closed_on_failure():
-            if given is None:
-                self.number = self._crew.take_number()
-            else:
-                self.number = given
-                self._crew.wait_for(f"worker {given}")
-            self._keep(f"worker {self.number}")
-        ahead = PartsAhead(self._transport)
-        self._opened.callback(ahead.close)
-        self._parameters._reader.fetch_ahead(ahead)
-        self._accumulator: Any = None
-        self._upload = OpenUpload()
-        self._claimant = Claimant(self._transport, self._parameters, self._place)
-        self._lease.on_missing = self._claimant.claim_quietly
-        # The step of the parameters that the loop got last; the gradient of that step, and its outcome.
-        self._step: int | None = None
-        self._gradient: Any = None
-        self._weight = 1.0
-        self._metrics: Mapping[str, SupportsFloat] | None = None
-        self._has_applied = False
-        self._next_check = self._next_look = 0.0
-        self._pause = durations.look_after
-        self._went_back = False
-        # Whether the server has lost the gradient of this step for sure.
-        self._has_lost_gradient = False
-        # Among how many workers the data is shared, as the chief announced for this step; None: it was not read yet.
-        self._workers: int | None = None
-        self._has_warned = False
+        self._follow = Follow(shared_name, FollowOptions(number, redis, encoding, finite, patience, here))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
+
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self._follow.shared_name
+
+    @property
+    def number(self) -> int:
+        """The number of this worker."""
+        return self._follow.number
 
     @property
     def workers(self) -> int:
@@ -161,28 +100,7 @@ class Worker(Participant):
             NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        if self._workers is None:
-            self._workers = self._patience.call(self._read_workers, "to read how many workers there are")
-        if self.number >= self._workers and not self._has_warned:
-            self._has_warned = True
-            self._warn(
-                "this is worker %d, and the data is shared among %d workers, 0 to %d, so it has no share of its own. "
-                "Start the chief with more workers=; if workers come and go, draw examples at random instead",
-                self.number,
-                self._workers,
-                self._workers - 1,
-            )
-        return self._workers
-
-    def _read_workers(self) -> int:
-        keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
-        while (found := read_workers(self._transport, keys)) is None:
-            self._lease.check()
-            now = clock.now()
-            if log.is_due(now):
-                self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
-            self._transport.waits.sleep(ASK_EVERY)
-        return found
+        return self._follow.workers
 
     def steps(self) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
@@ -201,175 +119,7 @@ class Worker(Participant):
             NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        if self._is_finished():
-            return
-        log: WaitLog | None = None
-        while True:
-            self._check_lease()
-            try:
-                step, tree = self._patience.call(self._wait, "to wait for parameters")
-            except FinishedError:
-                return
-            except NotFoundError as error:
-                found_gone = error
-                self._wait_until_restored(found_gone)
-                continue
-            except DataLossError as error:
-                # Only the chief can publish them again.
-                now = clock.now()
-                if log is None or log.is_due(now):
-                    self._warn("%s; waiting for the chief", error)
-                log = log or WaitLog(now)
-                self._transport.waits.sleep(durations.look_every)
-                continue
-            except CancelledError:
-                self._check_lease()
-                if not self._went_back:
-                    raise
-                # The server was restarted from older data, so the gradients of an earlier step are needed again.
-                self._warn(
-                    "the server has lost the parameters of step %s; continuing with those that it has", self._step
-                )
-                self._step, self._went_back = None, False
-                continue
-            log = None
-            self._upload.end()
-            if self._step is not None:
-                exit_code.advanced()
-            self._step, self._gradient, self._has_applied = step, None, False
-            self._claimant.latest = step, tree
-            # Another chief may need another number.
-            self._workers = None
-            yield step, tree
-
-    def _wait_until_restored(self, found_gone: RedisAccError) -> None:
-        """Blocks until a training that the server has lost is there again; in the meantime, claims what this one has.
-
-        Raises:
-            RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted.
-        """
-        keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
-        if not self._patience.call(lambda: self._is_training_lost(keys), "to look for the training"):
-            raise found_gone
-        self._warn(
-            "the server has lost this training: it was flushed, or restarted without its data. Waiting for a chief to "
-            "restore it"
-        )
-        while not self._patience.call(self._is_there_again, "to look for the training"):
-            self._check_lease()
-            if log.is_due(clock.now()):
-                self._warn("still waiting for a chief to restore this training; %s", crew_text(self._crew))
-            self._transport.waits.sleep(durations.look_every)
-        # The accumulator is another one.
-        self._upload.end()
-        if self._accumulator is not None:
-            self._accumulator.close()
-            self._accumulator = None
-        self._has_lost_gradient = True
-
-    def _is_training_lost(self, keys: ParameterKeys) -> bool:
-        """Returns whether the training was not deleted: the server has lost it, or a chief has begun it again since."""
-        incarnation = self._parameters._reader.incarnation
-        if incarnation in deleted_incarnations(self._transport, keys):
-            return False
-        if is_lost(self._transport, keys, incarnation):
-            return True
-        # The parameters are there. If the accumulator is not, it was deleted alone, or a chief is replacing it.
-        give_up = clock.now() + durations.replaced_within
-        while has_no_gradients(self._transport, self.shared_name):
-            if clock.now() >= give_up:
-                return False
-            self._transport.waits.sleep(ASK_EVERY)
-        return True
-
-    def _is_there_again(self) -> bool:
-        """Returns whether parameters are published: those that the server has lost, or others in their place."""
-        if not self._claimant.look():
-            return False
-        try:
-            return self._parameters.step() is not None
-        except NotFoundError:
-            if not is_over(self._transport, ParameterKeys(self.shared_name), self._parameters._reader.incarnation):
-                # The server has lost them again.
-                return False
-            self._warn("a chief has begun this training again from other parameters; continuing with those")
-            self._parameters._forget()
-            self._step = None
-            return True
-
-    def _is_finished(self) -> bool:
-        """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
-
-        The chief of this worker's run says what it does. For another one, this waits a moment.
-        """
-        began = clock.now()
-        log = WaitLog(began)
-        while self._patience.call(self._parameters.finished, "to read the parameters"):
-            if self._chief_run_id is None:
-                members = self._patience.call(self._crew.members, "to look for the chief")
-                chief = any(member.number is None and member.left > 0 for member in members)
-                if not (chief or self._is_launched) or clock.now() - began >= durations.continued_within:
-                    return True
-            elif self._patience.call(self._has_chief_concluded, "to read the parameters"):
-                return True
-            elif log.is_due(clock.now()):
-                self._warn("the training is finished; still waiting for the chief, which may continue it")
-            self._check_lease()
-            self._transport.waits.sleep(ASK_FINISHED_EVERY)
-        return False
-
-    def _has_chief_concluded(self) -> bool:
-        assert self._chief_run_id is not None
-        return is_concluded_by(self._transport, ParameterKeys(self.shared_name), self._chief_run_id)
-
-    def _wait(self) -> tuple[int, Any]:
-        self._next_check = clock.now() + durations.look_every
-        self._pause = durations.look_after
-        self._next_look = clock.now() + (0.0 if self._has_lost_gradient else self._pause)
-        self._has_lost_gradient = False
-        return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
-
-    def _is_over(self) -> bool:
-        """Looks, once a second, whether waiting for the next step still makes sense."""
-        now = clock.now()
-        if now < self._next_check:
-            return False
-        self._next_check = now + durations.look_every
-        if self._lease.lost:
-            return True
-        if self._step is None:
-            return False
-        published = self._parameters.step()
-        if published is not None and published < self._step:
-            self._went_back = True
-            return True
-        if self._has_applied and now >= self._next_look:
-            self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
-            self._next_look = now + self._pause
-            self._look_after_gradient(self._step)
-        return False
-
-    def _look_after_gradient(self, step: int) -> None:
-        """Applies the gradient of a step again if the server has lost it."""
-        # In this order: if the round is taken between the two, the step has moved on.
-        is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
-        if not is_there and self._gradients().global_step() <= step:
-            self._warn(
-                "the gradient of step %s is not in the round, because the server has lost it; applying it again",
-                step,
-            )
-            self._apply(self._gradient, self._weight, self._metrics, step)
-
-    def _describe(self) -> str | None:
-        clauses = [crew_text(self._crew)]
-        if self._accumulator is not None:
-            try:
-                # Once the round of this step is taken, this worker waits for the chief, and not for other workers.
-                if self._step is None or self._accumulator.global_step() <= self._step:
-                    clauses = states_text(read_contributors(self._transport, Keys(self.shared_name))) + clauses
-            except RedisAccError as error:
-                logger.debug("%s: %s", self.shared_name, error)
-        return "; ".join(filter(None, clauses))
+        return self._follow.steps()
 
     def apply(
         self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None
@@ -402,14 +152,7 @@ class Worker(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``apply_grad``.
         """
-        step = self._step
-        if step is None:
-            raise InvalidArgumentError("apply() needs the step of a loop over steps()")
-        self._check_lease()
-        self._upload.end()
-        result = self._apply(gradient, weight, metrics, step)
-        self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
-        return result
+        return self._follow.apply(gradient, weight=weight, metrics=metrics)
 
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step of ``steps()``, leaf by leaf.
@@ -424,40 +167,7 @@ class Worker(Participant):
             InvalidArgumentError: there is no step.
             ConflictError, NotFoundError, ServerUnavailableError: as for ``apply``.
         """
-        step = self._step
-        if step is None:
-            raise InvalidArgumentError("begin() needs the step of a loop over steps()")
-        self._check_lease()
-        self._upload.end()
-        what = "to open the accumulator"
-        while True:
-            try:
-                gradients = self._patience.call(self._gradients, what)
-                break
-            except NotFoundError as error:
-                found_gone = error
-                self._wait_until_restored(found_gone)
-        spec = None
-        if isinstance(gradients, TreeAccumulator):
-            spec = gradients._spec
-            self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
-        streamed = self._upload.streamed
-
-        def commit(
-            gradient: Any, missing: str, weight: float, metrics: Mapping[str, SupportsFloat] | None
-        ) -> ApplyResult:
-            if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
-                raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
-            self._check_lease()
-            try:
-                result = self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
-            finally:
-                self._upload.end()
-            if not missing:
-                self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
-            return result
-
-        return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
+        return self._follow.begin()
 
     def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``encoding``).
@@ -478,77 +188,8 @@ class Worker(Participant):
             NotFoundError: the training does not exist, or was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        gradients = self._patience.call(self._gradients, "to open the accumulator")
-        return gradient_as_encoded(gradients, gradient, weight)
+        return self._follow.as_encoded(gradient, weight=weight)
 
-    def _apply(
-        self,
-        gradient: Any,
-        weight: float,
-        metrics: Mapping[str, SupportsFloat] | None,
-        step: int,
-        *,
-        upload: OpenUpload | None = None,
-        missing: str = "",
-    ) -> ApplyResult:
-        what = f"to apply the gradient of step {step}"
-        is_restored = False
-        while True:
-            try:
-                if is_restored:
-                    published = self._patience.call(self._parameters.step, "to read the step")
-                    if self._step is None or published is None or published < step:
-                        # The gradient belongs to parameters that nobody continues. The loop gets others.
-                        return ApplyResult("stale", published or 0, 0)
-                return self._patience.call(
-                    lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing), what
-                )
-            except NotFoundError as error:
-                found_gone = error
-                self._wait_until_restored(found_gone)
-                is_restored = True
-            except (DataLossError, StaleSequenceError) as error:
-                # The handle has noticed that the server lost something. Applying it again cannot count it twice.
-                self._warn("%s", error)
-
-    def _apply_once(
-        self,
-        gradient: Any,
-        weight: float,
-        metrics: Mapping[str, SupportsFloat] | None,
-        step: int,
-        *,
-        upload: OpenUpload | None,
-        missing: str,
-    ) -> ApplyResult:
-        gradients = self._gradients()
-        if upload is not None and upload.streamed is not None:
-            return upload.commit(gradient, weight, metrics, missing)
-        if missing:
-            # The upload was over, and is lost now.
-            return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
-        return apply_gradient(gradients, gradient, weight, step, metrics)
-
-    def _gradients(self) -> Any:
-        """Returns the accumulator, and opens it first if it is not open yet.
-
-        Raises:
-            NotFoundError: the training was deleted or lost, or another one has its name now.
-        """
-        if self._accumulator is None:
-            # The chief creates the accumulator before it publishes parameters.
-            opened = open_existing(
-                Keys(self.shared_name),
-                redis=self._redis,
-                worker=self._place,
-                encoding=self._encoding,
-                finite=self._finite,
-            )
-            with ExitStack() as on_failure:
-                on_failure.callback(opened.close)
-                # A gradient must not reach the accumulator of another training that was begun under this name since.
-                self._parameters.step()
-                on_failure.pop_all()
-            self._accumulator = self._opened.enter_context(opened)
-            self._opened.callback(self._upload.end)
-        return self._accumulator
+    def close(self) -> None:
+        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
+        self._follow.close()

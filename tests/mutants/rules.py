@@ -327,15 +327,8 @@ RULES = (
     ),
     # Training.
     Rule(
-        "A round of an earlier step is discarded",
-        "redisacc/_training/chief.py",
-        "if taken.global_step < self.step:\n",
-        "if taken.global_step < 0:\n",
-        "tests/training/test_lost_data.py -k older_gradients",
-    ),
-    Rule(
         "A worker applies its gradient again if the server has lost it",
-        "redisacc/_training/worker.py",
+        "redisacc/_training/follow.py",
         "            self._apply(self._gradient, self._weight, self._metrics, step)\n",
         "            return\n",
         "tests/training/test_lost_data.py -k server_has_lost_is_applied",
@@ -349,10 +342,17 @@ RULES = (
     ),
     Rule(
         "A new chief continues what living workers have, if the server has lost it",
-        "redisacc/_training/loss.py",
-        "        found = _newest(transport, crew, keys)\n        if found",
-        "        found = None\n        if found",
+        "redisacc/_training/reconciliation.py",
+        "inquiry.wanted.step if view.has_asked and inquiry.wanted else None",
+        "None",
         "tests/training/test_lost_data.py -k asks_the_workers",
+    ),
+    Rule(
+        "A leader that may not have led all the time asks the workers before it restores what it has",
+        "redisacc/_training/reconciliation.py",
+        "view.has_led_throughout = self._lease.gaps == self._gaps",
+        "view.has_led_throughout = True",
+        "tests/training/test_reconciliation.py -k stood_still",
     ),
     Rule(
         "A checkpoint that could not be written is tried once more at the end",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from redisacc._training.decision import ENDS, Action, View, next_action, source_of
+from redisacc._training.decision import ENDS, Action, Found, Next, View, next_action, next_of_follower, source_of
 
 # From any state, this many actions suffice if nothing else happens.
 BOUND = 16
@@ -238,3 +238,13 @@ def test_what_follows_from_the_round_may_be_published_already():
 )
 def test_what_ends_it(view, action):
     assert next_action(view) is action
+
+
+@pytest.mark.parametrize("values", [*itertools.product((False, True), repeat=5)])
+def test_a_worker_continues_only_with_what_is_there(values):
+    deleted, there, other, gradients, waited = values
+    action = next_of_follower(Found(deleted, there, other, gradients, waited))
+    assert (action is Next.END) == (deleted or (there and not gradients and waited))
+    assert (action is Next.WAIT) == (not deleted and not (there and (gradients or waited)))
+    if action in (Next.CONTINUE, Next.BEGIN_AGAIN):
+        assert (action is Next.BEGIN_AGAIN) == other

@@ -7,9 +7,6 @@ import pytest
 from support.proxy import Fault
 from support.selection import thorough
 
-import redisacc
-from redisacc.optim import SGD
-
 pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
 
 
@@ -46,15 +43,6 @@ def losses(proxy, real_client):
     return Losses(proxy, real_client)
 
 
-BEGIN = {"w": np.zeros(4, np.float32), "table": np.zeros((9, 2), np.float32)}
-OPTIONS = {"optimizer": SGD(0.5, momentum=0.5), "reduction_type": "MEAN", "sparse": ["table"]}
-
-
-def gradient(number, step, parameters):
-    rows = np.array([step % 9])
-    return {"w": np.full(4, step + 1, np.float32), "table": redisacc.IndexedSlices(np.ones((1, 2), np.float32), rows)}
-
-
 # A chief that restores a training makes fewer requests than this.
 EXCHANGES = 50
 
@@ -63,49 +51,6 @@ EXCHANGES = 50
 def exchanges(everything):
     """After how many requests of the chief the server loses its data again, in each step of a training."""
     return range(EXCHANGES) if everything else range(0, EXCHANGES, 3)
-
-
-def updates(training, where, until, seen=lambda step: None):
-    """Trains, and returns the step, the parameters and the state, as bytes."""
-    training.work(gradient=gradient)
-    chief = training.chief(BEGIN, redis=where, **OPTIONS)
-    for step in chief.updates(until=until):
-        seen(step)
-    step, tree = chief.latest()
-    _, state = chief.latest_state()
-    arrays = {**tree, **{f"momentum/{path}": leaf for path, leaf in state["momentum_buffer"].items()}}
-    return step, int(state["updates"]), {path: leaf.tobytes() for path, leaf in arrays.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 3])
-def test_updates_are_lost_again_at_each_exchange(training, losses, proxy, client, exchanges, times):
-    until = len(exchanges) + 1
-    expected = updates(training, client, until)
-    training.close()
-    client.flushall()
-    after = dict(enumerate(exchanges, 1))
-    assert (
-        updates(training, proxy.url, until, lambda step: step in after and losses.begin(after[step], times)) == expected
-    )
-    assert losses.number > (1 + times) * len(exchanges) / 2
-
-
-@pytest.mark.slow(keep="1]")
-@pytest.mark.parametrize("times", [1, 3])
-def test_rounds_are_lost_again_at_each_exchange(training, losses, proxy, exchanges, times):
-    training.work()
-    chief = training.chief(redis=proxy.url, state={"m": np.array(0)})
-    until, after = len(exchanges) + 1, dict(enumerate(exchanges, 1))
-    for _ in chief.rounds(until=until):
-        chief.publish({"w": chief.parameters["w"] + 1}, state={"m": np.array(chief.step)})
-        if chief.step in after:
-            losses.begin(after[chief.step], times)
-    assert chief.parameters["w"].tolist() == [until] * 2
-    with redisacc.Parameters("train", redis=training.client) as parameters:
-        assert parameters.latest_state()[1]["m"].item() == until - 1
-        assert parameters.finished()
-    assert losses.number > (1 + times) * len(exchanges) / 2
 
 
 @pytest.mark.slow

@@ -36,13 +36,50 @@ def join(real_client, proxy):
         one.close()
 
 
+BEGIN = {"w": np.zeros(4, np.float32), "table": np.zeros((9, 2), np.float32)}
+
+
 def add(taken, parameters, state):
-    return {"w": parameters["w"] + taken.gradient["w"]}, {"n": np.array(taken.global_step)}
+    change = taken.gradient["table"]
+    table = parameters["table"].copy()
+    table[change.indices] += change.values
+    return {"w": parameters["w"] + taken.gradient["w"], "table": table}, {"n": state["n"] + 1}
 
 
-HOW = {"update": {"update": add}, "optimizer": {"optimizer": SGD(0.5)}}
+# The state of an optimizer is restored, too, and so is a program's.
+HOW = {
+    "update": {"update": add, "state": {"n": np.array(0)}},
+    "optimizer": {"optimizer": SGD(0.5, momentum=0.5)},
+}
 
 both = pytest.mark.parametrize("how", HOW)
+
+
+def train(one, until, seen=lambda step: None):
+    """Trains, and returns the bytes of the weights and of the state in the end."""
+    for step, found in one.steps(until=until):
+        seen(step)
+        rows = np.array([step % 9])
+        values = redisacc.IndexedSlices(np.ones((1, 2), np.float32), rows)
+        one.apply({"w": np.sin(found["w"]) + np.float32(step), "table": values})
+    (step, weights), (_, state) = one.latest(), one.latest_state()
+    assert step == until
+    leaves = [weights["w"], weights["table"], *state.values()]
+    return [np.asarray(leaf["w"] if isinstance(leaf, dict) else leaf).tobytes() for leaf in leaves]
+
+
+@pytest.fixture
+def expected(real_client):
+    """Returns what an undisturbed training would have in the end."""
+
+    def undisturbed(how, until):
+        options = grouped({"workers": 1, "redis": real_client, "sparse": ["table"], **HOW[how]})
+        with redisacc.Training("undisturbed", BEGIN, **options) as one:
+            found = train(one, until)
+            one.delete()
+        return found
+
+    return undisturbed
 
 
 class Losses:
@@ -64,35 +101,25 @@ class Losses:
         self._client.flushall()
 
 
-def train(one, until, seen=lambda step: None):
-    """Trains with gradients of ones. Returns the steps, and the weights in the end."""
-    steps = []
-    for step, found in one.steps(until=until):
-        steps.append(step)
-        seen(step)
-        one.apply({"w": np.ones_like(found["w"])})
-    step, found = one.latest()
-    assert step == until
-    return steps, found["w"][0].item()
-
-
-EXPECTED = {"update": float, "optimizer": lambda steps: -0.5 * steps}
-
-
 @both
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_only_process_loses_everything_again_and_again(join, proxy, real_client, background, how, times):
+def test_the_only_process_loses_everything_again_and_again(
+    join, proxy, real_client, background, expected, everything, how, times
+):
     """The defect: the last copy of the weights ended with the process."""
     losses = Losses(proxy, real_client)
-    one = join({"w": np.zeros(3, np.float32)}, **HOW[how])
-    after = range(0, 40, 3)
-    begin = {2 + place: number for place, number in enumerate(after)}
-    until = 3 + len(after)
-    _, found = background(
-        train, one, until, lambda step: step in begin and losses.begin(begin.pop(step), times)
-    ).result(120)
-    assert found == EXPECTED[how](until)
-    assert losses.number > len(after)
+    begin = dict(enumerate(range(0, 50, 1 if everything else 5), 2))
+    until = len(begin) + 3
+    wanted = expected(how, until)
+    one = join(BEGIN, sparse=["table"], **HOW[how])
+
+    def seen(step):
+        if step in begin:
+            losses.begin(begin.pop(step), times)
+
+    assert background(train, one, until, seen).result(300) == wanted
+    assert not begin
+    assert losses.number > until - 3
     one.delete()
 
 
@@ -103,16 +130,19 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
     one = join(parameters, optimizer=SGD(0.5, momentum=0.5))
     reducers = []
 
-    def seen(step):
-        if step == 1:
-            reducers.extend(reducing(wanted=1))
-        if step == 5:
-            for reducer in reducers:
-                reducer.close()
-            real_client.flushall()
+    def run():
+        for step, found in one.steps(until=8):
+            if step == 1:
+                reducers.extend(reducing(wanted=1))
+            if step == 5:
+                for reducer in reducers:
+                    reducer.close()
+                real_client.flushall()
+            one.apply({"w": np.ones_like(found["w"])})
+        return one.latest()[0]
 
-    steps, _ = background(train, one, 8, seen).result(120)
-    assert steps[-1] == 7
+    assert background(run).result(120) == 8
+    assert int(one.latest_state()[1]["updates"]) < 8
     one.delete()
 
 
@@ -122,15 +152,12 @@ def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, dur
     durations(opening=0.2)
     proxy.refuses = True
 
-    def run():
-        return train(join({"w": np.zeros(3, np.float32)}, **HOW["update"]), 3)
-
-    running = background(run)
+    running = background(lambda: train(join(BEGIN, sparse=["table"], **HOW["update"]), 3))
     until(lambda: "could not reach the server to open the training" in caplog.text)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1 or not running.running)
     proxy.refuses = False
-    assert running.result(30)[1] == 3.0
+    running.result(30)
 
 
 @pytest.fixture
@@ -164,9 +191,10 @@ def refusing(daemon):
 
 @both
 @pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF"])
-def test_writes_that_are_refused_for_a_while(join, refusing, background, caplog, until, how, cause):
+def test_writes_that_are_refused_for_a_while(join, refusing, background, expected, caplog, until, how, cause):
     server, refuse, accept = refusing
-    one = join({"w": np.zeros(3, np.float32)}, **HOW[how], redis=server.url)
+    wanted = expected(how, 6)
+    one = join(BEGIN, sparse=["table"], redis=server.url, **HOW[how])
 
     def end():
         until(lambda: "the server refuses writes; trying" in caplog.text and cause in caplog.text)
@@ -177,8 +205,7 @@ def test_writes_that_are_refused_for_a_while(join, refusing, background, caplog,
             refuse(cause)
             background(end)
 
-    _, found = background(train, one, 6, seen).result(60)
-    assert found == EXPECTED[how](6)
+    assert background(train, one, 6, seen).result(60) == wanted
     one.delete()
 
 
@@ -208,15 +235,48 @@ def outages(proxy, caplog):
 
 @both
 @pytest.mark.parametrize("direction", ["request", "reply"])
-def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background, how, direction):
-    one = join({"w": np.zeros(3, np.float32)}, **HOW[how])
+def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background, expected, how, direction):
     after = dict(enumerate(range(12), 2))
     until = len(after) + 3
+    wanted = expected(how, until)
+    one = join(BEGIN, sparse=["table"], **HOW[how])
 
     def seen(step):
         if step in after:
             outages(after.pop(step), direction)
 
-    assert background(train, one, until, seen).result(120)[1] == EXPECTED[how](until)
+    assert background(train, one, until, seen).result(120) == wanted
     assert not after
     one.delete()
+
+
+@pytest.mark.usefixtures("time_runs")
+def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, real_client, until, clock, background):
+    """Another process has led since. The server loses what that one has published, and the worker still has it."""
+    first = training.chief()
+    begun = []
+    worker = training.worker()
+    training.work(worker, lambda _, step, __: begun.append(step) or {"w": [1, 1]})
+    rounds = first.rounds()
+    next(rounds)
+    first.publish({"w": np.full(2, 1)})
+    until(lambda: 1 in begun)
+    # As if the process stood still: its lease is not extended.
+    first._lead._lease._over.set()
+    began = clock.now()
+    until(lambda: clock.now() - began > 12)
+    second = training.chief()
+    second_rounds = second.rounds()
+    for step in (1, 2):
+        next(second_rounds)
+        second.publish({"w": np.full(2, step + 1)})
+    until(lambda: 3 in begun)
+    second_rounds.close()
+    second.close()
+    real_client.flushall()
+    first._lead._lease._over.clear()
+    with pytest.raises(redisacc.ConflictError, match=r"has published step 3, while .* was at step 1"):
+        background(next, rounds).result(60)
+    first.close()
+    third = training.chief()
+    assert (third.step, third.parameters["w"].tolist()) == (3, [3, 3])

@@ -201,13 +201,19 @@ class Crew:
         """Takes a lease that another process had. Returns who holds it, or None.
 
         If the server has lost it with all its data, this first waits until a holder that lives has found that out and
-        taken it back, because it alone has all of what is lost.
+        taken it back, because it alone has all of what is lost. If it is known to live, it may be busy restoring that.
         """
-        if self._followed is not None:
-            try:
-                return self.take(place, renews=True)
-            except NotFoundError:
-                self._watch(self._followed, interval_of(durations.lease) + 1.0, cancel)
+        followed = self._followed
+        if followed is not None:
+            is_alive = fate_of(followed.process) == "alive"
+            until = clock.now() + (durations.lease if is_alive else interval_of(durations.lease) + 1.0)
+            while (left := until - clock.now()) > 0:
+                try:
+                    return self.take(place, renews=True)
+                except NotFoundError:
+                    self._watch(followed, min(left, durations.standby_asks_every), cancel)
+                    if fate_of(followed.process) == "dead":
+                        break
         return self.take(place)
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
