@@ -193,6 +193,8 @@ class Connection:
 
     def close(self) -> None:
         """Ends the connection."""
+        # Tracebacks may keep this object while another connection is opened.
+        self.place = None
         disconnect(self.pooled)
 
 
