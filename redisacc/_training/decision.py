@@ -148,13 +148,15 @@ def _to_publish(view: View) -> Action:
     # It comes before the weights: a worker that finds these also finds it, at their step.
     if not view.is_open:
         return Action.OPEN
-    if source is None:
-        return Action.BEGIN
-    step, action = source
+    step, action = source or (0, Action.BEGIN)
     # If this process has the round of this step, gradients are for the next one.
-    if view.gradients != step + (view.round == step):
-        return Action.SET_STEP if view.is_empty else Action.REPLACE
-    return action
+    wanted = step + (view.round == step)
+    # One that is ahead may have rounds of later steps, too.
+    is_usable = view.is_empty and view.gradients < wanted
+    return _first(
+        (view.gradients == wanted, action),
+        (True, Action.SET_STEP if is_usable else Action.REPLACE),
+    )
 
 
 def _to_learn(view: View, published: int) -> Action:

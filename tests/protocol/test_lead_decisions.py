@@ -214,6 +214,14 @@ def test_what_is_lost_is_restored_around_the_body_of_the_loop():
     assert last.view.round == 1
 
 
+def test_an_accumulator_that_is_ahead_of_all_weights_is_replaced():
+    """A leader died after it had opened one for weights that nobody has any longer."""
+    actions, last = reached(World(View(is_open=True, gradients=7)))
+    assert actions[:3] == [Action.REPLACE, Action.OPEN, Action.BEGIN]
+    assert actions[-1] is Action.PROCEED
+    assert last.view.gradients == 0
+
+
 def test_the_undisturbed_step_does_nothing_else():
     view = View(published=1, memory=1, is_open=True, gradients=1, has_quorum=True, may_be_left=False)
     assert next_action(view) is Action.PROCEED
