@@ -127,8 +127,8 @@ class Watch:
             if use.after is not None and not refused:
                 after = attempt(Use(use.name, use.after), self._caplog)
             there = contents(self.world.client)
-            # A wait that was ended has begun something: a chief that finds neither weights nor anybody who has some begins
-            # anew, and removes gradients of steps that nobody knows.
+            # A chief whose wait was ended has begun. If it finds no weights, and no process that has some, it removes
+            # gradients of steps that nobody knows.
             is_whole = refused and found is not redisacc.CancelledError
             if is_whole and use.writes and not use.name.startswith(("delete", "rm", "doctor --fix")):
                 assert _gradients(there) == _gradients(before), "what was refused has lost gradients"
