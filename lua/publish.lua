@@ -10,7 +10,7 @@
 -- KEYS taken_inline     redisacc:{NAME}:taken:TOKEN:inline         the data of its inline gradients
 -- KEYS taken_workers    redisacc:{NAME}:taken:TOKEN:workers        its workers
 -- KEYS round_attempts   redisacc:{NAME}:attempts                   "ATTEMPT parts" -> 0: its parts are to be removed
--- KEYS history...       redisacc:{NAME}:parameters:history         the history of the training; none if nothing is added
+-- KEYS history...       redisacc:{NAME}:parameters:history         the history; none if nothing is added to it
 -- KEYS parts...         redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot, which still have an expiry
 -- KEYS unused...        redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot that only the version before has:
 --                                                                  they get an expiry

@@ -66,8 +66,8 @@ if args.previous == '' then
   -- belong, and expires if nobody publishes one.
   if redis.call('HSETNX', keys.record, 'incarnation', args.incarnation) == 1 then
     -- The list may still have attempts of an earlier incarnation, whose record has expired. Their parts lie in its
-    -- partitions, which may be others, so no sweep of this one would find them. `redisacc doctor --fix` does, once they are not
-    -- listed.
+    -- partitions, which may be others, so no sweep of this one would find them. `redisacc doctor --fix` does, once
+    -- they are not listed.
     redis.call('UNLINK', keys.attempts)
   end
   redis.call('HSETNX', keys.record, 'partitions', args.partitions)
