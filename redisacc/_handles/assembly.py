@@ -33,17 +33,16 @@ G = TypeVar("G")
 class Assembled(Generic[G]):
     """What a handle on an accumulator consists of.
 
-    Attributes:
-        _transport: the way to the server.
-        _spec: what the accumulator was created as.
-        _keys: its keys, with its partitions.
-        _scripts: its scripts, bound to its incarnation.
-        _lifetime: of the handle.
-        _telemetry: observes its operations.
-        _records: reads the record.
-        _requests: sends requests exactly once.
-        _applier: applies gradients.
-        _taker: takes rounds.
+    - ``_transport``: the way to the server.
+    - ``_spec``: what the accumulator was created as.
+    - ``_keys``: its keys, with its partitions.
+    - ``_scripts``: its scripts, bound to its incarnation.
+    - ``_lifetime``: of the handle.
+    - ``_telemetry``: observes its operations.
+    - ``_records``: reads the record.
+    - ``_requests``: sends requests exactly once.
+    - ``_applier``: applies gradients.
+    - ``_taker``: takes rounds.
     """
 
     _taker: Taker[G]

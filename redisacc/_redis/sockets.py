@@ -161,7 +161,7 @@ class Connection:
     """
 
     sock: Any = None
-    fresh_until = math.inf
+    fresh_until: float = math.inf
     is_remote: bool | None = False
     place: object = None
 

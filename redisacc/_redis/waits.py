@@ -97,7 +97,7 @@ class Waits:
         opens_lanes: whether a large fetch may use several connections.
     """
 
-    opens_lanes = True
+    opens_lanes: bool = True
 
     def sleep(self, seconds: float) -> None:
         """Waits for some seconds."""

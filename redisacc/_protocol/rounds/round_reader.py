@@ -100,6 +100,7 @@ class RoundReader(RoundSoFar):
     Attributes:
         relies: whether a take relies on a reducer; None: it never does.
         has_reducer: whether a reducer works on the accumulator, as far as is known.
+        reliance: as ``relies``, as long as one does.
     """
 
     relies: ReducerReliance | None = None
