@@ -74,7 +74,7 @@ def test_rows_that_miss_their_bar_say_so():
 
 
 def test_the_manual_quotes_the_results():
-    text = (ROOT / "docs" / "explanations" / "measurements.md").read_text()
+    text = (ROOT / "docs" / "explanations" / "benchmarks.md").read_text()
     rows = re.findall(
         r"^\| ([\d,]+ MB), (\d+) Gbit/s \| (.*?) \|$",
         text.partition("## Large groups of hosts")[2].partition("\n## ")[0],
@@ -89,7 +89,7 @@ def test_the_manual_quotes_the_results():
         ]
         # Last is the wire, rounded.
         assert [scale_report.milliseconds(run["seconds"]) for run in runs] == cells.split(" | ")[:-1]
-    text = (ROOT / "docs" / "explanations" / "should-i-use-this.md").read_text()
+    text = (ROOT / "docs" / "explanations" / "comparison.md").read_text()
     assert "```diff\n" + "\n".join(changes(OURS)) + "\n```" in text
     rows = (RESULTS / comparison_report.NAMES[1]).read_text()
     for title in (comparison_report.TITLES[OURS], comparison_report.TITLES["ddp"]):
