@@ -22,7 +22,7 @@ from redisacc._launch.server_keeper import ServerKeeper
 from redisacc._monitoring.facts import count_text
 from redisacc.cli.server import own_server
 from redisacc.cli.shared.failures import interrupts_raise, report_failures
-from redisacc.cli.shared.options import transport_of
+from redisacc.cli.shared.options import HELP, transport_of
 from redisacc.cli.shared.output import echo_wrapped
 from redisacc.demo import DemoError
 from redisacc.demo.settings import Settings, training_options
@@ -38,7 +38,7 @@ _WORDS = ("exception", "list", "float", "async", "true", "import")
 _ENVIRONMENT = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @training_options
 @click.option("--word", "words", multiple=True, help="Word whose neighbours are shown; may be repeated.")
 @click.option("--redis", "url", envvar="REDISACC_URL", help="URL of the server.  [default: REDISACC_URL, or its own]")

@@ -18,7 +18,7 @@ from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._launch.server_keeper import how_it_ended
 from redisacc._text import printable
 from redisacc.cli.shared.failures import interrupts_raise
-from redisacc.cli.shared.options import NonEmptyPath, command
+from redisacc.cli.shared.options import HELP, NonEmptyPath, command
 from redisacc.cli.shared.output import echo_wrapped
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
@@ -34,7 +34,7 @@ _DEFAULT_CLUSTER_PORT = 7000
 _CHECK_SECONDS = 5.0
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "--dir",
     "directory",

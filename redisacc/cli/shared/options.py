@@ -61,6 +61,10 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 _YES = click.Option(["--yes", "-y"], is_flag=True, help="Do not ask for confirmation.")
 
 
+# The settings of each command, so that it has the same help where it is used without the group.
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
 def command(
     *, json: bool = True, yes: bool = False, epilog: str = EXIT_CODES, **settings: Any
 ) -> Callable[[Callable[..., None]], click.Command]:
@@ -76,6 +80,7 @@ def command(
     """
 
     def make(function: Callable[..., None]) -> click.Command:
+        settings["context_settings"] = {**HELP, **settings.get("context_settings", {})}
         made = click.command(cls=click.Command, epilog=epilog, **settings)(report_failures(function))
         made.params += [REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
         return made
