@@ -78,6 +78,8 @@ def optimizer(proxy, wrap):
 
 @pytest.fixture
 def uploads(optimizer, proxy, real_client):
+    # Who leads removes claims when it begins.
+    proxy.listen_anew()
     return Uploads(proxy, real_client)
 
 
