@@ -28,7 +28,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc._training.exact_parameters import unpack_state, with_exact
+from redisacc._training.exact_parameters import unpacked
 from redisacc._training.options import Checkpoints
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
@@ -45,8 +45,7 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
     if found is None:
         return None
     record, tree, published = found
-    exact, state = unpack_state(published)
-    return Checkpoint(name, record.step, tree if exact is None else with_exact(tree, exact, name), state)
+    return Checkpoint(name, record.step, *unpacked(tree, published, name))
 
 
 class Checkpointer:

@@ -13,14 +13,20 @@ import numpy as np
 from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.tree.structure import flatten
 from redisacc._format.parameter_record import EXACT
+from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-def pack_state(parameters: Any, state: Any) -> Any:
-    """Returns the state that is published: the parameters of float32, if there are any, and the chief's own state."""
+def pack_state(handle: Parameters, parameters: Any, state: Any) -> Any:
+    """Returns the state that is published with parameters.
+
+    If the handle rounds them, that is the parameters of float32, if there are any, and the chief's own state.
+    """
+    if handle._encoding != "bfloat16":
+        return state
     _, arrays = flatten_arrays(parameters, "parameters")
     exact = [values for values in arrays if values.dtype == _FLOAT32]
     return {EXACT: exact, "state": state} if exact else state
@@ -36,17 +42,23 @@ def unpack_state(published: Any) -> tuple[list[Any] | None, Any]:
     return None, published
 
 
-def with_exact(tree: Any, exact: list[Any], name: str) -> Any:
-    """Returns parameters with the exact float32 ones in place of the rounded ones. Their memory is the caller's.
+def unpacked(tree: Any, published: Any, name: str) -> tuple[Any, Any]:
+    """Returns parameters with the exact ones in place of the rounded ones, and the chief's own state.
 
     Args:
-        tree: the parameters as workers get them.
-        exact: the parameters of float32 that ``unpack_state`` returned.
+        tree: the parameters as workers get them. They are returned as they are if the state has no exact ones.
+        published: the state that was published with them.
         name: the name of the training, for errors.
 
     Raises:
         CorruptDataError: the two do not belong together.
     """
+    exact, state = unpack_state(published)
+    return tree if exact is None else _with_exact(tree, exact, name), state
+
+
+def _with_exact(tree: Any, exact: list[Any], name: str) -> Any:
+    """Returns parameters with the exact float32 ones in place of the rounded ones. Their memory is the caller's."""
     structure, leaves = flatten(tree, "parameters")
     expected = [(_FLOAT32, leaf.shape) for leaf in leaves if leaf.dtype == _FLOAT32]
     # Any publisher may have written a state with this key, with anything in it.

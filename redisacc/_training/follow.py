@@ -30,6 +30,7 @@ from redisacc._protocol.rounds.who_contributed import (
     states_text,
 )
 from redisacc._protocol.scripts import StaleSequenceError
+from redisacc._protocol.waiting.wait import until
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.decision import Found, Next, next_of_follower
@@ -168,13 +169,19 @@ class Follow(Participant):
         return self._workers
 
     def _read_workers(self) -> int:
-        keys, log = ParameterKeys(self.shared_name), WaitLog(clock.now())
-        while (found := read_workers(self._transport, keys)) is None:
-            self._lease.check()
-            now = clock.now()
-            if log.is_due(now):
-                self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
-            self._transport.waits.sleep(ASK_EVERY)
+        keys = ParameterKeys(self.shared_name)
+        found = until(
+            self._transport.waits,
+            lambda: read_workers(self._transport, keys),
+            every=ASK_EVERY,
+            check=self._lease.check,
+            describe=lambda: (
+                f"{self.shared_name}: still waiting for a chief to say how many workers there are; "
+                f"{crew_text(self._crew)}"
+            ),
+            name=self.shared_name,
+        )
+        assert found is not None
         return found
 
     def steps(self) -> Iterator[tuple[int, Any]]:

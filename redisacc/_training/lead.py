@@ -16,6 +16,7 @@ from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._training.crew_text import crew_text
 from redisacc._training.decision import Action, next_action
+from redisacc._training.exact_parameters import pack_state
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.reconciliation import SURPRISES, LeadOptions, Reconciliation
 from redisacc._training.updating import Updating
@@ -179,7 +180,7 @@ class Lead(Reconciliation):
         is_last = finished or step == self.last
         # As after a restart, so that no program breaks only then.
         tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
-        stored, taken = weights.packed(tree, state), found.round
+        stored, taken = pack_state(self._parameters, tree, state), found.round
         past = history_text(step - 1, taken.num_accumulated, taken.metrics)
         # If the network was away for longer than the lease, a successor may have published this step and later ones.
         self.make(

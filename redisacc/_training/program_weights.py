@@ -14,7 +14,7 @@ from redisacc._data.tree.structure import flatten
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
-from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
+from redisacc._training.exact_parameters import pack_state, unpacked
 
 
 @dataclass
@@ -30,7 +30,6 @@ class ProgramWeights:
 
     Args:
         parameters: the handle with which they are published.
-        is_rounded: whether they travel rounded, so that the exact ones are a part of the state.
 
     Attributes:
         accumulator: the handle on the gradients.
@@ -39,8 +38,8 @@ class ProgramWeights:
         state: the program's state.
     """
 
-    def __init__(self, parameters: Parameters, *, is_rounded: bool) -> None:
-        self._parameters, self._is_rounded = parameters, is_rounded
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
         self.accumulator: ConditionalAccumulatorBase[Any]
         self.step = 0
         self.tree: Any = None
@@ -56,21 +55,17 @@ class ProgramWeights:
         latest, found = self._parameters.latest(), self._parameters.latest_state()
         if latest is None or found is None:
             raise refused(OF_PARAMETERS["missing"], self._parameters._keys)
-        exact, state = unpack_state(found[1])
-        step, tree = latest
-        self.keep(step, _own(tree) if exact is None else with_exact(tree, exact, self._parameters.shared_name), state)
+        step, sent = latest
+        tree, state = unpacked(sent, found[1], self._parameters.shared_name)
+        self.keep(step, _own(sent) if tree is sent else tree, state)
 
     def keep(self, step: int, tree: Any, state: Any) -> None:
         """Notes what is published."""
         self.step, self.tree, self.state = step, tree, state
 
-    def packed(self, tree: Any, state: Any) -> Any:
-        """Returns the state that is published with weights."""
-        return pack_state(tree, state) if self._is_rounded else state
-
     def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:  # noqa: ARG002 - see ``Updating``
         """Publishes the version again whose parts, or which itself, the server has lost. Returns True."""
-        self._parameters._restore(self.tree, self.step, state=self.packed(self.tree, self.state))
+        self._parameters._restore(self.tree, self.step, state=pack_state(self._parameters, self.tree, self.state))
         return True
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:

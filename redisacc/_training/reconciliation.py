@@ -23,6 +23,7 @@ from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._text import shown
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.decision import ENDS, Action, View, next_action, source_of
+from redisacc._training.exact_parameters import pack_state
 from redisacc._training.gradients import has_no_gradients, open_gradients
 from redisacc._training.loss import Inquiry, give_up
 from redisacc._training.options import Checkpoints, GradientOptions
@@ -153,7 +154,7 @@ class Reconciliation(Participant):
         options, parameters = self._options, self._parameters
         if options.optimizer is not None:
             return Updating(parameters, options.optimizer, self._schema)
-        return ProgramWeights(parameters, is_rounded=options.encoding == "bfloat16")
+        return ProgramWeights(parameters)
 
     # The loop
 
@@ -409,7 +410,7 @@ class Reconciliation(Participant):
 
     def _publish(self, tree: Any, step: int, state: Any) -> None:
         self._begin_anew()
-        self._parameters._restore(tree, step, state=self.weights.packed(tree, state))
+        self._parameters._restore(tree, step, state=pack_state(self._parameters, tree, state))
 
     def _restore_saved(self) -> None:
         saved, published = self._saved, self._view.published
@@ -442,7 +443,7 @@ class Reconciliation(Participant):
             self.weights.learn((tree, state))
         else:
             tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
-            self._parameters.publish(tree, 0, state=self.weights.packed(tree, state))
+            self._parameters.publish(tree, 0, state=pack_state(self._parameters, tree, state))
             self.weights.keep(0, tree, state)
         self._has_learned()
 

@@ -26,7 +26,7 @@ from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
-from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
+from redisacc._training.exact_parameters import pack_state, unpacked
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 
@@ -132,8 +132,7 @@ class Updating:
         latest, found = self._parameters.latest(), self._parameters.latest_state()
         if latest is None or found is None:
             raise refused(OF_PARAMETERS["missing"], self._keys)
-        exact, state = unpack_state(found[1])
-        return latest[1] if exact is None else with_exact(latest[1], exact, self._keys.name), state
+        return unpacked(latest[1], found[1], self._keys.name)
 
     def _begun_with(self, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
@@ -151,10 +150,6 @@ class Updating:
             )
         new = {slot: [optimizer.initial(slot, values) for values in weights] for slot in optimizer.slots}
         return Whole(weights, new, 0)
-
-    def packed(self, tree: Any, state: Any) -> Any:
-        """Returns the state that is published with whole weights."""
-        return pack_state(tree, state) if self._parameters._encoding == "bfloat16" else state
 
     def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:
         """Publishes the version again whose parts, or which itself, the server has lost.
@@ -177,7 +172,7 @@ class Updating:
         if is_lost:
             build = known.model.schema.structure.build
             tree, slots = build(weights), {slot: build(of) for slot, of in leaves.items()}
-            state = self.packed(tree, {UPDATES: np.array(known.updates), **slots})
+            state = pack_state(handle, tree, {UPDATES: np.array(known.updates), **slots})
             handle._restore(tree, known.step, state=state)
             return False
         record = publish_whole(

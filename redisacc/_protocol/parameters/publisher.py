@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -223,9 +224,10 @@ class Publisher:
         follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
         writer = VersionWriter(self._transport, keys)
         stored = wanted.schema.stored(self._encoding)
-        version = writer.begin(follows, lambda version: self._plan(wanted, version, last, has_losses).brought(stored))
+        plan_of = cache(lambda version: self._plan(wanted, version, last, has_losses))
+        version = writer.begin(follows, lambda version: plan_of(version).brought(stored))
         if isinstance(version, str):
-            planned = self._plan(wanted, version, last, has_losses)
+            planned = plan_of(version)
             reply = writer.write(self._packed(wanted, planned, version, follows, publisher))
             if reply.outcome == "published":
                 self._reader.learn(incarnation, keys, wanted.schema)

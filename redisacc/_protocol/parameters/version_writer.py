@@ -15,6 +15,7 @@ docs/internals/partitions.md explains why no reader sees a mixture of versions, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.partitions import partitions_text
+from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
@@ -51,9 +53,6 @@ CAUSES = {
     "older": "another version was published meanwhile",
     "deleting": "the parameters were being deleted",
 }
-
-# Numbers of attempts have fewer digits.
-NUMBER_DIGITS = 15
 
 # The arguments of ``publish`` for a version that belongs to no round.
 _NO_ROUND = {"token": "", "more": False, "round_parts": (), "round_removed": ()}
@@ -177,9 +176,10 @@ class VersionWriter:
         name = secrets.token_hex(8)
         if not self._keys.partitions:
             return name
-        # Usually no attempt has failed since.
-        before = follows.previous.rpartition("-")[2]
-        number = int(before) + 1 if before.isdecimal() and len(before) <= NUMBER_DIGITS else 1
+        number = 1
+        with contextlib.suppress(ValueError):
+            # Usually no attempt has failed since.
+            number += parse_number(follows.previous.rpartition("-")[2])
         while True:
             version = f"{name}-{number}"
             reply = self.register(follows, version, number, brought(version))

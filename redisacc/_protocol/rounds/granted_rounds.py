@@ -102,6 +102,16 @@ def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, t
     return _acknowledge(transport, keys, scripts, token, items)
 
 
+def clean_up(transport: Transport, scripts: Scripts, ended: EndedRound) -> None:
+    """Frees what one call of a script has dropped or listed of a round, and removes the rest of a long one."""
+    if ended.is_long:
+        acknowledge(transport, scripts, ended)
+    elif ended.items and ended.keys.partitions:
+        sweep_quietly(transport, ended.keys, min_replicas=scripts.min_replicas)
+    else:
+        free_dropped(transport, ended.keys, ended.gradients)
+
+
 def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
     """Frees the parts that a script has just dropped and left to us, one part to a command, so that others get between.
 

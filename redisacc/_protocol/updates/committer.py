@@ -36,7 +36,7 @@ from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries,
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.rounds.granted_rounds import EndedRound, acknowledge, ended_round, free_dropped
+from redisacc._protocol.rounds.granted_rounds import EndedRound, acknowledge, clean_up, ended_round
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
@@ -205,13 +205,9 @@ class Committer:
                 if self._acknowledging.min_replicas:
                     # Before anything is removed that a replica may still count on.
                     self._confirm(update, version, tables)
-                if of.ended.is_long:
-                    acknowledge(self._transport, self._acknowledging, of.ended)
-                else:
-                    free_dropped(self._transport, self._gradients, of.ended.gradients)
-                for keys in (self._gradients, record.keys):
-                    if keys.partitions and (keys is record.keys or of.ended.items):
-                        sweep_quietly(self._transport, keys, min_replicas=self._acknowledging.min_replicas)
+                clean_up(self._transport, self._acknowledging, of.ended)
+                if record.keys.partitions:
+                    sweep_quietly(self._transport, record.keys, min_replicas=self._acknowledging.min_replicas)
                 return True
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)

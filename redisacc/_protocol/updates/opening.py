@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
@@ -166,6 +167,7 @@ def _try(
     state = [whole.weights, *(whole.state[slot] for slot in model.optimizer.slots)]
     arrays = {leaf: [of_sort[leaf] for of_sort in state] for leaf in model.tables}
 
+    @cache
     def tables_of(version: str) -> TablesVersion | None:
         return whole_tables(model, version, step, arrays) if arrays else None
 
