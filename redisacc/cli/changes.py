@@ -80,9 +80,9 @@ def set(  # noqa: A001 - named as the command
     """Change how many gradients a step waits for, and how long; set the step; or forget a worker.
 
     least is how many gradients a step needs, grace for how many seconds it then waits for more, and most how many end
-    the grace. What is not named stays; an empty value, or none, removes it. A chief that is waiting follows at once,
-    and so does any other take that does not say itself what it waits for. When a machine is gone for good, for example,
-    lower least, and the training continues:
+    the grace. Numbers that you leave out stay as they are; an empty value, or none, removes one. A chief that is
+    waiting follows at once, and so does any other take that does not say itself what it waits for. For example, if a
+    machine will not return, lower least, and the training continues:
 
     \b
       redisacc set embeddings least=3
@@ -190,7 +190,7 @@ class _Age(click.ParamType[datetime.timedelta]):
     type=_Age(),
     metavar="AGE",
     help="Delete only what nothing has happened to for that long, such as 12h or 30d: all of it, or what matches NAME, "
-    "which may then be a glob. What somebody leads or waits for stays.",
+    "which may then be a glob. Names with a leader or a waiting taker are kept.",
 )
 def rm(
     *, names: tuple[str, ...], older_than: datetime.timedelta | None, url: str | None, yes: bool, as_json: bool

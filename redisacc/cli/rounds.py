@@ -250,7 +250,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
     callback=_metrics_of,
     multiple=True,
     metavar="NAME=VALUE",
-    help="A number that travels with the gradient, such as loss=0.3; may be repeated.",
+    help="A number to send with the gradient, such as loss=0.3; may be repeated.",
 )
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @click.option(

@@ -17,12 +17,13 @@ def every_row(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
 
     All rows share the fixtures. A failure ends the test and has the row in a note.
     """
-    parameters = names.split(", ")
+    parameters, table = names.split(", "), list(rows)
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def in_turn(**fixtures: Any) -> None:
-            for number, row in enumerate(rows):
+            assert table, "a table without rows tests nothing"
+            for number, row in enumerate(table):
                 values = dict(zip(parameters, row if len(parameters) > 1 else [row], strict=True))
                 try:
                     test(**fixtures, **values)
