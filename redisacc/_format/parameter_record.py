@@ -471,7 +471,7 @@ def with_partitions_text(keys: ParameterKeys, text: bytes | str) -> ParameterKey
     Raises:
         CorruptDataError: redisacc did not write it.
     """
-    partitions = parsed(keys.record, "partitions", text, lambda text: parse_partitions(of_ascii(text)))
+    partitions = parsed(keys.record, "partitions", text, parse_partitions)
     return keys if partitions == keys.partitions else ParameterKeys(keys.name, partitions)
 
 

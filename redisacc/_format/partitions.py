@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from redisacc._format.stored_text import of_ascii
 from redisacc._redis.slot_map import SlotMap, key_slot
 
 # The most partitions: a Redis Cluster has at most about a thousand nodes.
@@ -28,12 +29,13 @@ _TEXT = re.compile(r"(?:[0-9]{1,5},)*[0-9]{1,5}")
 _LONGEST = MOST_PARTITIONS * 6
 
 
-def parse_partitions(text: str) -> tuple[int, ...]:
+def parse_partitions(stored: bytes | str) -> tuple[int, ...]:
     """Returns the numbers that a record lists; () if the accumulator has no partitions.
 
     Raises:
         ValueError: redisacc writes no such text.
     """
+    text = of_ascii(stored)
     if not text:
         return ()
     if len(text) > _LONGEST or _TEXT.fullmatch(text) is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Shape, shape_text
 from redisacc._format.keys import Keys
-from redisacc._format.stored_text import foreign
+from redisacc._format.stored_text import parsed
 
 # The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
 LONGEST_SHAPE = 2 + MAX_RANK * 20
@@ -70,10 +70,7 @@ def parse_round_shape(text: str) -> tuple[int, ...] | None:
 
 def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
     """Returns the same of a field of the record; CorruptDataError: redisacc did not write it."""
-    try:
-        return parse_round_shape(text)
-    except ValueError:
-        raise foreign(keys.record, "round_shape", text) from None
+    return parsed(keys.record, "round_shape", text, parse_round_shape)
 
 
 @lru_cache(maxsize=256)

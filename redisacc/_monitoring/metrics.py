@@ -59,10 +59,8 @@ def _of_workers(read: Callable[[WorkerInfo], float]) -> Callable[[View], Iterato
 
 
 def _missing(view: View) -> Iterator[tuple[str, int]]:
-    # Workers leave a training that is finished, and nobody waits for them.
-    is_over = view.parameters is not None and view.parameters.finished
     for state, workers in view.info.states.items():
-        yield from ((worker.name, int(state in (LATE, GONE) and not is_over)) for worker in workers)
+        yield from ((worker.name, int(state in (LATE, GONE) and not view.is_over)) for worker in workers)
 
 
 SERIES = (

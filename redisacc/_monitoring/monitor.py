@@ -87,10 +87,15 @@ class View:
             self.published.popleft()
 
     @property
+    def is_over(self) -> bool:
+        """Whether its training is finished: workers leave it, and nobody waits for them."""
+        return self.parameters is not None and self.parameters.finished
+
+    @property
     def awaited(self) -> list[WorkerInfo]:
         """The late and gone workers that hold up the first waiting taker; none if the training is finished."""
-        info, is_over = self.info, self.parameters is not None and self.parameters.finished
-        if is_over or not info.waiting or info.num_accumulated >= info.waiting[0].num_required:
+        info = self.info
+        if self.is_over or not info.waiting or info.num_accumulated >= info.waiting[0].num_required:
             return []
         return [*info.states.late, *info.states.gone]
 

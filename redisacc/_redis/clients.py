@@ -113,7 +113,7 @@ def instead_of(client: object) -> str | None:
 
 def is_for_asyncio(client: object) -> bool:
     """Returns whether an object is a client for asyncio of one server."""
-    return not _ASYNCIO.keys().isdisjoint(_ancestors(client)) and hasattr(client, "connection_pool")
+    return instead_of(client) is not None and hasattr(client, "connection_pool")
 
 
 def has_copyable_connections(pool: Any) -> bool:

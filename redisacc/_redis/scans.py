@@ -37,7 +37,7 @@ def scanned(key: str, reply: Any) -> tuple[int, Fields]:
     raise CorruptDataError(f"{key}: HSCAN replied {shown(reply)}")
 
 
-def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = TIMEOUT) -> Fields:
+def scan_whole(transport: Transport, key: str, first: Any) -> Fields:
     """Returns all fields of a hash, given ``first``, its first piece.
 
     If more pieces follow, the hash is read again from its beginning, over one connection, because the first piece may
@@ -50,7 +50,7 @@ def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = T
             each = iter(flat)
             return dict(zip(each, each, strict=True))
     cursor, fields = scanned(key, first)
-    return scan(transport, key, timeout=timeout) if cursor else fields
+    return scan(transport, key) if cursor else fields
 
 
 def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:

@@ -471,11 +471,6 @@ class _Incoming:
         self._start = self._end = 0
         self._received = 0
 
-    @property
-    def deadline(self) -> float:
-        """When the server counts as silent. Each byte that it sends gives it more time."""
-        return self._deadline + self._received / SLOWEST
-
     def put(self, place: memoryview) -> bool:
         """Receives a bulk string that has the length of ``place``, mostly by two system calls.
 

@@ -136,13 +136,8 @@ class Waits:
         """
         return connection_of(endpoint.open(), tick)
 
-    def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:  # noqa: ARG002
-        """Returns what a function returns that blocks in any case, such as a library's own.
-
-        Args:
-            function: the function. On a loop, a thread runs it.
-            discard: gets the value if the caller was cancelled before it was there.
-        """
+    def call(self, function: Callable[[], Value]) -> Value:
+        """Returns what a function returns that blocks in any case, such as a library's own; on a loop, by a thread."""
         return function()
 
     def start(self, run: Callable[[], object], name: str) -> None:

@@ -141,6 +141,7 @@ class LoopWaits(Waits):
         return kind(pooled, pooled._sock, self.loop, self._clock, tick)
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
+        # ``discard`` gets the value if the caller was cancelled before it was there.
         if not _calls.is_call():
             # Whatever ends an object that was never closed: it cannot await.
             return function()

@@ -105,11 +105,12 @@ def set(  # noqa: A001 - named as the command
     """
     if (forget is None) == (not change) or (_STEP in change and len(change) > 1):
         raise click.UsageError("give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone")
+    # Held until the handle holds it, so that both use the same connections.
+    transport = transport_of(url)
     if forget is not None:
-        _forget(transport_of(url), keys_of(name), forget, as_json=as_json)
+        _forget(transport, keys_of(name), forget, as_json=as_json)
         return
-    transport_of(url)
-    accumulator = open_existing(keys_of(name), redis=url)
+    accumulator = open_existing(keys_of(name), redis=transport)
     if _STEP in change:
         before = _confirm_step(name, accumulator.info(), change[_STEP], yes=yes)
         accumulator.set_global_step(change[_STEP])
@@ -160,8 +161,7 @@ def finish(*, name: str, url: str | None, as_json: bool) -> None:
     Nothing is lost: a round that is complete still counts, and the parameters stay. A chief continues the training if
     its loop goes on to a later step.
     """
-    transport_of(url)
-    with Parameters(keys_of(name).name, redis=url) as parameters:
+    with Parameters(keys_of(name).name, redis=transport_of(url)) as parameters:
         parameters.finish()
         step = parameters.step()
     if as_json:

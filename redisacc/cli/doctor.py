@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import click
@@ -82,15 +82,12 @@ def _examine(transport: Transport, url: str | None) -> Iterator[tuple[str, Findi
                 yield "partitions", examine_partitions(transport)
         for what, check in server.OF_EACH.items():
             yield from ((what, finding) for finding in server.of_each(check, servers))
-        checks: dict[str, Callable[[], Finding]] = {
-            "access": lambda: server.access(transport, url),
-            "lua": lambda: server.lua(transport),
-            "clock": lambda: server.clock(transport),
-            "latency": lambda: server.latency(transport),
-            "reducers": lambda: examine_reducers(transport),
-            "trial": lambda: server.trial(transport),
-        }
-        yield from ((what, check_once()) for what, check_once in checks.items())
+        yield "access", server.access(transport, url)
+        yield "lua", server.lua(transport)
+        yield "clock", server.clock(transport)
+        yield "latency", server.latency(transport)
+        yield "reducers", examine_reducers(transport)
+        yield "trial", server.trial(transport)
 
 
 _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "red")}

@@ -162,7 +162,7 @@ class Applier:
         """
         order = self._order_of(worker) if self._by_worker else ""
         session, sequence = self._requests.sessions.begin()
-        return self._writer.begin(layout, GradientRequest(session, sequence, worker, local_step, (), order=order))
+        return Upload(self._way, layout, GradientRequest(session, sequence, worker, local_step, (), order=order))
 
     def abandon(self, upload: Upload) -> None:
         """Ends an upload. Nothing of it is left."""

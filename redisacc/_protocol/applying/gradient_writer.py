@@ -9,10 +9,8 @@ from redisacc._clock import durations, running_time
 from redisacc._data.gradient import Gradient
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
-from redisacc._format.upload_layout import UploadLayout
 from redisacc._protocol.applying.attempts import PartitionAttempt, SlotAttempt, Way
 from redisacc._protocol.applying.compaction import Compactor, no_room
-from redisacc._protocol.applying.upload import Upload
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._text import shown
@@ -35,10 +33,6 @@ class GradientWriter:
     def __init__(self, way: Way) -> None:
         self._way, self._keys = way, way.keys
         self._compactor = Compactor(way)
-
-    def begin(self, layout: UploadLayout, request: GradientRequest) -> Upload:
-        """Begins an upload whose parts leave one by one."""
-        return Upload(self._way, layout, request)
 
     def buffer(self, gradient: Gradient, request: GradientRequest) -> Reply:
         """Buffers a gradient.

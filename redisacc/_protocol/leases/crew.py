@@ -206,8 +206,8 @@ class Crew:
         followed = self._followed
         if followed is not None:
             is_alive = fate_of(followed.process) == "alive"
-            until = clock.now() + (durations.lease if is_alive else interval_of(durations.lease) + 1.0)
-            while (left := until - clock.now()) > 0:
+            deadline = clock.now() + (durations.lease if is_alive else interval_of(durations.lease) + 1.0)
+            while (left := deadline - clock.now()) > 0:
                 try:
                     return self.take(place, renews=True)
                 except NotFoundError:

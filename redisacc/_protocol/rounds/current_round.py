@@ -13,7 +13,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
-from redisacc._format.stored_text import of_ascii, parsed
+from redisacc._format.stored_text import parsed
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
 from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
@@ -66,7 +66,7 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
         CorruptDataError: redisacc did not write the record's list of partitions.
     """
     text = transport.call(*Record.partitions_command(keys), timeout=timeout)
-    partitions = parsed(keys.record, "partitions", text or b"", lambda text: parse_partitions(of_ascii(text)))
+    partitions = parsed(keys.record, "partitions", text or b"", parse_partitions)
     return Keys(keys.name, partitions)
 
 

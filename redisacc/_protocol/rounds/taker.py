@@ -285,10 +285,7 @@ class Taker(Generic[G]):
         )
 
     def _read(self, found: GrantedRound, *, skip_lost: bool = False) -> TakenRound[Any]:
-        try:
-            return self._read_whole(found, skip_lost=skip_lost)
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(found.granted, error) from error
+        return self._guarded(found.granted, lambda: self._read_whole(found, skip_lost=skip_lost))
 
     def _explained(self, granted: Reply, error: PartMissingError | CorruptDataError) -> RedisAccError:
         """Returns the error that says why a round cannot be read."""

@@ -145,6 +145,7 @@ class ExpectedGradients:
             position -= 1
         self.every.insert(position, upload)
         self._by_id[upload.gradient.id] = upload
+        self._digest = None
         self._change()
 
     def admit(self, upload: Upload) -> None:
@@ -188,6 +189,7 @@ class ExpectedGradients:
         for upload in uploads:
             upload.admit()
         self._num_admitted = len(uploads)
+        self._digest = None
         self._change()
 
     @property
@@ -209,11 +211,14 @@ class ExpectedGradients:
         """Whether the round has as many gradients as it probably will."""
         return self._num_admitted >= self.num_expected > 0
 
-    def _remove(self, uploads: Iterable[Upload]) -> None:
+    def _remove(self, uploads: Sequence[Upload]) -> None:
+        if not uploads:
+            return
         for upload in uploads:
             self.every.remove(upload)
             del self._by_id[upload.gradient.id]
             self._num_admitted -= upload.admitted
+        self._digest = None
         self._change()
 
     def _change(self) -> None:
@@ -223,7 +228,6 @@ class ExpectedGradients:
             count += self.every[place].gradient.number
             place += 1
         self.expected = place if count >= self.num_expected > 0 else None
-        self._digest = None
         first = self._leading() if self.expected is None else self.expected
         if self.ignored:
             self.bound = 0

@@ -26,6 +26,7 @@ from redisacc._redis.slot_map import SLOTS, Address, key_slot
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.checks import Finding, bad, ok, warn
+from redisacc.cli.checks.server import setting_in
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
@@ -60,7 +61,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
     )
     if slot_map.uncovered:
         return bad(
-            f"{slot_map.uncovered} of 16384 slots {'has' if slot_map.uncovered == 1 else 'have'} no master; {found}",
+            f"{slot_map.uncovered} of {SLOTS} slots {'has' if slot_map.uncovered == 1 else 'have'} no master; {found}",
             "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
             "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
         )
@@ -78,7 +79,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
         return warn(
             found,
             f"give every master a replica, because a master without one takes its accumulators with it{stops} when it "
-            f"fails ({', '.join(alone[:3])}{', …' if len(alone) > 3 else ''})",
+            f"fails ({', '.join(alone[:_LISTED])}{', …' if len(alone) > _LISTED else ''})",
         )
     return ok(found)
 
@@ -98,12 +99,12 @@ def examine_partitions(transport: Transport) -> Finding:
                     uneven.append(f"{what} {printable(name, QUOTED)}: {', '.join(_shares(owners))}")
     except NotPermittedError:
         return warn("unknown, because this user may not read the names and records")
-    found = f"{count_text(counts['accumulator'], 'accumulator')}"
+    found = count_text(counts["accumulator"], "accumulator")
     if counts["parameters"]:
         found += f" and parameters of {count_text(counts['parameters'], 'name')}"
     found += " with partitions"
     if uneven:
-        named = "; ".join(uneven[:3]) + ("; …" if len(uneven) > 3 else "")
+        named = "; ".join(uneven[:_LISTED]) + ("; …" if len(uneven) > _LISTED else "")
         return warn(
             f"{found}, {len(uneven)} of them unevenly spread ({named})",
             "delete them when their training is finished and create them again: partitions are chosen at creation",
@@ -138,8 +139,8 @@ def _setting(transport: Transport, name: str) -> str:
         reply: Any = transport.call("CONFIG", "GET", name)
     except ServerError:
         return ""
-    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
-    return printable(values[0], QUOTED) if values else ""
+    value = setting_in(reply)
+    return "" if value is None else printable(value, QUOTED)
 
 
 def _seconds_text(milliseconds: str) -> str:

@@ -184,11 +184,14 @@ def _persistence(server: Server) -> Finding:
 
 def _takes_snapshots(reply: Any) -> bool | None:
     """Returns whether a server saves snapshots by itself, given its reply to CONFIG GET save; None if there is none."""
-    if reply is None:
-        return None
-    # A list of names and values, or with protocol 3 a dict. Some providers' servers don't know the setting.
-    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
-    return any(values) if values else None
+    value = None if reply is None else setting_in(reply)
+    return None if value is None else bool(value)
+
+
+def setting_in(reply: Any) -> Any:
+    """Returns the value in a reply to CONFIG GET; None: the server does not know the setting, as some providers' do."""
+    # A list of names and values, or with protocol 3 a dict.
+    return next(iter(reply.values() if isinstance(reply, dict) else reply[1:]), None)
 
 
 # What is checked of each server, or of each master of a cluster.

@@ -103,7 +103,8 @@ def _reporting() -> Iterator[None]:
         # The terminal has just printed ^C.
         raise SystemExit(exit_code_of_interrupt(error)) from None
     except BrokenPipeError:
-        # `redisacc tail | head`: the reader has enough. Python would complain when it flushes stdout at exit.
+        # `redisacc watch --events NAME | head`: the reader has enough. Python would complain when it flushes stdout at
+        # its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-REDIS = click.Option(
+_REDIS = click.Option(
     ["--redis", "url"],
     envvar="REDISACC_URL",
     metavar="URL",
@@ -82,7 +81,7 @@ def command(
     def make(function: Callable[..., None]) -> click.Command:
         settings["context_settings"] = {**HELP, **settings.get("context_settings", {})}
         made = click.command(cls=click.Command, epilog=epilog, **settings)(report_failures(function))
-        made.params += [REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
+        made.params += [_REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
         return made
 
     return make
@@ -105,7 +104,7 @@ def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomp
 def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
     # Silent where no server answers, or nothing has that name: this runs while somebody types.
     try:
-        found = find(connect(context.params.get("url") or os.environ.get("REDISACC_URL")))
+        found = find(connect(context.params.get("url") or None))
     except RedisAccError:
         return []
     return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
