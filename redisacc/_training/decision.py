@@ -78,7 +78,6 @@ class View:
         has_quorum: whether it says what a step waits for.
         may_be_left: whether a round may have been granted and not used.
         round: the step of the round that this process has.
-        is_with_program: whether the body of the program's loop has that round.
     """
 
     lease: str = "held"
@@ -102,7 +101,6 @@ class View:
     has_quorum: bool = False
     may_be_left: bool = True
     round: int | None = None
-    is_with_program: bool = False
 
 
 def next_action(view: View) -> Action:

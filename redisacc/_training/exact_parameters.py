@@ -14,6 +14,7 @@ from redisacc._data.tree.arrays import flatten_arrays
 from redisacc._data.tree.structure import flatten
 from redisacc._format.parameter_record import EXACT
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
@@ -55,6 +56,20 @@ def unpacked(tree: Any, published: Any, name: str) -> tuple[Any, Any]:
     """
     exact, state = unpack_state(published)
     return tree if exact is None else _with_exact(tree, exact, name), state
+
+
+def read_exact(handle: Parameters) -> tuple[int, Any, Any, Any]:
+    """Returns the step that is published, its parameters as workers get them, and what ``unpacked`` makes of them.
+
+    Raises:
+        NotFoundError: nothing is published.
+        RedisAccError: any other error of ``Parameters.latest``.
+    """
+    latest, found = handle.latest(), handle.latest_state()
+    if latest is None or found is None:
+        raise refused(OF_PARAMETERS["missing"], handle._keys)
+    step, sent = latest
+    return step, sent, *unpacked(sent, found[1], handle.shared_name)
 
 
 def _with_exact(tree: Any, exact: list[Any], name: str) -> Any:

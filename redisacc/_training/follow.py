@@ -112,9 +112,9 @@ class Follow(Participant):
     def __init__(self, shared_name: str, options: FollowOptions) -> None:
         here, number = options.here, options.number
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
+        validation.flag(options.finite, "finite")
         super().__init__("worker", shared_name, here, redis=options.redis, patience=options.patience)
         self._options, self._beside = options, options.beside
-        validation.flag(options.finite, "finite")
         with self._closed_on_failure():
             self.number = self._patience.call(lambda: self._take_number(given), "to get a number", in_steps=True)
             self._keep(f"worker {self.number}")
@@ -125,12 +125,10 @@ class Follow(Participant):
         self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly
-        # The step of the parameters that the loop got last; the gradient of that step, and its outcome.
+        # The step of the parameters that the loop got last; and what was applied in it: the gradient, its weight and
+        # metrics.
         self.step: int | None = None
-        self._gradient: Any = None
-        self._weight = 1.0
-        self._metrics: Mapping[str, SupportsFloat] | None = None
-        self._has_applied = False
+        self._applied: tuple[Any, float, Mapping[str, SupportsFloat] | None] | None = None
         self._next_check = self._next_look = 0.0
         self._pause = durations.look_after
         self._went_back = False
@@ -217,7 +215,7 @@ class Follow(Participant):
             self._upload.end()
             if self.step is not None:
                 exit_code.advanced()
-            self.step, self._gradient, self._has_applied = step, None, False
+            self.step, self._applied = step, None
             self._claimant.latest = step, tree
             # Another chief may need another number.
             self._workers = None
@@ -339,13 +337,15 @@ class Follow(Participant):
         if published is not None and published < self.step:
             self._went_back = True
             return True
-        if self._has_applied and now >= self._next_look:
+        if self._applied is not None and now >= self._next_look:
             self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
             self._next_look = now + self._pause
-            self._look_after_gradient(self.step)
+            self._look_after_gradient(*self._applied, self.step)
         return False
 
-    def _look_after_gradient(self, step: int) -> None:
+    def _look_after_gradient(
+        self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None, step: int
+    ) -> None:
         """Applies the gradient of a step again if the server has lost it."""
         # In this order: if the round is taken between the two, the step has moved on.
         is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
@@ -354,7 +354,7 @@ class Follow(Participant):
                 "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
             )
-            self._apply(self._gradient, self._weight, self._metrics, step)
+            self._apply(gradient, weight, metrics, step)
 
     def _describe(self) -> str | None:
         """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
@@ -389,7 +389,7 @@ class Follow(Participant):
         self._check_lease()
         self._upload.end()
         result = self._apply(gradient, weight, metrics, step)
-        self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
+        self._applied = gradient, weight, metrics
         return result
 
     def begin(self) -> Upload:
@@ -417,7 +417,7 @@ class Follow(Participant):
             finally:
                 self._upload.end()
             if not missing:
-                self._gradient, self._weight, self._metrics, self._has_applied = gradient, weight, metrics, True
+                self._applied = gradient, weight, metrics
             return result
 
         return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))

@@ -70,11 +70,6 @@ class Lead(Reconciliation):
         """How many workers there are, as this process last announced it."""
         return self._quorum.workers
 
-    @property
-    def is_with_program(self) -> bool:
-        """Whether the body of the program's loop has the round."""
-        return self._view.is_with_program
-
     # The loops
 
     def rounds(self, until: int | None) -> Iterator[Round[Any]]:
@@ -82,19 +77,19 @@ class Lead(Reconciliation):
         view = self._view
         self._aim(until)
         while (found := self._round()) is not None:
-            view.is_with_program = True
+            self.is_with_program = True
             try:
                 yield found.round
-                if view.is_with_program:
+                if self.is_with_program:
                     raise RedisAccError(
                         f"{self.shared_name}: the parameters that follow from the round of step {view.memory} were not "
                         "published. Call publish() once in the body of the loop"
                     )
             finally:
-                if view.is_with_program:
+                if self.is_with_program:
                     # The next round may be this one.
                     self._hold(None)
-                    view.is_with_program, view.may_be_left, self._must_look = False, True, True
+                    self.is_with_program, view.may_be_left, self._must_look = False, True, True
         self._end()
 
     def updates(self, until: int | None) -> Iterator[int]:
@@ -189,7 +184,7 @@ class Lead(Reconciliation):
         )
         weights.keep(step, tree, state)
         self._advance(finished=is_last)
-        self._view.is_with_program = False
+        self.is_with_program = False
         try:
             self._patience.call(lambda: weights.discard(found), f"to acknowledge the round of step {step - 1}")
         except (NotFoundError, DataLossError, ConflictError) as error:

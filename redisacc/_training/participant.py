@@ -54,7 +54,6 @@ class Participant(Closing):
     ) -> None:
         seconds = validation.timeout(patience, "patience")
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._redis = redis
         self._transport = connect(redis)
         self._patience = Patience(seconds, self.shared_name, self._transport.waits)
         who = host_and_process(os.getpid())

@@ -13,8 +13,7 @@ from redisacc._data.results import Round
 from redisacc._data.tree.structure import flatten
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.scripts import OF_PARAMETERS, refused
-from redisacc._training.exact_parameters import pack_state, unpacked
+from redisacc._training.exact_parameters import pack_state, read_exact
 
 
 @dataclass
@@ -52,11 +51,7 @@ class ProgramWeights:
             NotFoundError: nothing is.
             DataLossError: a part of it is lost.
         """
-        latest, found = self._parameters.latest(), self._parameters.latest_state()
-        if latest is None or found is None:
-            raise refused(OF_PARAMETERS["missing"], self._parameters._keys)
-        step, sent = latest
-        tree, state = unpacked(sent, found[1], self._parameters.shared_name)
+        step, sent, tree, state = read_exact(self._parameters)
         self.keep(step, _own(sent) if tree is sent else tree, state)
 
     def keep(self, step: int, tree: Any, state: Any) -> None:

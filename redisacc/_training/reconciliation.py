@@ -100,6 +100,7 @@ class Reconciliation(Participant):
     Attributes:
         weights: what this process has of the weights, and how they are updated.
         is_finished: whether the step that is published is declared the last one.
+        is_with_program: whether the body of the program's loop has the round.
         last: the step with which the loop ends.
     """
 
@@ -126,7 +127,7 @@ class Reconciliation(Participant):
         self._state = options.state
         self._options = replace(options, parameters=None, state=None)
         self.weights = self._unknown_weights()
-        self.is_finished = False
+        self.is_finished = self.is_with_program = False
         self.last: int | None = None
         # What is known; replies keep it current, and after a surprise, it is to be looked at again.
         self._view, self._must_look = View(lease="none"), True
@@ -274,7 +275,9 @@ class Reconciliation(Participant):
             if self._given is not None:
                 # Another model may be trained under this name.
                 self._parameters.check(self._given[0], state=self._given[1])
-            self.is_finished, view.is_complete = record.finished, self._parameters.is_complete()
+            # Most records are read once: only one with partitions that lacks a part may have been replaced meanwhile.
+            is_complete = self._parameters._reader.is_complete(record) or self._parameters.is_complete()
+            self.is_finished, view.is_complete = record.finished, is_complete
 
     def _look_at_gradients(self, view: View) -> None:
         handle, view.is_open = self._accumulator, False
@@ -297,7 +300,7 @@ class Reconciliation(Participant):
         if self._accumulator is not None:
             self._accumulator.close()
         self._accumulator = None
-        if not self._view.is_with_program:
+        if not self.is_with_program:
             self._hold(None)
 
     def _hold(self, found: Any) -> None:

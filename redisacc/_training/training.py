@@ -148,19 +148,15 @@ class Training(Closing):
         with ExitStack() as on_failure:
             on_failure.callback(self._opened.close)
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-            waits = connect(redis).waits
+            first = Patience(seconds, shared_name, connect(redis).waits)
             self._published = self._opened.enter_context(
-                Patience(seconds, shared_name, waits).opening(
-                    lambda: Parameters(shared_name, redis=redis), "to open the training"
-                )
+                first.opening(lambda: Parameters(shared_name, redis=redis), "to open the training")
             )
             self.shared_name = self._published.shared_name
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
                 told = FollowOptions(number, redis, encoding, finite, patience, here, self)
-                self._worker = Patience(seconds, name, waits).call(
-                    lambda: Follow(name, told), "to begin to work", in_steps=True
-                )
+                self._worker = first.call(lambda: Follow(name, told), "to begin to work", in_steps=True)
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
             on_failure.pop_all()

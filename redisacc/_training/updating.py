@@ -26,7 +26,7 @@ from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._text import shown
-from redisacc._training.exact_parameters import pack_state, unpacked
+from redisacc._training.exact_parameters import pack_state, read_exact
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 
@@ -123,16 +123,10 @@ class Updating:
             step=0 if given is not None else handle.step() or 0,
             schema=self._schema,
             tables=self._rounds.tables,
-            whole=lambda: self._begun_with(*(given or self._published())),
+            # A program, or another optimiser, may have published it.
+            whole=lambda: self._begun_with(*(given or read_exact(handle)[2:])),
         )
         self._learn(record)
-
-    def _published(self) -> tuple[Any, Any]:
-        """Returns the weights and the state that a program, or another optimiser, has published."""
-        latest, found = self._parameters.latest(), self._parameters.latest_state()
-        if latest is None or found is None:
-            raise refused(OF_PARAMETERS["missing"], self._keys)
-        return unpacked(latest[1], found[1], self._keys.name)
 
     def _begun_with(self, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""

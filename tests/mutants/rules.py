@@ -329,7 +329,7 @@ RULES = (
     Rule(
         "A worker applies its gradient again if the server has lost it",
         "redisacc/_training/follow.py",
-        "            self._apply(self._gradient, self._weight, self._metrics, step)\n",
+        "            self._apply(gradient, weight, metrics, step)\n",
         "            return\n",
         "tests/training/test_lost_data.py -k server_has_lost_is_applied",
     ),

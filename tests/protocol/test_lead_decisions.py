@@ -51,7 +51,7 @@ def publish(view, step):
 
 def forget(world):
     """Nobody has what the leader remembered."""
-    return replace(world, view=replace(world.view, memory=None, has_lost=True, round=None, is_with_program=False))
+    return replace(world, view=replace(world.view, memory=None, has_lost=True, round=None))
 
 
 def done(action, world):
@@ -207,7 +207,7 @@ def test_rounds(found, useless):
 
 def test_what_is_lost_is_restored_around_the_body_of_the_loop():
     """The accumulator begins at the next step, so gradients of the round that the body has count no second time."""
-    view = View(memory=1, round=1, is_with_program=True, may_be_left=False)
+    view = View(memory=1, round=1, may_be_left=False)
     actions, last = reached(World(view))
     assert actions == [Action.OPEN, Action.SET_STEP, Action.RESTORE, Action.LEARN, Action.PROCEED]
     assert last.view.gradients == 2

@@ -121,7 +121,7 @@ def test_an_error_says_what_is_wrong_about_tls_and_no_secret(ports, wrong, clust
     assert "geheim" not in "".join(traceback.format_exception(failure.value))
 
 
-def test_doctor_says_what_is_wrong_about_tls(durations, ports, monkeypatch):
+def test_doctor_says_what_is_wrong_about_tls(durations, ports):
     durations(opening=0.2)
     said = CliRunner().invoke(main, ["doctor", "--redis", f"rediss://localhost:{ports['tls']}"])
     assert said.exit_code == 6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import redis
 from support.moved_clock import MovedClock, server_ms
-from support.proxy import Proxy, proxy_before_server
+from support.proxy import Fault, Proxy, proxy_before_server
 from support.servers import ServerUnderTest
 from support.training_options import grouped
 
@@ -177,3 +177,30 @@ def reducing(training: Training, background: Callable[..., Any], until: Callable
     yield start
     for one in opened:
         one.close()
+
+
+class Losses:
+    """Empties the server that a process reaches through a proxy, and empties it again while it is being restored."""
+
+    def __init__(self, proxy: Proxy, client: Any) -> None:
+        self._proxy = proxy
+        self._client = client
+        self.number = self._left = self._after = 0
+
+    def begin(self, after: int, times: int = 1) -> None:
+        """Empties the server now, and that many times again, each time after so many requests of that process."""
+        self._left, self._after = times, after
+        self._empty()
+
+    def _empty(self) -> None:
+        if self._left:
+            self._left -= 1
+            self._proxy.when_it_happens = self._empty
+            self._proxy.arm(Fault("request", self._after, 0, "pass"))
+        self.number += 1
+        self._client.flushall()
+
+
+@pytest.fixture
+def losses(proxy: Proxy, real_client: Any) -> Losses:
+    return Losses(proxy, real_client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.proxy import Fault
 from support.selection import thorough
 
 pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
@@ -14,33 +13,6 @@ pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
 def _brief(durations):
     """Messages are lost as well, so whoever waits finds out when it polls."""
     durations(poll_every=0.1)
-
-
-class Losses:
-    """Empties the server that a process reaches through a proxy, and empties it again while it is being restored."""
-
-    def __init__(self, proxy, client):
-        self._proxy = proxy
-        self._client = client
-        self.number = 0
-
-    def begin(self, after, times=1):
-        """Empties the server now, and that many times again, each time after so many requests of that process."""
-        self._left, self._after = times, after
-        self._empty()
-
-    def _empty(self):
-        if self._left:
-            self._left -= 1
-            self._proxy.when_it_happens = self._empty
-            self._proxy.arm(Fault("request", self._after, 0, "pass"))
-        self.number += 1
-        self._client.flushall()
-
-
-@pytest.fixture
-def losses(proxy, real_client):
-    return Losses(proxy, real_client)
 
 
 # A chief that restores a training makes fewer requests than this.

@@ -106,7 +106,7 @@ def test_everything_is_lost(disturbed, client, caplog, options):
         disturbed.finish(chief)
 
 
-def test_parts_of_the_version_are_lost(disturbed, client, caplog):
+def test_parts_of_the_version_are_lost(disturbed, client):
     """As if one node of a cluster came back without data while workers compute."""
     chief = disturbed.begin(partitions=3)
 

@@ -82,32 +82,10 @@ def expected(real_client):
     return undisturbed
 
 
-class Losses:
-    """Empties the server, and empties it again after so many requests of the process, so many times."""
-
-    def __init__(self, proxy, client):
-        self._proxy, self._client, self.number = proxy, client, 0
-
-    def begin(self, after, times):
-        self._left, self._after = times, after
-        self._empty()
-
-    def _empty(self):
-        if self._left:
-            self._left -= 1
-            self._proxy.when_it_happens = self._empty
-            self._proxy.arm(Fault("request", self._after, 0, "pass"))
-        self.number += 1
-        self._client.flushall()
-
-
 @both
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_only_process_loses_everything_again_and_again(
-    join, proxy, real_client, background, expected, everything, how, times
-):
+def test_the_only_process_loses_everything_again_and_again(join, losses, background, expected, everything, how, times):
     """The defect: the last copy of the weights ended with the process."""
-    losses = Losses(proxy, real_client)
     begin = dict(enumerate(range(0, 50, 1 if everything else 5), 2))
     until = len(begin) + 3
     wanted = expected(how, until)
@@ -119,7 +97,7 @@ def test_the_only_process_loses_everything_again_and_again(
 
     assert background(train, one, until, seen).result(300) == wanted
     assert not begin
-    assert losses.number > until - 3
+    assert losses.number > (1 + times) * (until - 3) / 2
     one.delete()
 
 
@@ -143,6 +121,7 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
 
     assert background(run).result(120) == 8
     assert int(one.latest_state()[1]["updates"]) < 8
+    assert "with the parameters of a living worker" in caplog.text
     one.delete()
 
 

@@ -234,7 +234,7 @@ def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], P
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_client_with_few_connections_has_none_for_lanes(peers: Callable[[int], Peers], first: Any) -> None:
+def test_a_client_with_few_connections_has_none_for_lanes(peers: Callable[[int], Peers]) -> None:
     server = Server(peers(1), most=LEAST_CONNECTIONS - 1)
     assert not Node(server)._has_lanes
 

@@ -218,8 +218,14 @@ def test_a_chief_whose_replica_is_silent_says_so(pair, durations, caplog):
         assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
         replica.go_on()
         for taken in chief.rounds(until=1):
+            replica.stall()
+            with pytest.raises(redisacc.NotReplicatedError, match="step 1 is published"):
+                chief.publish(taken.gradient)
+            replica.go_on()
+            # The same call again, which waits again.
             chief.publish(taken.gradient)
         assert chief.parameters.tolist() == [1, 1]
+        assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
         chief.delete()
     assert "no Redis server answers" not in caplog.text
 
