@@ -218,8 +218,7 @@ class Lead(Reconciliation):
             # It is published, and another loop continues with the next step.
             assert isinstance(self.weights, Updating)
             self._patience.call(self.weights.refresh, "to read the parameters")
-            self._hold(None)
-            self._view.memory = self.weights.step
+            self._advance(finished=is_last)
             raise
         if is_published:
             self._advance(finished=is_last)

@@ -354,11 +354,12 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, durations, partitions):
+def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, durations, until, tmp_path, partitions):
     master, replica = pair
     parameters, gradient = {"w": np.zeros(40_000, np.float32)}, {"w": np.ones(40_000, np.float32)}
     with proxy_before_server(master.url) as proxy:
         options = {"workers": 1, "redis": proxy.url, "min_replicas": 1, "partitions": partitions}
+        options["checkpoint"] = tmp_path
         with (
             redisacc.Chief("w", parameters, optimizer=redisacc.optim.Adam(0.1), **grouped(options)) as chief,
             redisacc.Worker("w", redis=master.url) as worker,
@@ -377,6 +378,8 @@ def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, du
             replica.go_on()
             assert chief.step == 2
             assert list(chief.updates(until=2)) == []
+            # The last step gets a checkpoint, also if it was confirmed too late.
+            until((tmp_path / "step-00000002.safetensors").exists)
             clients = (replica.client(), master.client())
             ours, theirs = (
                 {key for key in client.scan_iter() if b":object:" in key or b":partition:" in key} for client in clients
