@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from redisacc.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
@@ -18,12 +16,13 @@ have in common.
 
 def text() -> str:
     """Returns the page."""
-    root = click.Context(main, info_name="redisacc")
+    root = main.make_context("redisacc", [], resilient_parsing=True)
     sections = [_HEAD]
     for name in (*main.list_commands(root), *sorted(COMMANDS.keys() - set(main.list_commands(root)))):
         command = main.get_command(root, name)
         assert command is not None
-        context = click.Context(command, root, name, terminal_width=80, max_content_width=80)
+        # As in a call, with the settings of the command. click remembers the names of its option of help.
+        context = command.make_context(name, [], root, resilient_parsing=True, terminal_width=80, max_content_width=80)
         sections.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(sections)
 
