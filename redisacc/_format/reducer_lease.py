@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import datetime
 
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import parse_number, parse_time
+from redisacc._interrupts import suppressed
 from redisacc._redis.sockets import Command
 from redisacc._text import printable
 
@@ -86,7 +86,7 @@ def _parse_lease(reply: object) -> ReducerInfo | None:
     """Parses a lease; None if there is none, or redisacc did not write it."""
     match reply:
         case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late]:
-            with contextlib.suppress(ValueError, OverflowError, OSError):
+            with suppressed(ValueError, OverflowError, OSError):
                 name = printable(who.decode(errors="replace"), 200)
                 return ReducerInfo(name, parse_time(since), parse_number(stored), parse_number(late))
     return None

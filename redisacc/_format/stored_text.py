@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from redisacc._interrupts import interrupt_in
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
 
@@ -45,7 +46,9 @@ def parsed(where: str, name: str | bytes, value: Any, parse: Callable[..., Value
     """
     try:
         return parse(value, *more)
-    except (ValueError, AttributeError, TypeError, OverflowError, OSError):
+    except (ValueError, AttributeError, TypeError, OverflowError, OSError) as error:
+        if interrupt_in(error) is not None:
+            raise
         raise foreign(where, name, value) from None
 
 

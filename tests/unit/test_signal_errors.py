@@ -15,6 +15,7 @@ from support.rows import every_row
 
 import redisacc
 from redisacc._data import validation
+from redisacc._format.stored_text import parsed
 from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._redis.clients import translated
 from redisacc._redis.faults import BrokenError
@@ -199,3 +200,13 @@ def test_the_making_of_a_connection_can_be_interrupted(handled, scheme, kind):
         url = f"{scheme}://:password@localhost:{peer.getsockname()[1]}"
         assert raised_by(lambda: redisacc.ConditionalAccumulator("float32", [2], redis=url)) is error
         thread.join()
+
+
+@every_row("error", ERRORS)
+def test_an_interrupt_while_stored_text_is_read_is_no_corrupt_data(handled, error):
+    def parse(_):
+        signal.raise_signal(signal.SIGUSR1)
+
+    handled(Handler(error()))
+    with pytest.raises(error):
+        parsed("redisacc:{w}", "step", b"1", parse)
