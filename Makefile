@@ -6,8 +6,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of test processes: six more than processors, because many tests wait. Each starts servers of its own.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 6)
+# The number of test processes: four more than processors, because many tests wait. Each starts servers of its own.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -142,9 +142,9 @@ lint: $(VENV)/.lint ## 15 s | check style, imports between layers, Lua and shell
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	rm -rf build/lua && $(BIN)/python -c \
-	  'import pathlib, redisacc._redis.script_loader as loader; loader.write(pathlib.Path("build/lua"))'
+	  'import pathlib, redisacc._wire.script_loader as loader; loader.write(pathlib.Path("build/lua"))'
 	luacheck --quiet build/lua lua/inspect
-	shellcheck .ci/run redisacc/embedded/guard.sh redisacc/_launch/guard.sh
+	shellcheck .ci/run redisacc/embedded/guard.sh redisacc/tools/launch/guard.sh
 
 size: ## 2 s | count tokens and lines, and fail if a part is larger than its limit in .ci/size.py
 	@$(PYTHON) .ci/size.py

@@ -2,7 +2,8 @@
 
 It is outside the package, because importing the package takes longer than the rest of the start. Python's handler for
 Ctrl-C raises KeyboardInterrupt, which ends an import with a traceback, or is lost in a destructor. Until a command is
-ready for that (`redisacc.cli.shared.failures.interrupts_raise`), Ctrl-C ends the process as it ends any other program.
+ready for that (`redisacc.tools.cli.shared.failures.interrupts_raise`), Ctrl-C ends the process as it ends any other
+program.
 """
 
 import signal
@@ -14,6 +15,6 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 def main() -> None:
     """Runs the command."""
-    from redisacc.cli import main as run
+    from redisacc.tools.cli import main as run
 
     run(prog_name="redisacc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from redisacc.cli import COMMANDS, main
+from redisacc.tools.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Options of the commands

@@ -14,10 +14,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import redisacc
-from redisacc.demo import skipgram
-from redisacc.demo.settings import Settings
-from redisacc.demo.text import build_corpus, read_text
 from redisacc.embedded import Server
+from redisacc.tools.demo import skipgram
+from redisacc.tools.demo.settings import Settings
+from redisacc.tools.demo.text import build_corpus, read_text
 
 WORKERS = 4
 # The settings that are compared: how gradients travel, how parameters travel, and whether workers feed errors back.

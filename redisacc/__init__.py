@@ -27,9 +27,9 @@ from redisacc.errors import (
 
 if TYPE_CHECKING:
     from redisacc import data, optim, raw_ops, types
-    from redisacc._data.results import ApplyResult, Round
-    from redisacc._data.slices import IndexedSlices
-    from redisacc._data.spec import Sparse
+    from redisacc._arrays.results import ApplyResult, Round
+    from redisacc._arrays.slices import IndexedSlices
+    from redisacc._arrays.spec import Sparse
     from redisacc._format.quorum import Quorum
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
@@ -92,20 +92,20 @@ __all__ = [
 # name → its module. All are loaded when the first of these names is used: numpy and redis-py take most of the time of
 # an import, and `redisacc --help` needs neither. A test compares this with the imports above.
 _MODULES = {
-    "ApplyResult": "redisacc._data.results",
+    "ApplyResult": "redisacc._arrays.results",
     "Checkpoints": "redisacc._training.options",
     "Chief": "redisacc._training.chief",
     "ConditionalAccumulator": "redisacc._handles.dense",
     "ConditionalAccumulatorBase": "redisacc._handles.base",
-    "IndexedSlices": "redisacc._data.slices",
+    "IndexedSlices": "redisacc._arrays.slices",
     "Limits": "redisacc._handles.options",
     "LocalSteps": "redisacc._training.local_steps",
     "Mean": "redisacc._handles.options",
     "Parameters": "redisacc._handles.parameters",
     "Quorum": "redisacc._format.quorum",
     "Reducer": "redisacc._handles.reducer",
-    "Round": "redisacc._data.results",
-    "Sparse": "redisacc._data.spec",
+    "Round": "redisacc._arrays.results",
+    "Sparse": "redisacc._arrays.spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Staleness": "redisacc._handles.options",
     "Training": "redisacc._training.training",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from redisacc._data.validation import flag, integer
+from redisacc._arrays.validation import flag, integer
 from redisacc.errors import InvalidArgumentError
 
 __all__ = ["Batches"]

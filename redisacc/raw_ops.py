@@ -23,18 +23,18 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from redisacc._data import validation
-from redisacc._data.dtypes import DTypeLike, find_dtype
-from redisacc._data.results import ApplyResult
-from redisacc._data.validation import Array
+from redisacc._arrays import validation
+from redisacc._arrays.dtypes import DTypeLike, find_dtype
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.validation import Array
 from redisacc._format.keys import Keys
 from redisacc._handles import dense as _dense
 from redisacc._handles import sparse as _sparse
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
-from redisacc._redis import forks
 from redisacc._text import shown
+from redisacc._wire import forks
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
 __all__ = [

@@ -8,7 +8,7 @@ Example:
     ...     return redisacc.ConditionalAccumulator("float32", [2], worker="mine", **options)
 """
 
-from redisacc._data.results import Tally
+from redisacc._arrays.results import Tally
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._format.history_entries import PastStep
 from redisacc._format.reducer_lease import ReducerInfo

@@ -10,9 +10,9 @@ import common
 import numpy as np
 from bare import PIECE, Bare
 
-from redisacc._data import dtypes
-from redisacc._data import sums as _totals
-from redisacc._data.gradient import Section
+from redisacc._arrays import dtypes
+from redisacc._arrays import sums as _totals
+from redisacc._arrays.gradient import Section
 
 
 def pieces(size):

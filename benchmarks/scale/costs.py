@@ -18,10 +18,10 @@ import redis
 from benchmarks.scale.observation import observe
 from redisacc._format.staging import parse_message, parts_arrived
 from redisacc._protocol.parts.fetch import WholeParts
-from redisacc._redis.connect import connect
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.script_loader import load
-from redisacc._redis.waits import in_parallel
+from redisacc._wire.connect import connect
+from redisacc._wire.pubsub import pubsub_of
+from redisacc._wire.script_loader import load
+from redisacc._wire.waits import in_parallel
 from redisacc.embedded import Server
 from redisacc.optim import SGD
 from redisacc.optim.kernel import update_part

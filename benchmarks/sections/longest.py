@@ -25,7 +25,6 @@ import redisacc
 from benchmarks.environment import Run
 from benchmarks.slow_log import COUNTING, NOTHING
 from benchmarks.stats import summary
-from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
@@ -34,9 +33,10 @@ from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.rounds.granted_rounds import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import GradientRequest, Request, Session
-from redisacc._redis.connect import connect
-from redisacc._redis.scans import scan
-from redisacc._redis.script_loader import load, names
+from redisacc._wire.connect import connect
+from redisacc._wire.scans import scan
+from redisacc._wire.script_loader import load, names
+from redisacc.tools.admin.garbage import find_garbage, remove_garbage
 
 HOUR_MS = 3_600_000
 ROW = 16

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Leaf, Schema
 from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._protocol.leases.process_identity import fate_of, own_identity

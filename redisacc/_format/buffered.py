@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from redisacc._data.dtypes import EXACT_IN_DOUBLE
-from redisacc._data.encodings import BLOCKS, decode, stored_bytes, stored_dtype, stored_name
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import AccumulatorSpec, SectionSpec
-from redisacc._data.validation import INT64_MAX, Array
-from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._arrays.dtypes import EXACT_IN_DOUBLE
+from redisacc._arrays.encodings import BLOCKS, decode, stored_bytes, stored_dtype, stored_name
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec, SectionSpec
+from redisacc._arrays.validation import INT64_MAX, Array
+from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
 from redisacc._format.element_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
 from redisacc._format.element_cut import GRADIENT_ALIGNMENT as ALIGNMENT
@@ -37,8 +37,8 @@ from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
 from redisacc._format.weights import parse_weight, weight_text
-from redisacc._redis.sockets import Pieces
 from redisacc._text import EVICTED, printable, shown
+from redisacc._wire.sockets import Pieces
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.encodings import BLOCK, ENCODED, per_item, stored_bytes
+from redisacc._arrays.encodings import BLOCK, ENCODED, per_item, stored_bytes
 from redisacc._format.part_cut import part_lengths
 
 # The bytes of an element of float32. It counts as many if it travels as bfloat16 or in a block.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from redisacc._data.metrics import mean_metrics
+from redisacc._arrays.metrics import mean_metrics
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import foreign, parse_int64, parse_number, parse_time, parsed

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from redisacc._data.metrics import MOST_BYTES, metrics_text, parse_metrics
+from redisacc._arrays.metrics import MOST_BYTES, metrics_text, parse_metrics
 from redisacc._format.stored_text import parse_int64, parsed
 
 # An entry has at most this many bytes, so that a whole history has less than a megabyte.

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import AccumulatorSpec, SectionSpec
-from redisacc._data.validation import Array
-from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._arrays.dtypes import EXACT_IN_DOUBLE, DType
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec, SectionSpec
+from redisacc._arrays.validation import Array
+from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.weights import parse_weight
 from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError

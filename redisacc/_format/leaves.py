@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.dtypes import TABLE, find_dtype
-from redisacc._data.tree.structure import Structure, parse_structure
-from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
+from redisacc._arrays.dtypes import TABLE, find_dtype
+from redisacc._arrays.tree.structure import Structure, parse_structure
+from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
 from redisacc._format.element_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
-from redisacc._redis.sockets import GATHER_BYTES
 from redisacc._text import shown
+from redisacc._wire.sockets import GATHER_BYTES
 from redisacc.errors import InvalidArgumentError
 
 # Every leaf of a blob begins at a multiple of this many bytes, which suits every element type.

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.encodings import BLOCKS, decode_by_piece, per_item, stored_bytes
-from redisacc._data.validation import Array
+from redisacc._arrays.encodings import BLOCKS, decode_by_piece, per_item, stored_bytes
+from redisacc._arrays.validation import Array
 
 # The counts of a sparse sum.
 COUNT = np.dtype("<u8")

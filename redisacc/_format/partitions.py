@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from redisacc._format.stored_text import of_ascii
-from redisacc._redis.slot_map import SlotMap, key_slot
+from redisacc._wire.slot_map import SlotMap, key_slot
 
 # The most partitions: a Redis Cluster has at most about a thousand nodes.
 MOST_PARTITIONS = 1000

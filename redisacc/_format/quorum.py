@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 
-from redisacc._data import validation
-from redisacc._data.weights import checked_weight
+from redisacc._arrays import validation
+from redisacc._arrays.weights import checked_weight
 from redisacc._format.entries import ANY_NUMBER
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
-from redisacc._data.validation import Shape
-from redisacc._data.weights import CONSTANT
+from redisacc._arrays.dtypes import TABLE
+from redisacc._arrays.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
+from redisacc._arrays.validation import Shape
+from redisacc._arrays.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum

@@ -10,8 +10,8 @@ from datetime import datetime
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import parse_number, parse_time
 from redisacc._interrupts import suppressed
-from redisacc._redis.sockets import Command
 from redisacc._text import printable
+from redisacc._wire.sockets import Command
 
 # Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.
 _MOST_SUMS, _MOST_PARTS = 8, 1000

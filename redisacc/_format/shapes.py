@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from redisacc._data.validation import INT64_MAX, MAX_RANK, Shape, shape_text
+from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Shape, shape_text
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import parsed
 

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redisacc._data.encodings import Encoding, encode_run, encoded_dtype
-from redisacc._data.gradient import Section
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.validation import Array
+from redisacc._arrays.encodings import Encoding, encode_run, encoded_dtype
+from redisacc._arrays.gradient import Section
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.validation import Array
 from redisacc._format import attempts
 from redisacc._format import buffered as buffered_format
 from redisacc._format.element_cut import Dense
-from redisacc._redis.sockets import Pieces
+from redisacc._wire.sockets import Pieces
 
 
 class _Extent(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from redisacc._data.weights import CONSTANT, INVERSE_SQRT, LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._arrays.weights import CONSTANT, INVERSE_SQRT, LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.stored_text import parse_number
 
 _WEIGHT = re.compile(r"[0-9][0-9.e+-]*")

@@ -12,16 +12,16 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from redisacc._data import validation
-from redisacc._data.dtypes import find_dtype
-from redisacc._data.encodings import Encoding, checked_encoding
-from redisacc._data.finite import check_finite
-from redisacc._data.gradient import Gradient
-from redisacc._data.metrics import metric_notes
-from redisacc._data.results import ApplyResult
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.validation import Shape
-from redisacc._data.weights import checked_weight
+from redisacc._arrays import validation
+from redisacc._arrays.dtypes import find_dtype
+from redisacc._arrays.encodings import Encoding, checked_encoding
+from redisacc._arrays.finite import check_finite
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.metrics import metric_notes
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.validation import Shape
+from redisacc._arrays.weights import checked_weight
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.options import AccumulatorOptions, checked_mean

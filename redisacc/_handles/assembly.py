@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.weights import CONSTANT
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.weights import CONSTANT
 from redisacc._format.buffered import INLINE_BYTES
 from redisacc._format.keys import Keys
 from redisacc._format.record import SETTINGS
@@ -22,9 +22,9 @@ from redisacc._protocol.rounds.taker import Taker
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._redis.connect import connect
-from redisacc._redis.server_state import warn_if_evicting
 from redisacc._telemetry.telemetry import Telemetry
+from redisacc._wire.connect import connect
+from redisacc._wire.server_state import warn_if_evicting
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import Any, TypeVar
 
+from redisacc._arrays import validation
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.results import Round, Tally
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import clock
-from redisacc._data import validation
-from redisacc._data.encodings import Encoding
-from redisacc._data.results import Round, Tally
-from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.quorum import Quorum, quorum_change
 from redisacc._handles.assembly import Assembled
 from redisacc._handles.options import AccumulatorOptions, checked_name, checked_options, options_of_a_copy

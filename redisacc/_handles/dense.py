@@ -7,12 +7,12 @@ from typing import SupportsFloat, Unpack
 
 import numpy.typing as npt
 
-from redisacc._data.dtypes import DTypeLike
-from redisacc._data.encodings import Encoding
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.leaf_values import dense_array
-from redisacc._data.results import ApplyResult
-from redisacc._data.validation import Array
+from redisacc._arrays.dtypes import DTypeLike
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.leaf_values import dense_array
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.validation import Array
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.options import AccumulatorOptions, with_options
 

@@ -15,7 +15,7 @@ variable                   meaning
 ``REDISACC_RESTARTED``     ``0`` for the first process of this place in this run, ``1`` for its successors. On ``0``, a
                            chief that finds an empty server begins at once; else it first asks whether workers still
                            have parameters that the server may have lost
-``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
+``REDISACC_URL``           the server; `redisacc._wire.connect` reads it
 =========================  ====================================================================
 
 Any launcher may set them: a container's configuration, or a batch system. An empty variable counts as unset.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redisacc._data.encodings import Encoding
+from redisacc._arrays.encodings import Encoding
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import ConditionalAccumulatorBase, reopen
@@ -12,7 +12,7 @@ from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import AccumulatorOptions
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
-from redisacc._redis.connect import connect
+from redisacc._wire.connect import connect
 
 # The class of each kind, and the default name of its handles.
 _KINDS: dict[str, tuple[type[ConditionalAccumulatorBase[Any]], str]] = {

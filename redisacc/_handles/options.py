@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
-from redisacc._data import validation
-from redisacc._data.encodings import Encoding, checked_encoding
-from redisacc._data.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
-from redisacc._data.weights import StalenessWeight, checked_staleness_weight
+from redisacc._arrays import validation
+from redisacc._arrays.encodings import Encoding, checked_encoding
+from redisacc._arrays.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
+from redisacc._arrays.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.weights import MOST_STALENESS
 from redisacc._text import shown

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from redisacc._arrays import validation
 from redisacc._clock import clock, durations
-from redisacc._data import validation
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ENCODINGS
@@ -22,10 +22,10 @@ from redisacc._protocol.parameters.publisher import Publisher
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.version_wait import VersionWait
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
-from redisacc._redis.connect import connect
-from redisacc._redis.server_state import warn_if_evicting
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
+from redisacc._wire.connect import connect
+from redisacc._wire.server_state import warn_if_evicting
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
 

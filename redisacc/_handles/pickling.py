@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redisacc._redis.connect import holds_password
+from redisacc._wire.connect import holds_password
 
 
 def picklable_where(redis: object) -> object:

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from redisacc._arrays import validation
 from redisacc._clock import clock, durations
-from redisacc._data import validation
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.sums.reduction import LONGEST_IDLE, Reduction
 from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._redis import forks
-from redisacc._redis.connect import connect
-from redisacc._redis.faults import NotPermittedError
-from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
-from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable, shown
+from redisacc._wire import forks
+from redisacc._wire.connect import connect
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.pubsub import PubSub, pubsub_everywhere, pubsub_of
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError, ServerUnavailableError
 
 __all__ = ["Reducer"]

@@ -7,14 +7,14 @@ from typing import Any, SupportsFloat, Unpack
 
 import numpy.typing as npt
 
-from redisacc._data import foreign
-from redisacc._data.dtypes import DTypeLike
-from redisacc._data.encodings import Encoding
-from redisacc._data.gradient import Gradient
-from redisacc._data.leaf_values import ROWS_ARGUMENTS, sparse_section
-from redisacc._data.results import ApplyResult
-from redisacc._data.slices import IndexedSlices
-from redisacc._data.validation import Array
+from redisacc._arrays import foreign
+from redisacc._arrays.dtypes import DTypeLike
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.leaf_values import ROWS_ARGUMENTS, sparse_section
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.slices import IndexedSlices
+from redisacc._arrays.validation import Array
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.options import AccumulatorOptions, with_options
 from redisacc._protocol.rounds.take_wait import demand_of

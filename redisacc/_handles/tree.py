@@ -6,13 +6,13 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, Self, SupportsFloat, Unpack
 
-from redisacc._data.encodings import Encoding
-from redisacc._data.finite import check_finite
-from redisacc._data.gradient import Gradient
-from redisacc._data.leaf_values import tree_gradient
-from redisacc._data.metrics import metric_notes
-from redisacc._data.results import ApplyResult
-from redisacc._data.spec import AccumulatorSpec, described_by, described_like
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.finite import check_finite
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.leaf_values import tree_gradient
+from redisacc._arrays.metrics import metric_notes
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
 from redisacc._handles.accumulator import Accumulator
 from redisacc._handles.base import host_and_process
 from redisacc._handles.options import AccumulatorOptions, checked_mean, with_options

@@ -13,14 +13,14 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._clock import durations
-from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.keys import PartitionedKeys
 from redisacc._format.weights import parse_weight
-from redisacc._redis.script_loader import load
-from redisacc._redis.sockets import Argument, Command
-from redisacc._redis.transport import TIMEOUT, Hint, Transport
 from redisacc._text import EVICTED, QUOTED, printable, shown
+from redisacc._wire.script_loader import load
+from redisacc._wire.sockets import Argument, Command
+from redisacc._wire.transport import TIMEOUT, Hint, Transport
 from redisacc.errors import (
     CorruptDataError,
     DataLossError,

@@ -20,16 +20,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from redisacc._arrays import validation
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._checkpoints.folder import Folder
 from redisacc._clock import clock, durations
-from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc._training.exact_parameters import unpacked
 from redisacc._training.options import Checkpoints
+from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
 logger = logging.getLogger("redisacc")

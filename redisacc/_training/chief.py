@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack
 
-from redisacc._data import validation
-from redisacc._data.results import Round
+from redisacc._arrays import validation
+from redisacc._arrays.results import Round
 from redisacc._format.history_entries import PastStep
 from redisacc._handles.environment import place
 from redisacc._handles.options import check_names, with_options

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
+from redisacc._arrays import validation
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.results import ApplyResult
 from redisacc._clock import clock, durations
-from redisacc._data import validation
-from redisacc._data.encodings import Encoding
-from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import MAX_WORKERS, Place

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, SupportsFloat, Unpack
 
-from redisacc._data import validation
-from redisacc._data.results import ApplyResult
+from redisacc._arrays import validation
+from redisacc._arrays.results import ApplyResult
 from redisacc._format.keys import DELETING, Keys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import AccumulatorOptions, Mean
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
-from redisacc._redis.transport import Transport
 from redisacc._training.options import GradientOptions
+from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError
 
 

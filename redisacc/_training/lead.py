@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from redisacc._arrays.results import Round
+from redisacc._arrays.tree.arrays import as_arrays
 from redisacc._clock import clock, durations
-from redisacc._data.results import Round
-from redisacc._data.tree.arrays import as_arrays
 from redisacc._format.history_entries import PastStep, history_text
 from redisacc._handles import exit_code
 from redisacc._handles.environment import WORKERS

@@ -15,15 +15,15 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from redisacc._arrays import validation
+from redisacc._arrays.finite import check_finite
+from redisacc._arrays.leaf_values import leaf_elements, tree_gradient
+from redisacc._arrays.metrics import mean_metrics, metric_notes
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.spec import AccumulatorSpec, described_like
+from redisacc._arrays.validation import Array
+from redisacc._arrays.weights import checked_weight
 from redisacc._clock import clock, durations
-from redisacc._data import validation
-from redisacc._data.finite import check_finite
-from redisacc._data.leaf_values import leaf_elements, tree_gradient
-from redisacc._data.metrics import mean_metrics, metric_notes
-from redisacc._data.results import ApplyResult
-from redisacc._data.spec import AccumulatorSpec, described_like
-from redisacc._data.validation import Array
-from redisacc._data.weights import checked_weight
 from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError

@@ -25,8 +25,8 @@ from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
-from redisacc._redis.server_state import may_have_lost_data
-from redisacc._redis.transport import Transport
+from redisacc._wire.server_state import may_have_lost_data
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from redisacc._data.encodings import Encoding
-from redisacc._data.spec import Order
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.spec import Order
 from redisacc._format.quorum import Quorum
 from redisacc._handles.options import Limits, Mean, check_names, group_of
 from redisacc._text import shown

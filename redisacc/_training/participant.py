@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Literal
 
-from redisacc._data import validation
+from redisacc._arrays import validation
 from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import Place
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.crew import Crew, Lease
 from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._redis.connect import connect
 from redisacc._training.patience import Patience
+from redisacc._wire.connect import connect
 
 logger = logging.getLogger("redisacc")
 

@@ -15,9 +15,9 @@ from redis.backoff import ExponentialBackoff
 
 from redisacc._clock import durations, running_time
 from redisacc._handles.environment import is_started_again
-from redisacc._redis.faults import WritesRefusedError
-from redisacc._redis.transport import LIMITS, Limits
-from redisacc._redis.waits import Waits
+from redisacc._wire.faults import WritesRefusedError
+from redisacc._wire.transport import LIMITS, Limits
+from redisacc._wire.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")

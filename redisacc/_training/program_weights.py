@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.results import Round
-from redisacc._data.tree.structure import flatten
+from redisacc._arrays.results import Round
+from redisacc._arrays.tree.structure import flatten
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
 from redisacc._training.exact_parameters import pack_state, read_exact

@@ -10,8 +10,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redisacc._arrays import validation
 from redisacc._clock import clock, durations
-from redisacc._data import validation
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._handles.base import ConditionalAccumulatorBase
@@ -20,8 +20,8 @@ from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.parameters.announced_workers import announce_workers
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
 from redisacc._protocol.scripts import StaleSequenceError
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.transport import Transport
 from redisacc.errors import DataLossError, InvalidArgumentError
 
 logger = logging.getLogger("redisacc")

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from redisacc._arrays.tree.arrays import as_arrays
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
-from redisacc._data.tree.arrays import as_arrays
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place

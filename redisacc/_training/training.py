@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Literal, SupportsFloat, Unpack
 
-from redisacc._data import validation
-from redisacc._data.results import ApplyResult, Round
+from redisacc._arrays import validation
+from redisacc._arrays.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import Keys
 from redisacc._handles import exit_code
@@ -19,7 +19,6 @@ from redisacc._handles.existing import open_existing
 from redisacc._handles.options import check_names, with_options
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._redis.connect import connect
 from redisacc._text import shown
 from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
@@ -31,6 +30,7 @@ from redisacc._training.patience import Patience
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
 from redisacc._training.upload import Upload
+from redisacc._wire.connect import connect
 from redisacc.errors import (
     CancelledError,
     ConflictError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data import validation
+from redisacc._arrays import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import UPDATES

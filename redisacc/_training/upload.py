@@ -10,9 +10,9 @@ from typing import Any, Self, SupportsFloat
 
 import numpy as np
 
-from redisacc._data.leaf_values import leaf_elements, leaf_rows
-from redisacc._data.results import ApplyResult
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._arrays.leaf_values import leaf_elements, leaf_rows
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.applying.upload import Upload as Streamed
 from redisacc._text import shown

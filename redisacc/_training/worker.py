@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat
 
-from redisacc._data.encodings import Encoding
-from redisacc._data.results import ApplyResult
+from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.results import ApplyResult
 from redisacc._handles.environment import place
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._training.follow import Follow, FollowOptions

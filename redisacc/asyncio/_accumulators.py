@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 
-from redisacc._data.validation import Shape
+from redisacc._arrays.validation import Shape
 from redisacc._handles import dense, sparse, tree
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase as Base

@@ -12,10 +12,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._redis import forks
-from redisacc._redis.clients import Endpoint, endpoint_of, is_client, is_for_asyncio
-from redisacc._redis.connect import DEFAULT_URL, transport_to
-from redisacc._redis.transport import Transport
+from redisacc._wire import forks
+from redisacc._wire.clients import Endpoint, endpoint_of, is_client, is_for_asyncio
+from redisacc._wire.connect import DEFAULT_URL, transport_to
+from redisacc._wire.transport import Transport
 from redisacc.asyncio._waits import LoopWaits
 from redisacc.errors import InvalidArgumentError
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from redisacc._interrupts import interrupt_in
-from redisacc._redis.sockets import TICK, SocketConnection, TlsConnection, pack_commands
+from redisacc._wire.sockets import TICK, SocketConnection, TlsConnection, pack_commands
 from redisacc.asyncio._calls import wait
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

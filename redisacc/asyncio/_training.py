@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, SupportsFloat
 
-from redisacc._data.results import ApplyResult
+from redisacc._arrays.results import ApplyResult
 from redisacc._training import chief, training, upload, worker
 from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
 from redisacc.asyncio._waits import LoopWaits

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._clock import running_time
 from redisacc._interrupts import suppressed
-from redisacc._redis.clients import Endpoint, disconnect, translated
-from redisacc._redis.faults import SilentError
-from redisacc._redis.sockets import Connection
-from redisacc._redis.waits import Waits
+from redisacc._wire.clients import Endpoint, disconnect, translated
+from redisacc._wire.faults import SilentError
+from redisacc._wire.sockets import Connection
+from redisacc._wire.waits import Waits
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection

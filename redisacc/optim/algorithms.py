@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from redisacc._data.validation import flag
+from redisacc._arrays.validation import flag
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.base import Optimizer, Rate, Scalars

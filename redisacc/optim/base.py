@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from redisacc._data.metrics import metric_name
-from redisacc._data.validation import Array, flag, integer
+from redisacc._arrays.metrics import metric_name
+from redisacc._arrays.validation import Array, flag, integer
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.options import encode, factors, number, patterns

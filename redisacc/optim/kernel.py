@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop

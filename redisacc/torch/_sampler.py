@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch.utils.data
 
-from redisacc._data import validation
+from redisacc._arrays import validation
 from redisacc._text import shown
 from redisacc.data import Batches
 from redisacc.errors import InvalidArgumentError

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import torch
 
-from redisacc._data.slices import IndexedSlices
+from redisacc._arrays.slices import IndexedSlices
 from redisacc._training.training import Training
 
 logger = logging.getLogger("redisacc")

@@ -9,7 +9,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 def rounded(values):

@@ -18,7 +18,7 @@ from benchmarks import against, models
 from benchmarks.crew import BenchmarkError, Crew
 from benchmarks.goodput import __main__ as goodput
 from benchmarks.workloads import TINY, Workload, write
-from redisacc._redis import script_loader
+from redisacc._wire import script_loader
 from redisacc.embedded import Server
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from support.exporter import Exporter
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 def _invoke(*words: Any, **options: Any) -> Result:

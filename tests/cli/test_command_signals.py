@@ -19,8 +19,8 @@ from support.selection import thorough
 from support.warm_python import WarmPython
 
 import redisacc
-from redisacc.cli import COMMANDS
-from redisacc.cli.shared import failures
+from redisacc.tools.cli import COMMANDS
+from redisacc.tools.cli.shared import failures
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -144,7 +144,7 @@ def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everythin
 
 DESTRUCTOR = """
 import signal, sys, time
-from redisacc.cli.shared.failures import report_failures
+from redisacc.tools.cli.shared.failures import report_failures
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 

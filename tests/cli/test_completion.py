@@ -11,7 +11,7 @@ from click.shell_completion import BashComplete
 from support.selection import ONE_NODE
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -41,7 +41,7 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
             **os.environ, "REDISACC_URL": real_server.url, "_REDISACC_COMPLETE": "bash_complete",
             "COMP_WORDS": " ".join(("redisacc", *words)), "COMP_CWORD": str(len(words)),
         }  # fmt: skip
-        code = "import redisacc.cli as c; c.main(prog_name='redisacc')"
+        code = "import redisacc.tools.cli as c; c.main(prog_name='redisacc')"
         found = subprocess.run(
             [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment, timeout=60
         )

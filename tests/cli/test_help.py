@@ -6,7 +6,7 @@ import re
 
 import click
 
-from redisacc.cli import COMMANDS, main
+from redisacc.tools.cli import COMMANDS, main
 
 
 def test_every_command_is_a_module_with_help(offline_cli):

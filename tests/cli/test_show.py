@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc.cli.shared.output import json_value
+from redisacc.tools.cli.shared.output import json_value
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 

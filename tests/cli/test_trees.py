@@ -11,7 +11,7 @@ import pytest
 from terminals import on_a_terminal
 
 import redisacc
-from redisacc.cli.shared.output import json_value
+from redisacc.tools.cli.shared.output import json_value
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 

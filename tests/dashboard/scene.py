@@ -15,7 +15,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 class Threads:

@@ -22,9 +22,9 @@ import uvicorn
 from click.testing import CliRunner
 from uvicorn.server import ServerState
 
-from redisacc._dashboard.access import Access
-from redisacc._dashboard.connections import Connection
-from redisacc.cli import main
+from redisacc.tools.cli import main
+from redisacc.tools.dashboard.access import Access
+from redisacc.tools.dashboard.connections import Connection
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -116,7 +116,7 @@ def test_a_port_that_is_taken(real_server):
 
 @pytest.mark.slow
 def test_without_starlette_the_command_says_what_to_install():
-    code = "import sys; sys.modules['starlette'] = None; import redisacc.cli as c; c.main(['serve'])"
+    code = "import sys; sys.modules['starlette'] = None; import redisacc.tools.cli as c; c.main(['serve'])"
     found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
     assert found.stderr == "redisacc: serve needs starlette and uvicorn: pip install 'redisacc[serve]'\n"

@@ -16,14 +16,14 @@ import pytest
 from support.training_options import grouped
 
 import redisacc
-from redisacc._dashboard.feed import Feed
-from redisacc._dashboard.page_data import NAME, Query, id_of, parse_query, sections
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
-from redisacc._monitoring.facts import bytes_text, step_seconds_text
-from redisacc._monitoring.monitor import Monitor, StepHistory, curves
 from redisacc._protocol.parameters.info import read_parameters_info
-from redisacc._redis.connect import connect
+from redisacc._wire.connect import connect
+from redisacc.tools.dashboard.feed import Feed
+from redisacc.tools.dashboard.page_data import NAME, Query, id_of, parse_query, sections
+from redisacc.tools.monitoring.facts import bytes_text, step_seconds_text
+from redisacc.tools.monitoring.monitor import Monitor, StepHistory, curves
 
 pytestmark = pytest.mark.servers("valkey")
 

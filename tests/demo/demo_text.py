@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from redisacc.demo.settings import Settings
-from redisacc.demo.text import Corpus, build_corpus
+from redisacc.tools.demo.settings import Settings
+from redisacc.tools.demo.text import Corpus, build_corpus
 
 TOPICS = (
     "ship sea sail wind harbour wave anchor storm",

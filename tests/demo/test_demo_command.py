@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from demo_text import small_text
 from support.leaks import remaining
 
-from redisacc.cli import main
-from redisacc.cli.demo import demo
+from redisacc.tools.cli import main
+from redisacc.tools.cli.demo import demo
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
 
@@ -147,7 +147,18 @@ def test_on_its_own_server(text: Path) -> None:
 
 @pytest.mark.thorough
 def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: Any) -> None:
-    program = ("--", sys.executable, "-m", "redisacc.demo.training", "apart", "--text", text, *SMALL, "--steps", "15")
+    program = (
+        "--",
+        sys.executable,
+        "-m",
+        "redisacc.tools.demo.training",
+        "apart",
+        "--text",
+        text,
+        *SMALL,
+        "--steps",
+        "15",
+    )
     with contextlib.ExitStack() as stack:
 
         def start(*options: str) -> subprocess.Popen[str]:

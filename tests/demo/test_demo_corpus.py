@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from redisacc.demo import DemoError
-from redisacc.demo.settings import Settings
-from redisacc.demo.skipgram import initial_parameters
-from redisacc.demo.text import Corpus, build_corpus, read_text
+from redisacc.tools.demo import DemoError
+from redisacc.tools.demo.settings import Settings
+from redisacc.tools.demo.skipgram import initial_parameters
+from redisacc.tools.demo.text import Corpus, build_corpus, read_text
 
 WORDS = [f"w{i:02}" for i in range(20)]
 

@@ -13,8 +13,8 @@ import pytest
 from demo_text import SMALL, small_corpus
 
 from redisacc import IndexedSlices
-from redisacc.demo.settings import PASSAGE
-from redisacc.demo.skipgram import (
+from redisacc.tools.demo.settings import PASSAGE
+from redisacc.tools.demo.skipgram import (
     Batch,
     Sampler,
     Tree,
@@ -24,7 +24,7 @@ from redisacc.demo.skipgram import (
     sum_rows,
     update,
 )
-from redisacc.demo.text import Corpus
+from redisacc.tools.demo.text import Corpus
 
 WINDOW = 2
 

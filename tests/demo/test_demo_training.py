@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from demo_text import SMALL, small_corpus
 
 import redisacc
-from redisacc.cli import main
-from redisacc.demo import DemoError, training
-from redisacc.demo.settings import Settings
-from redisacc.demo.skipgram import Tree
-from redisacc.demo.training import (
+from redisacc.tools.cli import main
+from redisacc.tools.demo import DemoError, training
+from redisacc.tools.demo.settings import Settings
+from redisacc.tools.demo.skipgram import Tree
+from redisacc.tools.demo.training import (
     average,
     check_result,
     judge,

@@ -13,7 +13,7 @@ from redisacc import __all__ as ours
 from redisacc import embedded, errors, optim
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
 from redisacc._format.record import FIELDS
-from redisacc.cli import COMMANDS
+from redisacc.tools.cli import COMMANDS
 
 ROOT = DOCS.parent
 

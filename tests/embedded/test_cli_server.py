@@ -21,9 +21,10 @@ from support.rows import every_row
 from support.selection import thorough
 
 import redisacc
-from redisacc import cli, embedded
-from redisacc.cli.server import how_to_inspect
+from redisacc import embedded
 from redisacc.embedded.addresses import free_port
+from redisacc.tools import cli
+from redisacc.tools.cli.server import how_to_inspect
 
 pytestmark = pytest.mark.servers(*REAL)
 
@@ -234,6 +235,6 @@ def test_the_version_is_the_same_however_it_is_called(tmp_path):
 
 def test_every_command_can_be_loaded():
     for name, (module, _) in cli.COMMANDS.items():
-        command = getattr(importlib.import_module(f"redisacc.cli.{module}"), name)
+        command = getattr(importlib.import_module(f"redisacc.tools.cli.{module}"), name)
         assert isinstance(command, click.Command)
         assert command.name == name

@@ -13,7 +13,7 @@ from support.selection import clients as chosen_clients
 from support.servers import CLUSTER
 from support.until import until
 
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 @pytest.fixture

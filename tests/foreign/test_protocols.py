@@ -12,7 +12,7 @@ from support.model import assert_same
 from support.rows import every_row
 
 import redisacc
-from redisacc._data import foreign, validation
+from redisacc._arrays import foreign, validation
 
 
 class OnlyDLPack:
@@ -180,7 +180,7 @@ def test_no_library_is_imported():
 
     code = """
 import sys, redisacc, numpy
-from redisacc._data import validation
+from redisacc._arrays import validation
 validation.array([1.0], "grad"), redisacc.IndexedSlices([[1.0]], [0])
 print([name for name in ("torch", "jax", "tensorflow", "scipy") if name in sys.modules])
 """

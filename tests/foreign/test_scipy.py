@@ -8,7 +8,7 @@ import scipy.sparse
 from support.model import assert_same
 
 import redisacc
-from redisacc._data import foreign
+from redisacc._arrays import foreign
 
 WHOLE = np.float32([[0, 1, 0, 0], [0, 0, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]])
 DENSE = (

@@ -9,8 +9,8 @@ import tensorflow as tf
 from support.model import assert_same
 
 import redisacc
-from redisacc._data import foreign, validation
-from redisacc._data.dtypes import TABLE
+from redisacc._arrays import foreign, validation
+from redisacc._arrays.dtypes import TABLE
 
 # Dense tensors.
 

@@ -11,7 +11,7 @@ import torch
 from support.model import assert_same
 
 import redisacc
-from redisacc._data import foreign
+from redisacc._arrays import foreign
 
 
 def host(tensor):

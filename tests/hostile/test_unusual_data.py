@@ -15,7 +15,7 @@ from uses import CHANGING, READING
 from worlds import HEAD, TREE, Rounds, Weighted
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 
@@ -94,7 +94,7 @@ def test_json_holds_the_real_text(real_client, real_server):
 
 TERMINAL = """
 import json, sys
-from redisacc.cli import main
+from redisacc.tools.cli import main
 for words in json.loads(sys.argv[1]):
     try:
         main(words)

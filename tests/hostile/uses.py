@@ -26,7 +26,7 @@ from worlds import Published, Rounds, Trained, Weighted
 import redisacc
 import redisacc.asyncio
 from redisacc import raw_ops
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 class Use(NamedTuple):

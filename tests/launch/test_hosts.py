@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from several_hosts import PORT, all_trained, kill, number_of, says, training
 from support.rows import every_row
 
-from redisacc.cli.run import run as run_command
+from redisacc.tools.cli.run import run as run_command
 
 pytestmark = [
     pytest.mark.slow,

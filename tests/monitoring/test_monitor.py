@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from redisacc._format.keys import Keys
-from redisacc._monitoring.monitor import Monitor
-from redisacc._monitoring.nodes import read_nodes
-from redisacc._redis.connect import connect
+from redisacc._wire.connect import connect
+from redisacc.tools.monitoring.monitor import Monitor
+from redisacc.tools.monitoring.nodes import read_nodes
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.planting import trees
 from support.proxy import scripts
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 # A gradient that is announced, and left to reducers.
 LARGE = 150_000

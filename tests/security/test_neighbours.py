@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.servers import CLUSTER
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", CLUSTER), pytest.mark.every_server]
 

@@ -19,10 +19,10 @@ from support.selection import thorough
 from support.servers import contents
 
 import redisacc
-from redisacc._admin import acl as _access
-from redisacc._monitoring.monitor import Monitor
-from redisacc._redis.connect import connect
-from redisacc.cli import main
+from redisacc._wire.connect import connect
+from redisacc.tools.admin import acl as _access
+from redisacc.tools.cli import main
+from redisacc.tools.monitoring.monitor import Monitor
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.every_server]
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from redis.sentinel import Sentinel
 
 import redisacc
-from redisacc._redis.connect import connect
-from redisacc._redis.pubsub import pubsub_of
-from redisacc.cli import main
+from redisacc._wire.connect import connect
+from redisacc._wire.pubsub import pubsub_of
+from redisacc.tools.cli import main
 
 pytestmark = pytest.mark.servers("redis7", "valkey")
 

@@ -11,7 +11,7 @@ import redis
 from support.daemons import free_port
 
 import redisacc
-from redisacc._admin.acl import rules
+from redisacc.tools.admin.acl import rules
 
 pytestmark = [pytest.mark.servers("redis7"), pytest.mark.thorough]
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.clients import _copy, serving
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 pytestmark = [pytest.mark.servers("valkey")]
 

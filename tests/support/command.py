@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 def run_json(*words: str, url: str) -> Any:

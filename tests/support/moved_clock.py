@@ -32,9 +32,9 @@ import redis
 
 import redisacc
 from redisacc._clock import Clock, clock
-from redisacc._redis import forks, pubsub, waits
-from redisacc._redis.script_loader import load, names
-from redisacc._redis.sockets import ClientConnection, SocketConnection
+from redisacc._wire import forks, pubsub, waits
+from redisacc._wire.script_loader import load, names
+from redisacc._wire.sockets import ClientConnection, SocketConnection
 
 # A process with this variable in its environment follows the clock in that folder.
 FOLLOWED = "REDISACC_TEST_CLOCK"

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from redisacc._redis.script_loader import load, names
+from redisacc._wire.script_loader import load, names
 
 Direction = Literal["request", "reply"]
 # cut: close both sides. reset: the same with a TCP reset. late (requests only): close the client's side, keep what it

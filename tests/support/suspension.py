@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from redisacc.cli import main
+from redisacc.tools.cli import main
 from support.moved_clock import MovedClock
 
 # Longer than any lease, than any expiry of something small, and than anything is tried for; in seconds.

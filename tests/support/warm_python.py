@@ -39,9 +39,9 @@ PRELOADED = (
     "redisacc.raw_ops",
     "redisacc._training.chief",
     "redisacc._training.worker",
-    "redisacc.cli",
-    "redisacc.cli.run",
-    "redisacc.cli.server",
+    "redisacc.tools.cli",
+    "redisacc.tools.cli.run",
+    "redisacc.tools.cli.server",
 )
 
 LENGTH = struct.Struct("=I")

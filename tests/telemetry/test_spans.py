@@ -12,8 +12,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import redisacc
 import redisacc.asyncio
-from redisacc._redis.faults import NotPermittedError, ServerOutOfMemoryError
 from redisacc._telemetry import spans
+from redisacc._wire.faults import NotPermittedError, ServerOutOfMemoryError
 
 WORKERS = "redisacc:{w}:workers"
 

@@ -13,7 +13,7 @@ import safetensors
 from click.testing import CliRunner
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 
 def names(folder):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from support.warm_python import WarmPython
 
 import redisacc
-from redisacc.cli import main
+from redisacc.tools.cli import main
 
 WANTED = {"in the round": ["worker 0"], "expected": ["worker 1"], "late": ["worker 2"], "gone": ["worker 3"]}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import every_row
 
-from redisacc._data.gradient import Gradient, Section
+from redisacc._arrays.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, cut, pack
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import MAX_BLOB_BYTES, MAX_PARTS, blob_lengths

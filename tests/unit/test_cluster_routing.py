@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from redisacc._clock import running_time
-from redisacc._redis import cluster as cluster_module
-from redisacc._redis.cluster import Cluster, UnreachableNodeError
-from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.slot_map import Address, key_slot
+from redisacc._wire import cluster as cluster_module
+from redisacc._wire.cluster import Cluster, UnreachableNodeError
+from redisacc._wire.faults import BrokenError, ReplyError, SilentError
+from redisacc._wire.slot_map import Address, key_slot
 from redisacc.errors import ServerError
 
 A, B, C = (Address("10.0.0.1", port) for port in (7000, 7001, 7002))

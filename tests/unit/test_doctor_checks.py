@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from support.rows import every_row
 
 import redisacc
-from redisacc.cli.checks.server import Server, _persistence, _version, access, clock, latency, lua
+from redisacc.tools.cli.checks.server import Server, _persistence, _version, access, clock, latency, lua
 
 
 @every_row(

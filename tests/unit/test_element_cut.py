@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import every_row
 
-from redisacc._data.encodings import BLOCK, BLOCKS, encode
-from redisacc._data.gradient import Gradient, Section
+from redisacc._arrays.encodings import BLOCK, BLOCKS, encode
+from redisacc._arrays.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, pack, part_size
 from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.model import assert_same
 from support.rows import every_row
 
-from redisacc._data.elements import rows_of_elements
+from redisacc._arrays.elements import rows_of_elements
 from redisacc.errors import InvalidArgumentError
 
 DTYPES = ["bool", "int8", "uint8", "int64", "uint64", "float16", "float32", "complex128", ml_dtypes.bfloat16]

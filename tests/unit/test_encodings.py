@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from support.rows import every_row
 
 import redisacc
-from redisacc._data import dtypes
-from redisacc._data.encodings import (
+from redisacc._arrays import dtypes
+from redisacc._arrays.encodings import (
     BLOCK,
     BLOCKS,
     BlockSection,
@@ -28,7 +28,7 @@ from redisacc._data.encodings import (
     stored_dtype,
     stored_name,
 )
-from redisacc._data.gradient import Gradient, Section
+from redisacc._arrays.gradient import Gradient, Section
 
 LARGEST = np.finfo(np.float32).max
 

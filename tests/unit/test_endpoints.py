@@ -11,7 +11,7 @@ import valkey
 import valkey.asyncio
 import valkey.sentinel
 
-from redisacc._redis.clients import Endpoint, GivenPool, endpoint_of
+from redisacc._wire.clients import Endpoint, GivenPool, endpoint_of
 
 
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey, redis.asyncio.Redis, valkey.asyncio.Valkey])

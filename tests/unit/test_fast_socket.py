@@ -17,8 +17,8 @@ import redis
 from support.strings import Strings
 
 from redisacc._clock import running_time
-from redisacc._redis import sockets as fast_socket
-from redisacc._redis.faults import BrokenError, ReplyError, SilentError
+from redisacc._wire import sockets as fast_socket
+from redisacc._wire.faults import BrokenError, ReplyError, SilentError
 
 
 class Connection(redis.Connection):
@@ -329,7 +329,7 @@ def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
 # A signal handler that raises, mostly while a command with a number is packed.
 PACKS = """
 import signal
-from redisacc._redis.sockets import pack_commands
+from redisacc._wire.sockets import pack_commands
 
 class Interrupt(Exception):
     pass

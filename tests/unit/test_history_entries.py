@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from redisacc._data.metrics import MOST_BYTES
+from redisacc._arrays.metrics import MOST_BYTES
 from redisacc._format.history_entries import history_text, parse_history
-from redisacc._redis import script_loader
+from redisacc._wire import script_loader
 
 RECORD, HISTORY = "redisacc:{train}:parameters", "redisacc:{train}:parameters:history"
 

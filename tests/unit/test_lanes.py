@@ -12,12 +12,12 @@ import redis
 from support.strings import Strings
 
 from redisacc._clock import running_time
-from redisacc._redis import lanes
-from redisacc._redis import node as node_module
-from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.lanes import fetch_over
-from redisacc._redis.node import LANES_PAUSE, LEAST_CONNECTIONS, Node
-from redisacc._redis.sockets import SocketConnection
+from redisacc._wire import lanes
+from redisacc._wire import node as node_module
+from redisacc._wire.faults import BrokenError, ReplyError, SilentError
+from redisacc._wire.lanes import fetch_over
+from redisacc._wire.node import LANES_PAUSE, LEAST_CONNECTIONS, Node
+from redisacc._wire.sockets import SocketConnection
 
 
 class Peers:

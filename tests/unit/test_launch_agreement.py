@@ -8,8 +8,8 @@ import json
 import pytest
 from support.rows import every_row
 
-from redisacc._launch.hosts.agreement import advance, new_agreement
-from redisacc._launch.hosts.documents import (
+from redisacc.tools.launch.hosts.agreement import advance, new_agreement
+from redisacc.tools.launch.hosts.documents import (
     CAME,
     FAILED,
     FINISHED,
@@ -26,7 +26,7 @@ from redisacc._launch.hosts.documents import (
     decode_host,
     encode,
 )
-from redisacc._launch.hosts.events import line_of
+from redisacc.tools.launch.hosts.events import line_of
 
 TERMS = Terms(hosts=3, workers=2, replicas=0, chief=False, nodes=True, program="python train.py")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.rows import every_row
 
-from redisacc._launch.lines import INTERVAL, LIMIT, Lines
+from redisacc.tools.launch.lines import INTERVAL, LIMIT, Lines
 
 
 class Clock:

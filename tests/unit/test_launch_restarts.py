@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redisacc._launch.restarts import STEADY, WINDOW, Restarts
+from redisacc.tools.launch.restarts import STEADY, WINDOW, Restarts
 
 
 def test_pauses_grow_until_it_is_given_up():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redisacc._redis.connect import connect
-from redisacc._redis.pubsub import PubSub
+from redisacc._wire.connect import connect
+from redisacc._wire.pubsub import PubSub
 
 
 class _Waits:

@@ -13,8 +13,8 @@ from support.rows import every_row
 import redisacc
 from redisacc._format.keys import Keys
 from redisacc._protocol.scripts import COUNTED, OF_ACCUMULATORS, Scripts
-from redisacc._redis import script_loader
-from redisacc._redis.connect import connect
+from redisacc._wire import script_loader
+from redisacc._wire.connect import connect
 
 SCRIPTS = script_loader.names()
 INSPECT = sorted(path.stem for path in (script_loader.folder() / "inspect").glob("*.lua"))

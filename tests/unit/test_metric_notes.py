@@ -6,7 +6,7 @@ import math
 
 from support.rows import every_row
 
-from redisacc._data.metrics import mean_metrics, metric_notes
+from redisacc._arrays.metrics import mean_metrics, metric_notes
 
 
 @every_row(

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from support.rows import every_row
 
 from redisacc import optim
-from redisacc._data.dtypes import find_dtype
-from redisacc._data.gradient import Section
-from redisacc._data.sums import DenseSum, SparseSum
+from redisacc._arrays.dtypes import find_dtype
+from redisacc._arrays.gradient import Section
+from redisacc._arrays.sums import DenseSum, SparseSum
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import kernel
 

@@ -15,21 +15,21 @@ from support.searching import searching
 from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
+from redisacc._arrays import dtypes
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec, described_by
+from redisacc._arrays.tree.structure import difference, parse_structure
 from redisacc._clock import running_time
-from redisacc._data import dtypes
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.spec import AccumulatorSpec, described_by
-from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place, stored_text
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
-from redisacc._redis import lanes, sockets
-from redisacc._redis.faults import FAULTS
-from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
-from redisacc._redis.waits import BLOCKING
+from redisacc._wire import lanes, sockets
+from redisacc._wire.faults import FAULTS
+from redisacc._wire.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
+from redisacc._wire.waits import BLOCKING
 
 KEYS = Keys("w")
 

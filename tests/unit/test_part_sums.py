@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from support.moved_clock import MovedClock
 
 import redisacc
-from redisacc._data.encodings import Encoding, encode
-from redisacc._data.gradient import Gradient
-from redisacc._data.leaf_values import tree_gradient
-from redisacc._data.spec import AccumulatorSpec, described_by
-from redisacc._data.sums import RoundSum
+from redisacc._arrays.encodings import Encoding, encode
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.leaf_values import tree_gradient
+from redisacc._arrays.spec import AccumulatorSpec, described_by
+from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, digest_of
 from redisacc._format.keys import Keys
@@ -31,7 +31,7 @@ from redisacc._protocol.sums.cells import SumOptions, SumPart
 from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
-from redisacc._redis.waits import BLOCKING
+from redisacc._wire.waits import BLOCKING
 
 KEYS = Keys("name")
 # Small gradients are in several parts only in partitions. To a taker, parts are parts: these have the keys of one slot.

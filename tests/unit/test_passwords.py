@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.rows import every_row
 
-from redisacc._redis.connect import holds_password
+from redisacc._wire.connect import holds_password
 
 
 @every_row(

@@ -42,7 +42,7 @@ def test_type_checkers_see_the_names_that_are_loaded_on_use():
     "statement",
     [
         "import redisacc",
-        "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)",
+        "import redisacc.tools.cli; redisacc.tools.cli.main(['--help'], standalone_mode=False)",
     ],
 )
 def test_an_import_loads_neither_numpy_nor_a_client_library(statement):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rows import every_row
 
-from redisacc._redis import replies as reply_reader
-from redisacc._redis.faults import BrokenError, ReplyError
-from redisacc._redis.replies import MAX_ELEMENTS, ReplyReader
+from redisacc._wire import replies as reply_reader
+from redisacc._wire.faults import BrokenError, ReplyError
+from redisacc._wire.replies import MAX_ELEMENTS, ReplyReader
 
 # Strings that hold what looks like a head, also after the end of a line.
 HEADS = st.lists(st.sampled_from([b"\r\n", b"\n", b"*99999999", b">12345678901234567890123", b"~1", b"|", b"$5", b"x"]))

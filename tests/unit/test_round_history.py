@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from support.rows import every_row
 
-from redisacc._monitoring.nodes import parse_info
-from redisacc._monitoring.rounds import ROUNDS, Histogram, RoundHistory
 from redisacc._protocol.lifecycle.events import Event
+from redisacc.tools.monitoring.nodes import parse_info
+from redisacc.tools.monitoring.rounds import ROUNDS, Histogram, RoundHistory
 
 
 def heard(*lines):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from redisacc._launch.restarts import Restarts
-from redisacc._launch.server_keeper import ServerKeeper
 from redisacc.errors import ServerError
+from redisacc.tools.launch.restarts import Restarts
+from redisacc.tools.launch.server_keeper import ServerKeeper
 
 
 class Prompt(Restarts):

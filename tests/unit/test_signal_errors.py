@@ -14,11 +14,11 @@ import redis
 from support.rows import every_row
 
 import redisacc
-from redisacc._data import validation
+from redisacc._arrays import validation
 from redisacc._format.stored_text import parsed
 from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.clients import translated
-from redisacc._redis.faults import BrokenError
+from redisacc._wire.clients import translated
+from redisacc._wire.faults import BrokenError
 
 
 class Handler:

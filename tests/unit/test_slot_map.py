@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.rows import every_row
 
-from redisacc._redis.faults import BrokenError, ReplyError
-from redisacc._redis.slot_map import SLOTS, Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc._wire.faults import BrokenError, ReplyError
+from redisacc._wire.slot_map import SLOTS, Address, SlotMap, key_slot, redirection, slot_of, slots_of
 
 ASKED = Address("10.0.0.1", 7000)
 

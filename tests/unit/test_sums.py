@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from support.rows import every_row
 
-from redisacc._data import sums as _totals
-from redisacc._data.dtypes import find_dtype
-from redisacc._data.gradient import Section
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import DenseSum, SparseSum
+from redisacc._arrays import sums as _totals
+from redisacc._arrays.dtypes import find_dtype
+from redisacc._arrays.gradient import Section
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.sums import DenseSum, SparseSum
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 

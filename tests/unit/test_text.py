@@ -9,8 +9,8 @@ import pickle
 from support.rows import every_row
 
 import redisacc
-from redisacc._monitoring.facts import bytes_text
 from redisacc._text import MESSAGE, QUOTED, age_text, printable, seconds_text, shown
+from redisacc.tools.monitoring.facts import bytes_text
 
 
 @every_row(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from redisacc import IndexedSlices, Sparse
-from redisacc._data.dtypes import TABLE
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.leaf_values import tree_gradient
-from redisacc._data.spec import AccumulatorSpec, described_by, described_like
+from redisacc._arrays.dtypes import TABLE
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.leaf_values import tree_gradient
+from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 

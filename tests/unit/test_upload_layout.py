@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from support.rows import every_row
 
-from redisacc._data.encodings import encode
-from redisacc._data.leaf_values import leaf_elements, tree_gradient
-from redisacc._data.spec import AccumulatorSpec, described_by
+from redisacc._arrays.encodings import encode
+from redisacc._arrays.leaf_values import leaf_elements, tree_gradient
+from redisacc._arrays.spec import AccumulatorSpec, described_by
 from redisacc._format import buffered
 from redisacc._format.keys import Keys
 from redisacc._format.upload_layout import UploadLayout

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from redisacc._format.reducer_lease import ReducerInfo
-from redisacc._monitoring.monitor import View
-from redisacc.cli.watch import _lines
+from redisacc.tools.cli.watch import _lines
+from redisacc.tools.monitoring.monitor import View
 
 pytestmark = pytest.mark.servers("fakeredis")
 

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from redisacc._data.encodings import Encoding, check_finite, encode
-from redisacc._data.gradient import Gradient
-from redisacc._data.results import ApplyResult
+from redisacc._arrays.encodings import Encoding, check_finite, encode
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.results import ApplyResult
 from redisacc._format import in_place
 from redisacc._format.crew_entries import number_of_worker
 from redisacc._format.upload_layout import UploadLayout, layout_of

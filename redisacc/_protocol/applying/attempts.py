@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import ANNOUNCED_INLINES, MESSAGE_BYTES, PART_MS, BufferedGradient, part_keys, part_ms
 from redisacc._format.keys import Keys
@@ -32,9 +32,9 @@ from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quiet
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._redis.sockets import Command, Pieces
-from redisacc._redis.transport import Hint, Transport
 from redisacc._telemetry.telemetry import Telemetry
+from redisacc._wire.sockets import Command, Pieces
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

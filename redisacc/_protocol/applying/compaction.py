@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from redisacc._data.gradient import Gradient
-from redisacc._data.validation import shape_text
+from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.validation import shape_text
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
@@ -24,9 +24,9 @@ from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.cells import SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
-from redisacc._redis.scans import scan
 from redisacc._telemetry.operation import Operation
 from redisacc._text import shown
+from redisacc._wire.scans import scan
 from redisacc.errors import AccumulatorFullError, CorruptDataError
 
 logger = logging.getLogger("redisacc")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from redisacc._arrays.gradient import Gradient
 from redisacc._clock import durations, running_time
-from redisacc._data.gradient import Gradient
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._protocol.applying.attempts import PartitionAttempt, SlotAttempt, Way

@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from redisacc._data.results import Tally
+from redisacc._arrays.results import Tally
 from redisacc._protocol.sessions import Request
-from redisacc._redis.waits import Waits
+from redisacc._wire.waits import Waits
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from redisacc._data.results import Tally
+from redisacc._arrays.results import Tally
 from redisacc._protocol.applying.request_outcomes import Outcomes, OutcomesOfThreads
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts
 from redisacc._protocol.sessions import Request, SessionPool
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import (
     DataLossError,
     NotFoundError,

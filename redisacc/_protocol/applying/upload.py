@@ -13,15 +13,15 @@ import os
 import secrets
 from collections.abc import Sequence
 
+from redisacc._arrays.validation import Array
 from redisacc._clock import clock
-from redisacc._data.validation import Array
 from redisacc._format.buffered import PART_MS
 from redisacc._format.upload_layout import UploadLayout
 from redisacc._protocol.applying.attempts import PartitionAttempt, SlotAttempt, Way
 from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._redis import forks
-from redisacc._redis.transport import LIMITS
+from redisacc._wire import forks
+from redisacc._wire.transport import LIMITS
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

@@ -16,10 +16,10 @@ from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts import OF_CREWS, Scripts
 from redisacc._protocol.waiting.wait import until
-from redisacc._redis import forks
-from redisacc._redis.scans import scan_command, scan_whole
-from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import printable, shown
+from redisacc._wire import forks
+from redisacc._wire.scans import scan_command, scan_whole
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")

@@ -8,9 +8,9 @@ from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.scripts import OF_ACCUMULATORS, OF_CREWS, Scripts
-from redisacc._redis.scans import scan
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.scans import scan
+from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError
 
 

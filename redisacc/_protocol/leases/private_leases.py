@@ -20,8 +20,8 @@ from redisacc._protocol.leases.renewals import Renewals, interval_of, renewals_o
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.sweep import listed_attempts
 from redisacc._protocol.rounds.round_reader import all_rounds
-from redisacc._redis.scans import scan
-from redisacc._redis.transport import Transport
+from redisacc._wire.scans import scan
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

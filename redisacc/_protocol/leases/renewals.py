@@ -12,8 +12,8 @@ import weakref
 from typing import Protocol
 
 from redisacc._clock import clock
-from redisacc._redis import forks
-from redisacc._redis.transport import Transport
+from redisacc._wire import forks
+from redisacc._wire.transport import Transport
 
 # How many times a lease is renewed before it would run out.
 RENEWALS = 4

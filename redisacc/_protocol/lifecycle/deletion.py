@@ -11,9 +11,9 @@ from redisacc._protocol.parts.sweep import listed_attempts, remove_parts
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._protocol.scripts import Scripts
-from redisacc._redis.faults import NotPermittedError
-from redisacc._redis.scans import Fields, scan
-from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.scans import Fields, scan
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 
 

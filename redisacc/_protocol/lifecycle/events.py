@@ -14,9 +14,9 @@ from typing import Self
 from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.pubsub import pubsub_of
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
-from redisacc._data.metrics import parse_metrics
+from redisacc._arrays.metrics import parse_metrics
 from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import (
     UnacknowledgedRound,
@@ -25,10 +25,10 @@ from redisacc._format.record import Record, RecordValues
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.stored_text import clock_ms, parsed, time_of
 from redisacc._format.worker_states import WorkersByState, workers_by_state
-from redisacc._redis.scans import SCAN_FIELDS, scan_command, scan_whole
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.scans import SCAN_FIELDS, scan_command, scan_whole
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # Maximum number of attempts that are counted.

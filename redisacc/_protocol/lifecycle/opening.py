@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.tree.structure import difference, parse_structure
 from redisacc._clock import durations
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format.keys import DELETING, NAMES, Keys
 from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
 from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
@@ -17,10 +17,10 @@ from redisacc._format.stored_text import foreign, parsed
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
-from redisacc._redis.faults import NotPermittedError
-from redisacc._redis.script_loader import load
-from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.script_loader import load
+from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")

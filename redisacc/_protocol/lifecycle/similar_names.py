@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 from redisacc._format.keys import NAMES
-from redisacc._redis.scans import scan_members
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.scans import scan_members
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 
 # Minimum number of names that are compared, if there are as many, and maximum number that are suggested.

@@ -6,7 +6,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.rounds.current_round import RecordReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import WaitTimeoutError
 
 # The beginnings of events that leave the step as it is.

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from redisacc._arrays.validation import Array
 from redisacc._clock import clock
-from redisacc._data.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._format.update_order import parse_updated
 from redisacc._protocol.parameters.memory import Memory
 from redisacc._protocol.parts.fetch import wrong_length
-from redisacc._redis.lanes import LANES
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import Transport
+from redisacc._wire.lanes import LANES
+from redisacc._wire.pubsub import pubsub_of
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

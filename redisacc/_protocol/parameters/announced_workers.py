@@ -8,7 +8,7 @@ from __future__ import annotations
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.stored_text import foreign, parse_int64, parsed
 from redisacc._protocol.parameters.version_writer import amend_latest
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 
 
 def announce_workers(transport: Transport, keys: ParameterKeys, workers: int, until: int | None) -> None:

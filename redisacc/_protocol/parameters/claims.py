@@ -5,8 +5,8 @@ from __future__ import annotations
 from redisacc._format.claims import Claim, parse_claims
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.stored_text import clock_ms
-from redisacc._redis.scans import scan_command, scan_whole
-from redisacc._redis.transport import Transport
+from redisacc._wire.scans import scan_command, scan_whole
+from redisacc._wire.transport import Transport
 
 
 def read_claims(transport: Transport, keys: ParameterKeys) -> list[Claim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.parameters.version_writer import amend_latest
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 
 
 def conclude(transport: Transport, keys: ParameterKeys, chief: str) -> None:

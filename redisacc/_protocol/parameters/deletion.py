@@ -7,7 +7,7 @@ import contextlib
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions_text
 from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
-from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 
 

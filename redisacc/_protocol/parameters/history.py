@@ -6,7 +6,7 @@ from typing import Any
 
 from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import ParameterKeys
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # How many entries one command reads.

@@ -7,7 +7,7 @@ A server that loses its data loses the mark as well. So parameters that are gone
 from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 
 
 def deleted_incarnations(transport: Transport, keys: ParameterKeys) -> list[str]:

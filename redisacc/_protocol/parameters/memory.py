@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 
 # How many pieces of memory are kept for later: in a loop, one holds the latest version, and one the version before.
 KEPT = 3

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._data.tree.arrays import flatten_arrays
-from redisacc._data.validation import Array, indices
+from redisacc._arrays.tree.arrays import flatten_arrays
+from redisacc._arrays.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Layout, Leaf, Schema, packed, packed_rows, ranges_text
@@ -35,8 +35,8 @@ from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
-from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
+from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger("redisacc")

@@ -28,9 +28,9 @@ from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import EVICTED, shown
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError
 
 # A version of at most this many bytes is fetched together with the record, if an event has said where it is.

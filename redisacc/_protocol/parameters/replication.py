@@ -13,8 +13,8 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, confirmed, wait_commands
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.transport import Transport
 from redisacc.errors import NotReplicatedError
 
 

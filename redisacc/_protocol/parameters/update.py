@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Leaf, Schema
 from redisacc._format.parameter_record import INDEX_BYTES, Blob, FullBlob, Manifest, ParameterRecord, RowsBlob
 from redisacc._protocol.parameters.memory import Memory, MemoryPool

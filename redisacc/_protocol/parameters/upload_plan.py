@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import INDEX_BYTES, Blob, FullBlob, Manifest, RowsBlob, full_blob
 

@@ -13,7 +13,7 @@ from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import FinishedError, WaitTimeoutError
 
 # A record and the tree that it describes.

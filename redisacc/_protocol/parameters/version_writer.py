@@ -34,9 +34,9 @@ from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quiet
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.rounds.granted_rounds import EndedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob
 from redisacc._protocol.parts.write import by_partition
-from redisacc._redis.lanes import LANES
-from redisacc._redis.transport import Transport
+from redisacc._wire.lanes import LANES
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # The source of the stated lengths of parts of parameters, for messages.

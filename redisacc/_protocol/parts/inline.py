@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import RoundKeys
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # Maximum number of inline gradients that one command fetches, so that no command holds the server for long.

@@ -18,7 +18,7 @@ from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.scripts import Scripts, check_replicated
-from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")

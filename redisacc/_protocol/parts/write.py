@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from redisacc._format.buffered import PART_MS
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.scripts import confirmed, wait_commands
-from redisacc._redis.sockets import Command, Pieces
-from redisacc._redis.transport import Hint, Transport
+from redisacc._wire.sockets import Command, Pieces
+from redisacc._wire.transport import Hint, Transport
 
 
 def write_parts(

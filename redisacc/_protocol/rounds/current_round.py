@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from redisacc._arrays.results import Round
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.sums import RoundSum
 from redisacc._clock import durations, running_time
-from redisacc._data.results import Round
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
@@ -17,8 +17,8 @@ from redisacc._format.stored_text import parsed
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
 from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, WaitTimeoutError
 
 Value = TypeVar("Value")

@@ -18,9 +18,9 @@ from redisacc._format.entries import parse_recoveries, parse_taken
 from redisacc._format.keys import Keys
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.scripts import Reply, Scripts
-from redisacc._redis.scans import scan
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.scans import scan
+from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")

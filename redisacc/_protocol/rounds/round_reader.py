@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from redisacc._data.sums import ROUNDING, RoundSum
+from redisacc._arrays.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.buffered import BufferedGradient, PartMissingError
@@ -19,11 +19,11 @@ from redisacc._protocol.parts.inline import INLINE_FIELDS, InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.sums.round_so_far import RoundSoFar
-from redisacc._redis.scans import Fields, scan, scan_command, scan_whole, scanned
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import EVICTED
+from redisacc._wire.scans import Fields, scan, scan_command, scan_whole, scanned
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, DataLossError
 
 

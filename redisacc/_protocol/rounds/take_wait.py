@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+from redisacc._arrays import validation
 from redisacc._clock import durations
-from redisacc._data import validation
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.entries import ANY_NUMBER
 from redisacc._format.quorum import Quorum, milliseconds
@@ -27,10 +27,10 @@ from redisacc._protocol.sessions import Request, Session
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, heard_in, note
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait, WaitOptions
-from redisacc._redis.faults import NotPermittedError
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import TIMEOUT, limited
 from redisacc._text import shown
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.pubsub import pubsub_of
+from redisacc._wire.transport import TIMEOUT, limited
 from redisacc.errors import InvalidArgumentError, RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")

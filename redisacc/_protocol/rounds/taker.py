@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack
 
-from redisacc._data.metrics import metrics_text
-from redisacc._data.results import Round
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import RoundSum
+from redisacc._arrays.metrics import metrics_text
+from redisacc._arrays.results import Round
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
@@ -25,9 +25,9 @@ from redisacc._protocol.sessions import Request, Session, SessionPool
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import WaitOptions
-from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
+from redisacc._wire.transport import Transport
 from redisacc.errors import (
     ConflictError,
     CorruptDataError,

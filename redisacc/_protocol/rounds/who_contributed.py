@@ -11,9 +11,9 @@ from redisacc._format.entries import WorkerInfo, parse_known_workers, parse_work
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import clock_ms, time_of
 from redisacc._format.worker_states import IN_THE_ROUND, WorkersByState, workers_by_state
-from redisacc._redis.scans import scan_command, scan_some, scan_whole
-from redisacc._redis.transport import Transport
 from redisacc._text import age_text
+from redisacc._wire.scans import scan_command, scan_some, scan_whole
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # About how many workers of the round, and how many sessions, are read at most. A job with more workers gets a message

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.gradient import Gradient, Section
-from redisacc._data.sums import RoundSum, is_above
-from redisacc._data.validation import Array
-from redisacc._data.weights import LEAST_WEIGHT
+from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.sums import RoundSum, is_above
+from redisacc._arrays.validation import Array
+from redisacc._arrays.weights import LEAST_WEIGHT
 from redisacc._format.buffered import WEIGHT, BufferedGradient, section_view
 from redisacc._format.part_cut import BufferedSection
 from redisacc.errors import CorruptDataError

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redisacc._data.sums import DenseSum, RoundSum
-from redisacc._data.validation import Array
+from redisacc._arrays.sums import DenseSum, RoundSum
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import Cut, Piece
 from redisacc._protocol.sums.buffered_sections import add_sparse_sections
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients, SparseBytes, Upload
-from redisacc._redis.lanes import LANES
+from redisacc._wire.lanes import LANES
 
 
 class SumPart(NamedTuple):

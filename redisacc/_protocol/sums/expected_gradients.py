@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from redisacc._arrays.sums import RoundSum
+from redisacc._arrays.validation import Array
 from redisacc._clock import clock
-from redisacc._data.sums import RoundSum
-from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, digest_of
 from redisacc._format.part_cut import Cut
 

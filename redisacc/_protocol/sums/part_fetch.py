@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._protocol.parts.fetch import wrong_length
 from redisacc._protocol.sums.cells import Cells, Part, SumOptions

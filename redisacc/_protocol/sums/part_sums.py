@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from redisacc._arrays.sums import RoundSum
 from redisacc._clock import clock, durations
-from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.part_cut import Cut, have_same_elements
 from redisacc._format.staging import PartsArrived
@@ -30,8 +30,8 @@ from redisacc._protocol.sums.expected_gradients import ExpectedGradients, Upload
 from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.wait import until
-from redisacc._redis.faults import NotPermittedError
-from redisacc._redis.transport import Transport
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # Gradients are left to a reducer if their dense parts have more than this many times the bytes of their sum.

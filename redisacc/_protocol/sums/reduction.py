@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import clock, durations
-from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
@@ -26,10 +26,10 @@ from redisacc._format.staging import PartsArrived, SumStored, sum_stored
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
-from redisacc._redis.faults import ServerOutOfMemoryError
-from redisacc._redis.sockets import Command, Pieces
-from redisacc._redis.transport import Hint, Transport
 from redisacc._text import printable
+from redisacc._wire.faults import ServerOutOfMemoryError
+from redisacc._wire.sockets import Command, Pieces
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")

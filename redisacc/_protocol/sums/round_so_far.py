@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import RoundSum
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
@@ -23,8 +23,8 @@ from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.cells import Store, SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
-from redisacc._redis.scans import Fields, scan_command, scan_whole
-from redisacc._redis.transport import Transport
+from redisacc._wire.scans import Fields, scan_command, scan_whole
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 

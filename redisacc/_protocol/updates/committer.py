@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import DenseSum, RoundSum, SparseSum
-from redisacc._data.validation import Array
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
@@ -47,9 +47,9 @@ from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import Hint, Transport
 from redisacc._text import EVICTED, shown
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import DataLossError
 from redisacc.optim import Optimizer
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from redisacc._arrays.validation import Array
 from redisacc._clock import clock, durations
-from redisacc._data.validation import Array
 from redisacc._format.update_order import wanted
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._protocol.waiting.wait import until
-from redisacc._redis.transport import Hint, Transport
 from redisacc._text import shown
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import DataLossError
 
 # How often reducers are asked, in seconds.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import INLINE_BYTES, part_size
 from redisacc._format.element_cut import Run
 from redisacc._format.keys import ParameterKeys

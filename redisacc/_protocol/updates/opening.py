@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, packed
 from redisacc._format.parameter_record import FORMAT, Blob, announcement
@@ -27,8 +27,8 @@ from redisacc._protocol.scripts import Reply
 from redisacc._protocol.updates.model import EXACT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
 from redisacc._protocol.updates.tables import TablesVersion, blobs_of, manifest_of, whole_tables
-from redisacc._redis.transport import Transport
 from redisacc._text import shown
+from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError
 from redisacc.optim import Optimizer
 

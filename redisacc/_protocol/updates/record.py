@@ -13,8 +13,8 @@ from redisacc._format.table_blobs import check_kept, tables_of
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
-from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars

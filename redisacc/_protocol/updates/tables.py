@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redisacc._data.sums import put_rows
-from redisacc._data.validation import Array
+from redisacc._arrays.sums import put_rows
+from redisacc._arrays.validation import Array
 from redisacc._format.leaves import packed
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest
 from redisacc._format.table_blobs import array_bytes, kept_blobs, tables_of
@@ -26,7 +26,7 @@ from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves
 from redisacc._protocol.updates.model import FLAT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 from redisacc.optim.kernel import sum_of_squares, updated_rows
 
 

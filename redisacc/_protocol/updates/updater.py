@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.update_order import Order, parse_order, parse_wanted, updated
@@ -22,8 +22,8 @@ from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.updates.model import PartValues
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._redis.sockets import Command
-from redisacc._redis.transport import Hint, Transport
+from redisacc._wire.sockets import Command
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 
 logger = logging.getLogger("redisacc")

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from redisacc._data.validation import Array
+from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts, differing
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
-from redisacc._redis.transport import Transport
+from redisacc._wire.transport import Transport
 
 
 class VersionValues:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from redisacc._redis import forks
-from redisacc._redis.waits import Alarm
 from redisacc._text import shown
+from redisacc._wire import forks
+from redisacc._wire.waits import Alarm
 from redisacc.errors import CancelledError
 
 

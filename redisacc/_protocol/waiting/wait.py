@@ -12,9 +12,9 @@ from typing import ClassVar, Generic, Required, TypedDict, TypeVar
 from redisacc._clock import clock, durations, running_time
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait_log import WaitLog
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import LIMITS, Transport
-from redisacc._redis.waits import Alarm, Waits
+from redisacc._wire.pubsub import pubsub_of
+from redisacc._wire.transport import LIMITS, Transport
+from redisacc._wire.waits import Alarm, Waits
 from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")

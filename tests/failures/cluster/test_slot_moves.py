@@ -9,8 +9,8 @@ import pytest
 import redis
 from support.resharding import Move, hold_back, hold_back_no_more, migrate_at_once, replication
 
-from redisacc.cli.checks.cluster import examine_moves
-from redisacc.cli.shared.options import transport_of
+from redisacc.tools.cli.checks.cluster import examine_moves
+from redisacc.tools.cli.shared.options import transport_of
 
 
 @pytest.fixture

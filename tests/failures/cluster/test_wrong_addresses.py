@@ -15,8 +15,8 @@ from support.servers import ServerUnderTest
 from support.until import until
 
 import redisacc
-from redisacc.cli import main
 from redisacc.embedded import Cluster
+from redisacc.tools.cli import main
 
 
 def dense(where, name="w", **options):

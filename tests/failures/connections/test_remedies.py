@@ -18,7 +18,7 @@ from support.clients import serving
 from support.forging import forger
 
 import redisacc
-from redisacc._redis.connect import connect
+from redisacc._wire.connect import connect
 
 pytestmark = [pytest.mark.servers("valkey")]
 

@@ -84,7 +84,7 @@ def train(name: str, number: str, total: str) -> None:
 
 def command(*arguments: str) -> None:
     """Runs the command `redisacc`."""
-    from redisacc.cli import main
+    from redisacc.tools.cli import main
 
     sys.argv = ["redisacc", *arguments]
     main(prog_name="redisacc")

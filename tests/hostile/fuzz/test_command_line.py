@@ -25,7 +25,7 @@ from support.rows import every_row
 from support.strategies import mutated
 
 import redisacc
-from redisacc.cli import COMMANDS, main
+from redisacc.tools.cli import COMMANDS, main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 

@@ -1,0 +1,93 @@
+"""Weights of gradients: their bounds, and checks of what callers give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from redisacc._arrays import foreign, validation
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# The bounds of a weight, and of a sum of weights: those of the normal numbers of float32. So each of them is also a
+# number in the type in which gradients are multiplied and divided by it.
+LEAST_WEIGHT = 2.0**-126
+MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
+
+# The factor by which staleness changes the weight of a gradient: 1, 1/sqrt(1 + staleness), or a factor for each.
+StalenessWeight = Literal["constant", "inverse_sqrt"] | Sequence[float]
+
+CONSTANT: Literal["constant"] = "constant"
+INVERSE_SQRT: Literal["inverse_sqrt"] = "inverse_sqrt"
+
+
+def checked_weight(value: object, what: str = "weight") -> float:
+    """Returns a weight as a float.
+
+    Args:
+        value: a real number, or an array of rank 0 that holds one, of any library. Booleans are refused.
+        what: the argument's name in errors.
+
+    Raises:
+        InvalidArgumentError: it is not a number in [LEAST_WEIGHT, MOST_WEIGHT].
+    """
+    if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
+        return value
+    given = foreign.host_array(value, what)
+    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
+        given = given.item()
+    number = validation.real(given)
+    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+        raise InvalidArgumentError(
+            f"{what} must be a number in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
+        )
+    return number
+
+
+def checked_staleness_weight(
+    value: object, most: int, *, can_weigh: bool
+) -> Literal["constant", "inverse_sqrt"] | tuple[float, ...]:
+    """Returns the rule by which staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
+
+    Args:
+        value: what the caller has given.
+        most: the largest staleness.
+        can_weigh: whether gradients of the accumulator may have weights.
+
+    Raises:
+        InvalidArgumentError: it is not such a rule, or does not fit ``most``.
+    """
+    if isinstance(value, str) and value == CONSTANT:
+        return CONSTANT
+    rule: Literal["constant", "inverse_sqrt"] | tuple[float, ...]
+    if isinstance(value, str) and value == INVERSE_SQRT:
+        rule = INVERSE_SQRT
+    elif isinstance(value, np.ndarray) and value.ndim == 1:
+        rule = _factors(value.tolist())
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        rule = _factors(value)
+    else:
+        raise InvalidArgumentError(
+            f"staleness.weight must be 'constant', 'inverse_sqrt' or a sequence of most + 1 numbers, not {shown(value)}"
+        )
+    if not most:
+        raise InvalidArgumentError(
+            f"staleness.weight={shown(value)} needs a staleness.most of at least 1 as well: without that, no gradient "
+            "is late"
+        )
+    if not isinstance(rule, str) and len(rule) != most + 1:
+        raise InvalidArgumentError(
+            f"staleness.weight must have a number for each staleness from 0 to most, {most + 1} together, not "
+            f"{len(rule)}: {shown(value)}"
+        )
+    if not can_weigh:
+        raise InvalidArgumentError(
+            f"staleness.weight must be 'constant' for gradients of integers, not {shown(value)}: their weight is 1"
+        )
+    return rule
+
+
+def _factors(values: Sequence[object]) -> tuple[float, ...]:
+    return tuple([checked_weight(factor, f"staleness.weight[{number}]") for number, factor in enumerate(values)])

@@ -1,0 +1,64 @@
+"""Lists accumulators. Keys and names are scanned in small pieces, so that the server never holds up other clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from redisacc._format.keys import NAMES, PREFIX
+from redisacc._text import is_unicode, shown
+from redisacc._wire import scans
+from redisacc._wire.transport import Transport
+from redisacc.errors import InvalidArgumentError
+
+_RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
+
+
+def _check(pattern: str) -> None:
+    if not is_unicode(pattern):
+        raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(pattern)}")
+
+
+def scan_keys(transport: Transport, match: str) -> Iterator[str]:
+    """Yields all keys that match a pattern, each once. Keys that are not text cannot be ours and are left out."""
+    _check(match)
+    for key in scans.scan_keys(transport, match):
+        try:
+            yield key.decode()
+        except UnicodeDecodeError:
+            continue
+
+
+def escape_glob(text: str) -> str:
+    """Returns a pattern that matches exactly this text."""
+    return re.sub(r"([\\*?\[\]^])", r"\\\1", text)
+
+
+def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
+    """Returns everything in the set of names that matches a pattern, as it is there."""
+    _check(pattern)
+    return scans.scan_members(transport, NAMES, match=pattern)
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def list_names(transport: Transport, pattern: str = "*", *, private: bool = False) -> list[str]:
+    """Returns the names of accumulators, sorted. A listed name that is not UTF-8 belongs to none, and is left out.
+
+    Args:
+        transport: the way to the server.
+        pattern: a glob that the names match.
+        private: whether private accumulators are included, which requires a scan of all keys of the server.
+    """
+    names = {name.decode() for name in listed(transport, pattern) if _is_text(name)}
+    if private:
+        for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}"):
+            if (match := _RECORD.fullmatch(key)) is not None:
+                names.add(match[1])
+    return sorted(names)

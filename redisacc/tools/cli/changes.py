@@ -1,0 +1,338 @@
+"""The commands that change a training: `redisacc set`, `redisacc finish` and `redisacc rm`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import click
+
+from redisacc._arrays import validation
+from redisacc._format.keys import DELETING, Keys, ParameterKeys
+from redisacc._format.quorum import LONGEST_GRACE
+from redisacc._handles.existing import open_existing
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.leases.forgetting import forget_worker
+from redisacc._protocol.lifecycle import deletion
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifecycle.similar_names import did_you_mean
+from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.info import read_parameters_info
+from redisacc._text import age_text, printable, shown
+from redisacc._wire.transport import Transport
+from redisacc.errors import CorruptDataError, NotFoundError
+from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
+from redisacc.tools.cli.shared.options import (
+    Seconds,
+    command,
+    confirm,
+    keys_of,
+    name_argument,
+    names_argument,
+    targets_of,
+    transport_of,
+)
+from redisacc.tools.cli.shared.output import echo_json, echo_wrapped
+from redisacc.tools.monitoring.facts import count_text
+
+__all__ = ["finish", "rm", "set"]
+
+_STEP = "step"
+# The name before the "=" → the type of its value. All but the step are arguments of `set_quorum`.
+_FIELDS: dict[str, click.ParamType[Any]] = {
+    "least": click.IntRange(min=1),
+    "most": click.IntRange(min=1),
+    "grace": Seconds(min=0, max=LONGEST_GRACE),
+    _STEP: click.IntRange(validation.INT64_MIN, validation.INT64_MAX),
+}
+
+
+def _change(
+    context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> dict[str, int | float | None]:
+    """Returns name → value for words such as ``least=3``, or ends the command."""
+    change: dict[str, int | float | None] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name not in _FIELDS or not equals:
+            expected = ", ".join(f"{known}=VALUE" for known in _FIELDS)
+            raise click.BadParameter(f"'{word}' is none of {expected}.", context, parameter)
+        if name in change:
+            raise click.BadParameter(f"{name} is given twice.", context, parameter)
+        is_none = name != _STEP and text in ("", "none")
+        change[name] = None if is_none else _FIELDS[name].convert(text, parameter, context)
+    return change
+
+
+@command(yes=True)
+@name_argument
+@click.argument("change", metavar="[NAME=VALUE]...", nargs=-1, callback=_change)
+@click.option("--forget", metavar="WORKER", help="Forget a worker that will not return.")
+def set(  # noqa: A001 - named as the command
+    *, name: str, change: dict[str, Any], forget: str | None, url: str | None, yes: bool, as_json: bool
+) -> None:
+    """Change how many gradients a step waits for, and how long; set the step; or forget a worker.
+
+    least is how many gradients a step needs, grace for how many seconds it then waits for more, and most how many end
+    the grace. Numbers that you leave out stay as they are; an empty value, or none, removes one. A chief that is
+    waiting follows at once, and so does any other take that does not say itself what it waits for. For example, if a
+    machine will not return, lower least, and the training continues:
+
+    \b
+      redisacc set embeddings least=3
+      redisacc set embeddings least=3 most=4 grace=0.5
+      redisacc set embeddings most=none grace=none
+
+    step sets the global step. Gradients of earlier steps are dropped from then on; gradients that have been accumulated
+    stay, and the next take hands them out as gradients of the new step. So the command asks before it passes over a
+    round that is not empty. It also asks before it lowers the step, because that accepts old gradients again.
+
+    \b
+      redisacc set embeddings step=100
+
+    With --forget, nothing lists the worker as late or gone any more. Its gradients in the round stay, and count. If it
+    is alive after all and sends another gradient, it is known again. A worker of a training, such as 'worker 3', can be
+    forgotten once its lease has run out.
+
+    \b
+      redisacc set embeddings --forget spot-17:4242
+    """
+    if (forget is None) == (not change) or (_STEP in change and len(change) > 1):
+        raise click.UsageError("give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone")
+    # Held until the handle holds it, so that both use the same connections.
+    transport = transport_of(url)
+    if forget is not None:
+        _forget(transport, keys_of(name), forget, as_json=as_json)
+        return
+    accumulator = open_existing(keys_of(name), redis=transport)
+    if _STEP in change:
+        before = _confirm_step(name, accumulator.info(), change[_STEP], yes=yes)
+        accumulator.set_global_step(change[_STEP])
+        if as_json:
+            echo_json({"before": before, "global_step": change[_STEP]})
+        else:
+            click.echo(f"the step is now {change[_STEP]}; it was {before}")
+        return
+    quorum = accumulator.quorum()
+    accumulator.set_quorum(**change)
+    after = accumulator.quorum()
+    if as_json:
+        echo_json({"before": dataclasses.asdict(quorum), "quorum": dataclasses.asdict(after)})
+    else:
+        click.echo(f"{printable(name)}: {str(after) or 'none'} (before: {str(quorum) or 'none'})")
+
+
+def _confirm_step(name: str, info: AccumulatorInfo, step: int, *, yes: bool) -> int:
+    """Asks before the step is lowered, or passes over a round that is not empty. Returns the step until now."""
+    before = info.global_step
+    if step < before:
+        confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?", yes=yes)
+    elif step > before and info.num_accumulated:
+        gradients = count_text(info.num_accumulated, "gradient")
+        echo_wrapped(f"the round of step {before} has {gradients}, which would count for step {step}", err=True)
+        confirm(f"Set the step of {printable(name)} to {step}?", yes=yes)
+    return before
+
+
+def _forget(transport: Transport, keys: Keys, worker: str, *, as_json: bool) -> None:
+    worker = validation.text(worker, "WORKER", max_bytes=200)
+    info = read_info(transport, keys)
+    known = {each.name: each for each in info.known_workers}
+    if not forget_worker(transport, keys, info.incarnation, worker):
+        fail(f"{shown(keys.name)} knows no worker {shown(worker)}{did_you_mean(worker, known)}", NOT_FOUND)
+    if as_json:
+        echo_json({"name": keys.name, "forgotten": worker})
+        return
+    seen = f", last seen {age_text(info.read_at, known[worker].seen_at)} ago" if worker in known else ""
+    echo_wrapped(f"{printable(keys.name)} has forgotten {printable(worker)}{seen}")
+
+
+@command()
+@name_argument
+def finish(*, name: str, url: str | None, as_json: bool) -> None:
+    """End a training: the loops of all its processes end after the same step, within a second.
+
+    Nothing is lost: a round that is complete still counts, and the parameters stay. A chief continues the training if
+    its loop goes on to a later step.
+    """
+    with Parameters(keys_of(name).name, redis=transport_of(url)) as parameters:
+        parameters.finish()
+        step = parameters.step()
+    if as_json:
+        echo_json({"finished": True, "step": step})
+    else:
+        echo_wrapped(f"{printable(name)} is finished at step {step}: the loops of its processes end within a second")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class _Age(click.ParamType[datetime.timedelta]):
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime.timedelta:
+        match = re.fullmatch(r"([0-9]{1,6})([smhd])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no age: give a whole number and s, m, h or d, such as 30d.", param, ctx)
+        return datetime.timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+@command(yes=True)
+@names_argument
+@click.option(
+    "--older-than",
+    type=_Age(),
+    metavar="AGE",
+    help="Delete only what nothing has happened to for that long, such as 12h or 30d: all of it, or what matches NAME, "
+    "which may then be a glob. Names with a leader or a waiting taker are kept.",
+)
+def rm(
+    *, names: tuple[str, ...], older_than: datetime.timedelta | None, url: str | None, yes: bool, as_json: bool
+) -> None:
+    """Delete accumulators and parameters, and everything in them, for every process.
+
+    Both go if they have the same name. Handles on them raise errors from then on. If one of the names does not exist,
+    nothing is deleted.
+
+    \b
+      redisacc rm embeddings
+      redisacc rm 'test-*' --older-than 30d
+    """
+    if not names and older_than is None:
+        raise click.UsageError("give the name of at least one accumulator, or --older-than AGE")
+    transport = transport_of(url)
+    wanted = _targets(transport, names, older_than)
+    found = [(keys, contents) for keys in wanted if (contents := _old_enough(transport, keys, older_than))]
+    if not found and older_than is not None:
+        _report_deleted([], as_json=as_json)
+        return
+    for keys, contents in found:
+        echo_wrapped(f"{printable(keys.name)}: {'; '.join(of.text for of in contents)}", err=True)
+    confirm(f"Delete {_these([of for _, contents in found for of in contents])} for every process?", yes=yes)
+    deleted = []
+    for keys, contents in found:
+        # While the question was on the screen, somebody may have begun to use it again.
+        if older_than is None or _old_enough(transport, keys, older_than):
+            for of in contents:
+                of.delete()
+            deleted.append(keys.name)
+    _report_deleted(deleted, as_json=as_json)
+
+
+def _report_deleted(names: Sequence[str], *, as_json: bool) -> None:
+    if as_json:
+        echo_json({"removed": names})
+    else:
+        echo_wrapped(f"deleted {', '.join(map(printable, names))}" if names else "there is nothing that old")
+
+
+def _targets(transport: Transport, names: Sequence[str], older_than: datetime.timedelta | None) -> list[Keys]:
+    if older_than is None:
+        return list({keys.name: keys for keys in map(keys_of, names)}.values())
+    globs, keys = targets_of(names)
+    matching = {name for glob in globs for name in list_names(transport, glob)}
+    return [Keys(name) for name in sorted(matching | {of.name for of in keys})]
+
+
+@dataclass
+class _Contents:
+    """What has a name. ``age``: how long nothing has happened to it; None: that is unknown, or somebody uses it now."""
+
+    kind: str
+    text: str
+    delete: Callable[[], None]
+    age: datetime.timedelta | None = None
+
+
+def _these(contents: Sequence[_Contents]) -> str:
+    """Returns the words for the objects of a deletion, for the question."""
+    kinds = [of.kind for of in contents]
+    if kinds == ["parameters"]:
+        return "these parameters"
+    if "parameters" in kinds:
+        return "all of this"
+    return "this accumulator" if len(kinds) == 1 else f"these {len(kinds)} accumulators"
+
+
+def _old_enough(transport: Transport, keys: Keys, older_than: datetime.timedelta | None) -> list[_Contents]:
+    """Returns what has this name; nothing unless all of it is that old.
+
+    Raises:
+        NotFoundError: nothing has, and no age is asked for.
+    """
+    try:
+        contents = _look_at(transport, keys)
+    except NotFoundError:
+        if older_than is None:
+            raise
+        return []
+    if older_than is not None and not all(of.age is not None and of.age >= older_than for of in contents):
+        return []
+    return contents
+
+
+def _look_at(transport: Transport, keys: Keys) -> list[_Contents]:
+    parameters = _look_at_parameters(transport, ParameterKeys(keys.name))
+    try:
+        return [_look_at_accumulator(transport, keys), *parameters]
+    except NotFoundError:
+        if not parameters:
+            raise
+        return parameters
+
+
+def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> list[_Contents]:
+    def contents(incarnation: str, text: str, age: datetime.timedelta | None = None) -> list[_Contents]:
+        delete = partial(delete_parameters, transport, keys, incarnation.removeprefix(DELETING))
+        return [_Contents("parameters", text, delete, age)]
+
+    try:
+        info = read_parameters_info(transport, keys)
+        text = "parameters that are being deleted"
+    except CorruptDataError as error:
+        info, text = None, f"unreadable parameters ({printable(str(error))})"
+    if info is not None:
+        leaves = count_text(info.leaves, "leaf", "leaves")
+        return contents(info.incarnation, f"parameters of step {info.step}, {leaves}", info.read_at - info.published_at)
+    incarnation = transport.call("HGET", keys.record, "incarnation")
+    if incarnation is None and not transport.call("EXISTS", keys.record):
+        return []
+    if not incarnation or not incarnation.isascii():
+        raise CorruptDataError(f"{keys.record}: incarnation holds {shown(incarnation)}, which redisacc did not write")
+    if not text.startswith("unreadable") and not incarnation.startswith(DELETING.encode()):
+        text = "parameters whose first version somebody has begun to publish"
+    return contents(incarnation.decode(), text)
+
+
+def _look_at_accumulator(transport: Transport, keys: Keys) -> _Contents:
+    age = None
+    try:
+        info = read_info(transport, keys)
+    except CorruptDataError as error:
+        # Unreadable data are deleted nevertheless, if the record says which accumulator they belong to.
+        found = transport.call("HGET", keys.record, "incarnation")
+        if not found or not found.isascii():
+            raise
+        incarnation, text = found.decode(), f"unreadable ({printable(str(error))})"
+    else:
+        incarnation, text = info.incarnation, _contents_text(info)
+        if not info.chief and not info.waiting:
+            age = info.read_at - info.last_activity
+    # The incarnation that was shown: the name may have been created again since then.
+    delete = partial(deletion.delete, transport, keys, incarnation.removeprefix(DELETING))
+    return _Contents("accumulator", text, delete, age)
+
+
+def _contents_text(info: AccumulatorInfo) -> str:
+    text = f"step {info.global_step}, {count_text(info.num_accumulated, 'gradient')} in the round"
+    if info.unacknowledged:
+        text += f", {count_text(len(info.unacknowledged), 'round')} taken but not acknowledged"
+    if info.waiting:
+        text += f", {count_text(len(info.waiting), 'waiting taker')}"
+    return text

@@ -1,0 +1,107 @@
+"""The commands `redisacc checkpoint`, which writes what is published into a file, and `redisacc restore`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import click
+
+from redisacc._checkpoints.file import Checkpoint, read_file, write_file
+from redisacc._format.keys import Keys
+from redisacc._handles.base import host_and_process
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.lifecycle.deletion import delete
+from redisacc._text import printable
+from redisacc._training.checkpointer import read_published
+from redisacc._wire.transport import Transport
+from redisacc.errors import ConflictError
+from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
+from redisacc.tools.cli.shared.options import NonEmptyPath, command, keys_of, name_argument, transport_of
+from redisacc.tools.cli.shared.output import echo_json, echo_wrapped
+from redisacc.tools.monitoring.facts import bytes_text
+
+__all__ = ["checkpoint", "restore"]
+
+
+@command()
+@name_argument
+@click.argument("file", type=NonEmptyPath())
+def checkpoint(*, name: str, file: Path, url: str | None, as_json: bool) -> None:
+    """Write the published parameters, the chief's state and the step into FILE.
+
+    The training may run meanwhile. FILE has the format of safetensors; it is replaced if it exists, and after a crash
+    it is either the old one or the new one. `redisacc restore` publishes it again.
+
+    \b
+      redisacc checkpoint mnist mnist-final.safetensors
+    """
+    transport, keys = transport_of(url), keys_of(name)
+    found = read_published(transport, keys.name)
+    if found is None:
+        fail(f"nothing has been published under the name {printable(keys.name)}", NOT_FOUND)
+    nbytes, sha256 = write_file(file, found)
+    if as_json:
+        echo_json({"file": str(file), "step": found.step, "bytes": nbytes, "sha256": sha256})
+    else:
+        echo_wrapped(
+            f"wrote step {found.step} of {printable(keys.name)} to {printable(str(file))}: {bytes_text(nbytes)}"
+        )
+
+
+@command()
+@name_argument
+@click.argument("file", type=NonEmptyPath())
+@click.option("--force", is_flag=True, help="Go back behind what is published: delete the training first.")
+def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: bool) -> None:
+    """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
+
+    FILE is a checkpoint of `redisacc checkpoint` or of a chief, of any training. The command refuses while a chief
+    holds its lease. If a later step is published, or the same one with other values, it refuses as well, except with
+    --force: it then deletes the training, so that workers that still run end with an error.
+
+    \b
+      redisacc restore mnist checkpoints/step-00012000.safetensors
+    """
+    found = read_file(file)
+    transport, keys = transport_of(url), keys_of(name)
+    who = f"redisacc restore {host_and_process(os.getpid())}"
+    crew = Crew(transport, keys.name, holder=secrets.token_hex(8), who=who)
+    # Held until the checkpoint is published, so that no chief begins meanwhile.
+    taken = crew.take("chief")
+    if taken is not None:
+        fail(f"{taken.who} is the chief of {printable(keys.name)}: stop it first")
+    try:
+        before = _publish(transport, keys, found, who, url, force=force)
+    finally:
+        crew.release("chief", timeout=2.0)
+    if as_json:
+        echo_json({"before": before, "step": found.step})
+    else:
+        echo_wrapped(f"published step {found.step} of {printable(str(file))} as {printable(keys.name)}")
+
+
+def _publish(
+    transport: Transport, keys: Keys, found: Checkpoint, who: str, url: str | None, *, force: bool
+) -> int | None:
+    """Publishes a checkpoint. Returns the step that was published before."""
+    with Parameters(keys.name, redis=url, publisher=who) as parameters:
+        before = parameters.step()
+        try:
+            if before is None or before <= found.step:
+                parameters.publish(found.parameters, found.step, state=found.state)
+                return before
+            reason = f"step {before} is published, which is later than step {found.step}"
+        except ConflictError as error:
+            reason = str(error)
+        if not force:
+            fail(f"{reason}. To go back, give --force, which deletes the training first")
+        incarnation = transport.call("HGET", keys.record, "incarnation")
+        if incarnation is not None:
+            delete(transport, keys, incarnation.decode("ascii", "replace"))
+        parameters.delete()
+    with Parameters(keys.name, redis=url, publisher=who) as parameters:
+        parameters.publish(found.parameters, found.step, state=found.state)
+    return before

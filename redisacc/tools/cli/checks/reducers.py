@@ -1,0 +1,147 @@
+"""What `redisacc doctor` finds out about reducers."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._clock import durations
+from redisacc._format.buffered import ANNOUNCED_BYTES
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._format.reducer_lease import ReducerInfo
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.sums.part_sums import WORTHWHILE
+from redisacc._text import QUOTED, printable
+from redisacc._wire.transport import Transport
+from redisacc.errors import CorruptDataError, NotFoundError, ServerError
+from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.rows import read_spec
+from redisacc.tools.cli.checks import Finding, ok
+from redisacc.tools.monitoring.facts import bytes_text, count_text
+
+# Maximum number of accumulators that a finding names.
+_NAMED = 3
+
+
+def examine_reducers(transport: Transport) -> Finding:
+    """Returns whether reducers work where they pay off, and keep up. Private accumulators do not count.
+
+    The status is always "ok", because a reducer only saves time.
+
+    Args:
+        transport: the way to the server, or the cluster.
+    """
+    try:
+        cases = list(_cases(transport))
+    except ServerError:
+        return ok("unknown, because this user may not list and read all accumulators")
+    reducers = [case.reducer for case in cases if case.reducer is not None]
+    if (problem := _problem(cases)) is not None:
+        return problem
+    without = [case for case in cases if case.reducer is None]
+    if active := [case for case in without if not case.is_idle]:
+        return ok(
+            f"none works on {_named(active)}",
+            "if takers run on other machines than the server, run `redisacc reduce` on the server's machine, or start "
+            "both with `redisacc server --reduce`: takers then fetch one sum instead of every gradient",
+        )
+    if reducers:
+        in_time = sum(reducer.stored for reducer in reducers)
+        rounds = count_text(in_time + sum(reducer.late for reducer in reducers), "round")
+        on = _named([case for case in cases if case.reducer is not None])
+        return ok(f"work on {on}, and were in time for {in_time} of {rounds}")
+    if without:
+        return ok(
+            f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds",
+            "run doctor again during the training",
+        )
+    return ok("not needed, because no take has waited for several large dense gradients")
+
+
+def _problem(cases: Sequence[_Case]) -> Finding | None:
+    """Returns the problem of the existing reducers; None if there is none."""
+    if lacking := [case for case in cases if case.reducer is not None and case.reducer.missing]:
+        return ok(
+            f"none works on some partitions of {_named(lacking)}, so takers use none of the others",
+            "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster",
+        )
+    if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
+        return ok(
+            f"too late for most rounds of {_named(late)}",
+            "give the reducer a processor core of its own, and let it connect over a Unix socket",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """An accumulator on which a reducer works, or would work if there were one.
+
+    Attributes:
+        name: its name.
+        nbytes: the number of bytes of the dense arrays of a gradient; 0 if that is unknown.
+        reducer: the reducer that works on it; None: none does.
+        is_idle: whether nothing has happened for so long that a reducer would have left it.
+    """
+
+    name: str
+    nbytes: int
+    reducer: ReducerInfo | None
+    is_idle: bool
+
+    @property
+    def text(self) -> str:
+        """Its name and the size of its gradients."""
+        size = f" (gradients of {bytes_text(self.nbytes)})" if self.nbytes else ""
+        return printable(self.name, QUOTED) + size
+
+
+def _named(cases: Sequence[_Case]) -> str:
+    more = f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""
+    return ", ".join(case.text for case in cases[:_NAMED]) + more
+
+
+def _cases(transport: Transport) -> Iterator[_Case]:
+    for name in list_names(transport):
+        keys = Keys(name)
+        try:
+            info = read_info(transport, keys)
+            if info.kind == "sparse":
+                continue
+            spec = read_spec(transport, keys)
+        except (NotFoundError, CorruptDataError):
+            # `redisacc ls` reports what is wrong with it.
+            continue
+        nbytes, sum_bytes = _sizes(info, spec)
+        wanted = Record.parse_wanted(transport.call(*Record.wanted_command(keys)))
+        # A reducer works under the same conditions.
+        pays_off = nbytes >= ANNOUNCED_BYTES and wanted * nbytes > WORTHWHILE * sum_bytes
+        if info.reducer is not None or pays_off:
+            is_idle = info.read_at - info.last_activity > datetime.timedelta(seconds=durations.idle)
+            yield _Case(name, nbytes, info.reducer, is_idle)
+
+
+def _sizes(info: AccumulatorInfo, spec: AccumulatorSpec) -> tuple[int, int]:
+    """Returns the bytes of the dense arrays of a gradient, and of their sum; zeros if their shape is unknown.
+
+    Gradients that are buffered show whether they are encoded. While there are none, they are taken to be whole.
+    """
+    shape = info.round_shape
+    if shape is None:
+        declared = info.shape if info.kind == "dense" else ()
+        if declared is None or None in declared:
+            return 0, 0
+        shape = tuple(dim for dim in declared if dim is not None)
+    sections = [
+        (section.dtype, math.prod(section_shape))
+        for section, section_shape in zip(spec.sections, spec.section_shapes(shape), strict=True)
+        if not section.is_sparse
+    ]
+    nbytes = sum(size * dtype.storage.itemsize for dtype, size in sections)
+    if info.buffered:
+        nbytes = min(nbytes, info.buffered_bytes // info.buffered)
+    return nbytes, sum(size * dtype.sum.itemsize for dtype, size in sections)

@@ -1,0 +1,302 @@
+"""What `redisacc doctor` checks of a server: its settings, its clock, its scripts, and a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+
+from redisacc._clock import durations
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.options import Limits
+from redisacc._text import QUOTED, printable
+from redisacc._wire.connect import DEFAULT_URL
+from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.transport import Transport
+from redisacc.errors import RedisAccError, ServerError
+from redisacc.tools.cli.checks import Finding, bad, ok, warn
+from redisacc.tools.monitoring.facts import bytes_text, count_text
+from redisacc.tools.monitoring.nodes import parse_info, version_of
+
+_OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
+_PINGS = 100
+# A round trip that takes longer than this dominates the cost of a small gradient, in seconds.
+_SLOW = 0.005
+# Difference between two clocks that is reported, in seconds.
+_CLOCK = 2.0
+
+# How many addresses a finding lists, after the first.
+_LISTED = 3
+
+# The advice if this user may not run the commands of a check. Most users need not be able to.
+_AS_OPERATOR = "run doctor once as a user who may, such as an operator of all names (`redisacc acl operator '*'`)"
+
+_LIBRARIES = ("struct", "cmsgpack", "bit")
+
+_ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" for name in _LIBRARIES) + "}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """The replies of a server, or of a master of a cluster, about itself.
+
+    Attributes:
+        address: where it is.
+        info: INFO as a flat dict; empty if this user may not run INFO.
+        snapshots: whether it saves snapshots by itself; None if this user may not ask.
+    """
+
+    address: str
+    info: dict[str, str]
+    snapshots: bool | None
+
+
+def servers_of(transport: Transport) -> tuple[list[Server], dict[str, str]]:
+    """Returns the server, or the masters of a cluster that answer; and address → why another one does not."""
+    infos, silent = _ask_all(transport, "INFO")
+    saves, _ = _ask_all(transport, "CONFIG", "GET", "save")
+    addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
+    found = [Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
+    return found, silent
+
+
+def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns address → the reply of each master that answers, and address → why another one does not.
+
+    There are no replies if this user may not run the command.
+    """
+    try:
+        replies, silent = transport.on_reachable_masters([command])
+    except ServerError:
+        return {}, {}
+    return {address: reply for address, [reply] in replies.items()}, silent
+
+
+def of_each(check: Callable[[Server], Finding], servers: list[Server]) -> Iterator[Finding]:
+    """Yields the problems that a check finds, or its finding on the first server if there are none.
+
+    Problems of several servers with the same remedy are one finding.
+    """
+    alike: dict[tuple[str, str], list[tuple[Server, Finding]]] = {}
+    for server in servers:
+        finding = check(server)
+        alike.setdefault((finding.status, finding.advice), []).append((server, finding))
+    wrong = [found for (status, _), found in alike.items() if status != "ok"]
+    if len(servers) == 1 or not wrong:
+        yield next(iter(alike.values()))[0][1]
+        return
+    for (server, finding), *others in wrong:
+        more = ", ".join(other.address for other, _ in others[:_LISTED]) + (", …" if len(others) > _LISTED else "")
+        yield dataclasses.replace(
+            finding, found=f"{server.address}: {finding.found}" + (f"; the same on {more}" if others else "")
+        )
+
+
+_UNKNOWN = warn("unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
+
+
+def _version(server: Server) -> Finding:
+    info = server.info
+    if not info:
+        return _UNKNOWN
+    name, text = version_of(info)
+    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    found = f"{name} {text}"
+    if info.get("cluster_enabled") == "1":
+        found += ", a cluster"
+    if len(numbers) < 2 or numbers < _OLDEST[name]:
+        oldest = ".".join(map(str, _OLDEST[name]))
+        return bad(found, f"use {name} {oldest} or later")
+    return ok(found)
+
+
+def _role(server: Server) -> Finding:
+    info = server.info
+    if not info:
+        return _UNKNOWN
+    if info.get("role") != "master":
+        master = f"{info.get('master_host')}:{info.get('master_port')}"
+        return bad(f"a replica of {master}", "connect to the primary, or through Sentinel")
+    return ok(f"primary with {count_text(int(info.get('connected_slaves', '0')), 'replica')}")
+
+
+def _eviction(server: Server) -> Finding:
+    info = server.info
+    policy = info.get("maxmemory_policy")
+    if policy is None:
+        return _UNKNOWN
+    limit = int(info.get("maxmemory", "0"))
+    if policy == "noeviction":
+        return ok("noeviction")
+    advice = "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
+    if limit == 0:
+        return warn(f"{policy}, without effect as long as maxmemory is not set", advice)
+    return bad(f"{policy}: at {bytes_text(limit)} the server deletes gradients", advice)
+
+
+def _memory(server: Server) -> Finding:
+    info = server.info
+    if "used_memory" not in info:
+        return _UNKNOWN
+    used, limit = int(info["used_memory"]), int(info.get("maxmemory", "0"))
+    ceiling = limit or int(info.get("total_system_memory", "0"))
+    found = f"{bytes_text(used)} used" + (f" of {bytes_text(ceiling)}" if ceiling else "")
+    found += "" if limit else ", no maxmemory"
+    if ceiling and used > 0.8 * ceiling:
+        return bad(found, "take rounds or delete accumulators, or give the server more memory")
+    if not limit:
+        return warn(
+            found,
+            "run CONFIG SET maxmemory, so that a full server refuses data instead of being killed by the system",
+        )
+    return ok(found)
+
+
+def _persistence(server: Server) -> Finding:
+    info = server.info
+    if "aof_enabled" not in info:
+        return _UNKNOWN
+    for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
+        if info.get(status, "ok") != "ok":
+            return bad(
+                f"the last {what} failed",
+                "read the server's log; the disk may be full",
+            )
+    if info["aof_enabled"] == "1":
+        return ok("append-only file")
+    survive = "run CONFIG SET appendonly yes if accumulators must survive a {} of the server"
+    snapshots = server.snapshots
+    if snapshots is None:
+        found = "no append-only file; snapshots are unknown, because this user may not run CONFIG GET"
+        return warn(found, survive.format("crash"))
+    if not snapshots:
+        return warn("nothing is kept on disk", survive.format("restart"))
+    changes = count_text(int(info.get("rdb_changes_since_last_save", "0")), "change")
+    return ok(f"snapshots; a crash now would lose {changes}")
+
+
+def _takes_snapshots(reply: Any) -> bool | None:
+    """Returns whether a server saves snapshots by itself, given its reply to CONFIG GET save; None if there is none."""
+    value = None if reply is None else setting_in(reply)
+    return None if value is None else bool(value)
+
+
+def setting_in(reply: Any) -> Any:
+    """Returns the value in a reply to CONFIG GET; None: the server does not know the setting, as some providers' do."""
+    # A list of names and values, or with protocol 3 a dict.
+    return next(iter(reply.values() if isinstance(reply, dict) else reply[1:]), None)
+
+
+# What is checked of each server, or of each master of a cluster.
+OF_EACH = {"version": _version, "role": _role, "eviction": _eviction, "memory": _memory, "persistence": _persistence}
+
+
+def access(transport: Transport, url: str | None) -> Finding:
+    """Returns who this user is, and whether strangers could be."""
+    # Of the nodes in a cluster's URL, the first one counts: all have the same settings.
+    given = url or DEFAULT_URL
+    parts = urlsplit(given.partition(",")[0] if "+cluster://" in given else given)
+    # Most users may not ask who they are.
+    user = printable(unquote(parts.username or "default"), QUOTED)
+    with suppress(ServerError):
+        user = printable(transport.call("ACL", "WHOAMI"), QUOTED)
+    local = parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.password is None and not local:
+        return warn(
+            f"user {user}, without a password",
+            "set a password or an ACL, because anybody who reaches the server can read and change everything",
+        )
+    if parts.scheme in ("redis", "redis+cluster") and not local:
+        secure = parts.scheme.replace("redis", "rediss")
+        return warn(f"user {user}, without TLS", f"use {secure}:// unless the network is trusted")
+    return ok(f"user {user}" + ("" if local else ", with a password and TLS"))
+
+
+def lua(transport: Transport) -> Finding:
+    """Returns which libraries scripts have."""
+    try:
+        reply = transport.call("EVAL", _ABILITIES, 0)
+    except NotPermittedError:
+        return warn("not looked at, because this user may not run EVAL", _AS_OPERATOR)
+    except ServerError as error:
+        return bad(str(error), "use a server that runs Lua scripts, because every operation is one")
+    present = [printable(name, QUOTED) for name in reply if name]
+    lacking = [name for name in _LIBRARIES if name not in present]
+    if "struct" in lacking:
+        return warn(
+            f"no {', '.join(lacking)}",
+            "use a server with these libraries; without struct, every gradient is buffered and added by the taker, and "
+            "lua/inspect/index.lua does not work",
+        )
+    return ok(", ".join(present))
+
+
+def clock(transport: Transport) -> Finding:
+    """Returns how far the server's clock is from this machine's."""
+    before = time.time()
+    seconds, micros = transport.call("TIME")
+    after = time.time()
+    offset = int(seconds) + int(micros) / 1e6 - (before + after) / 2
+    found = f"{offset:+.3f} s compared with this machine"
+    if abs(offset) > _CLOCK + (after - before):
+        # Leases are measured by the server's clock alone, so nothing breaks.
+        return warn(found, "run a time service; otherwise, times of events and in logs disagree")
+    return ok(found)
+
+
+def latency(transport: Transport) -> Finding:
+    """Returns how long round trips take."""
+    times = []
+    for _ in range(_PINGS):
+        start = time.perf_counter()
+        # Not PING, which the access rules of most roles do not allow.
+        transport.call("TIME")
+        times.append(time.perf_counter() - start)
+    median, worst = statistics.median(times), max(times)
+    found = f"median {median * 1e3:.2f} ms, maximum {worst * 1e3:.2f} ms of {_PINGS} round trips"
+    if median > _SLOW:
+        return warn(found, "move the server closer, because a small gradient costs a round trip")
+    return ok(found)
+
+
+def trial(transport: Transport) -> Finding:
+    """Applies and takes a buffered gradient in a private accumulator."""
+    step = "creating an accumulator"
+    try:
+        with ConditionalAccumulator(
+            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", limits=Limits(in_place=0)
+        ) as accumulator:
+            step = "listening to events"
+            with accumulator.events(timeout=durations.trial) as events:
+                step = "applying a gradient"
+                accumulator.apply_grad([1, 2])
+                step = "listening to events"
+                heard = any(event.kind == "applied" for event in events)
+            step = "reading it"
+            accumulator.info()
+            step = "taking it"
+            taken = accumulator.take_grad(1, timeout=durations.trial)
+            step = "removing the accumulator"
+        if taken.tolist() != [1, 2]:
+            return bad(f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")
+    except NotPermittedError as error:
+        # No role but an operator of all names may do all of this, and each does its own work without the rest.
+        found = f"broken off: {step} is not permitted to this user ({error.__cause__ or error})"
+        if "acl --load" in str(error):
+            return warn(found, "run `redisacc acl --load` as an operator: only the loaded scripts run")
+        return warn(found, _AS_OPERATOR)
+    except RedisAccError as error:
+        return bad(f"{step} failed: {error}", "mend the server first")
+    if not heard:
+        return warn(
+            "no events arrive",
+            "allow the channels redisacc:*; without events, a waiting take polls once a second",
+        )
+    return ok("a gradient was applied, announced, read and taken")

@@ -1,0 +1,128 @@
+"""The command `redisacc doctor`: checks whether a server suits accumulators, and removes garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import click
+import redis as redis_py
+from rich.progress import Progress
+
+from redisacc import __version__
+from redisacc._clock import durations
+from redisacc._text import printable
+from redisacc._wire.transport import Transport, limited
+from redisacc.tools.admin.garbage import WORDS, find_garbage, remove_garbage
+from redisacc.tools.cli.checks import Finding, ok, server
+from redisacc.tools.cli.checks.cluster import examine_cluster, examine_moves, examine_partitions
+from redisacc.tools.cli.checks.reducers import examine_reducers
+from redisacc.tools.cli.shared.failures import FAILED
+from redisacc.tools.cli.shared.options import command, confirm, keys_of, transport_of
+from redisacc.tools.cli.shared.output import console, echo_json, print_table
+from redisacc.tools.monitoring.facts import bytes_text, count_text
+
+__all__ = ["doctor"]
+
+
+@command(yes=True)
+@click.argument("name", required=False)
+@click.option("--fix", is_flag=True, help="Remove garbage: keys that nothing uses. Shows it, and asks first.")
+@click.option("--dry-run", is_flag=True, help="With --fix: show the garbage and remove nothing.")
+def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: bool, as_json: bool) -> None:
+    """Check whether a server suits accumulators, and suggest changes; or remove garbage.
+
+    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
+    trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
+    checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions lie.
+
+    Exit code 1 means that something marked BAD must be changed. Checks that the server's access rules deny to this user
+    are no reason for it.
+
+    With --fix, the command checks nothing, but removes the garbage of all accumulators, or of NAME: it shows what it
+    would remove, and asks. Garbage is an interrupted deletion, a part that no round refers to, an object that no
+    parameters refer to, data of a round that is not listed, a key or a name without a record. With partitions, it is
+    also a part in a partition that no gradient and no parameters refer to, and an attempt to store something there that
+    is over. Normally there is none. Live data is safe: the script that removes a key checks again that nothing uses it,
+    and keys out of reach of scripts are only removed if nothing can refer to them again. A round that was taken but not
+    acknowledged is not garbage; use `redisacc take --recover`. With --json, nothing is removed without --yes.
+
+    \b
+      redisacc doctor
+      redisacc doctor --fix
+    """
+    if not fix and (name is not None or dry_run or yes):
+        raise click.UsageError("NAME, --dry-run and --yes need --fix")
+    transport = transport_of(url)
+    if fix:
+        _fix(transport, name, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    findings = list(_examine(transport, url))
+    if as_json:
+        echo_json([{"what": what, **vars(finding)} for what, finding in findings])
+    else:
+        _print(findings)
+    if any(finding.status == "bad" for _, finding in findings):
+        raise SystemExit(FAILED)
+
+
+def _examine(transport: Transport, url: str | None) -> Iterator[tuple[str, Finding]]:
+    """Runs the checks one after the other and yields the name of each, and what it found."""
+    yield "client", ok(f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
+    servers, silent = server.servers_of(transport)
+    with ExitStack() as stack:
+        if transport.cluster is not None:
+            found = examine_cluster(transport, silent)
+            yield "cluster", found
+            if found.status == "bad":
+                # The checks that follow cannot wait for what is missing.
+                stack.enter_context(limited(durations.opening))
+            else:
+                yield "moves", examine_moves(transport)
+                yield "partitions", examine_partitions(transport)
+        for what, check in server.OF_EACH.items():
+            yield from ((what, finding) for finding in server.of_each(check, servers))
+        yield "access", server.access(transport, url)
+        yield "lua", server.lua(transport)
+        yield "clock", server.clock(transport)
+        yield "latency", server.latency(transport)
+        yield "reducers", examine_reducers(transport)
+        yield "trial", server.trial(transport)
+
+
+_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "red")}
+
+
+def _print(findings: list[tuple[str, Finding]]) -> None:
+    width = max(40, console().width - 20)
+    for what, finding in findings:
+        mark, colour = _MARKS[finding.status]
+        lines = click.wrap_text(printable(finding.found), width).splitlines() or [""]
+        lines += click.wrap_text(printable(finding.advice), width, "-> ", "   ").splitlines() if finding.advice else []
+        for number, line in enumerate(lines):
+            head = f"{click.style(mark, fg=colour)}  {what:<12}" if number == 0 else " " * 18
+            click.echo(f"{head}  {line}")
+
+
+def _fix(transport: Transport, name: str | None, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Shows the garbage, and removes it after a question."""
+    found = find_garbage(transport, None if name is None else keys_of(name).name)
+    removing = bool(found) and not dry_run and (yes or not as_json)
+    if not as_json and not found:
+        click.echo("no garbage")
+    elif not as_json:
+        print_table(
+            ["NAME", "GARBAGE", ">KEYS", ">BYTES"],
+            [[of.name, WORDS[of.why], str(len(of.keys)), bytes_text(of.nbytes)] for of in found],
+        )
+    removed = 0
+    if removing:
+        confirm("Remove all of this garbage?", yes=yes)
+        with Progress(console=console(stderr=True), transient=True, disable=as_json) as progress:
+            for leftover in progress.track(found, description="removing"):
+                removed += remove_garbage(transport, leftover)
+    if as_json:
+        leftovers = [{"name": of.name, "why": of.why, "keys": sorted(of.keys), "bytes": of.nbytes} for of in found]
+        echo_json({"leftovers": leftovers, "removed": removed})
+    elif removing:
+        click.echo(f"removed {removed} of {count_text(sum(of.items for of in found), 'item')}")

@@ -1,0 +1,308 @@
+"""The command `redisacc run`: starts a chief and workers on this machine, and restarts those that die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+from click.core import ParameterSource
+
+from redisacc._handles.environment import MAX_WORKERS, Place
+from redisacc._text import MESSAGE, printable, shown
+from redisacc._wire.connect import DEFAULT_URL
+from redisacc.embedded import Server
+from redisacc.tools.cli.server import own_server
+from redisacc.tools.cli.shared.failures import fail, interrupts_raise
+from redisacc.tools.cli.shared.options import NonEmptyPath, Seconds, command, transport_of
+from redisacc.tools.cli.shared.several_hosts import SeveralHosts, several_hosts_options
+from redisacc.tools.launch.hosts.events import workers_text
+from redisacc.tools.launch.hosts.host import HostOptions, ThisHost
+from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
+from redisacc.tools.launch.run import CannotStartError, Look, Run, places
+from redisacc.tools.launch.server_keeper import ServerKeeper
+
+__all__ = ["run"]
+
+# Each worker needs two pipes, and a process may usually have 1,024 descriptors.
+_MOST_WORKERS = 256
+
+_NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
+
+
+@command(
+    json=False,
+    # Options behind the program belong to the program, also without --.
+    context_settings={"allow_interspersed_args": False},
+    epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "
+    "died too often, or with one of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server "
+    "answers, 126 the program is not executable, 127 there is no such program.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0, _MOST_WORKERS),
+    required=True,
+    metavar="N",
+    help="Number of workers on this machine.",
+)
+@click.option(
+    "--chief",
+    "with_chief",
+    is_flag=True,
+    help="Start a chief too, for a program that uses Chief and Worker. One with a Training needs none.",
+)
+@click.option(
+    "--first-worker",
+    type=click.IntRange(0, MAX_WORKERS - 1),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Number of the first worker on this machine. Numbers must be distinct across machines.",
+)
+@click.option(
+    "--total-workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    metavar="N",
+    help="Number of workers on all machines, if there are others.  [default: --workers, unless the first one is not 0]",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How often a process that dies is started again within --restart-window. After one death more, the run ends.",
+)
+@click.option(
+    "--restart-window",
+    # A year means the whole run.
+    type=Seconds(1, 366 * 86400),
+    default=WINDOW,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for which a death counts against --restarts.",
+)
+@click.option(
+    "--give-up-on",
+    type=click.IntRange(1, 255),
+    multiple=True,
+    default=PERMANENT,
+    show_default=True,
+    metavar="CODE",
+    help="Exit code by which a program says that it would fail again: the run ends at once. May be repeated.",
+)
+@click.option(
+    "--grace",
+    type=Seconds(0, 86400),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for workers to end after the chief has finished, and between SIGTERM and SIGKILL.",
+)
+@click.option("--server", "with_server", is_flag=True, help="Start a server too. It ends with the run.")
+@click.option(
+    "--server-dir",
+    type=NonEmptyPath(),
+    metavar="DIR",
+    help="Keep the data of that server, or of this host's nodes, in this directory, so that the next run continues.  "
+    "[default: a temporary one]",
+)
+@click.option(
+    "--durable/--no-durable",
+    default=None,
+    help="With --server-dir: write every change to disk, or a snapshot a minute.  [default: every change]",
+)
+@click.option(
+    "--server-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="TCP port of that server, on the loopback interface only.  [default: a free one]",
+)
+@several_hosts_options
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENT]...")
+@click.pass_context
+def run(
+    context: click.Context,
+    *,
+    workers: int,
+    with_chief: bool,
+    first_worker: int,
+    total_workers: int | None,
+    restarts: int,
+    restart_window: float,
+    give_up_on: tuple[int, ...],
+    grace: float,
+    with_server: bool,
+    server_dir: Path | None,
+    durable: bool | None,
+    server_port: int | None,
+    url: str | None,
+    several: SeveralHosts,
+    program: tuple[str, ...],
+) -> None:
+    """Run N workers on this machine, all with the same program.
+
+    \b
+      redisacc run --workers 3 -- python train.py --rate 0.1
+
+    Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
+    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when all have
+    finished; with --chief, when the chief has.
+
+    Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
+
+    On several hosts, start the same command on each. They meet at the address of one of them:
+
+    \b
+      redisacc run --hosts 4 --meet host1:6400 --workers 2 \\
+        -- python train.py
+
+    Or let further machines run further workers, against a server that all of them reach:
+
+    \b
+      redisacc run --first-worker 3 --workers 2 -- python train.py
+    """
+    several.check()
+    is_given = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
+    has_server = with_server or server_dir is not None or server_port is not None
+    if has_server and is_given:
+        raise click.UsageError("give --redis or --server, not both")
+    if durable is not None and server_dir is None:
+        raise click.UsageError(
+            f"{'--durable' if durable else '--no-durable'} needs --server-dir: in a temporary directory, nothing "
+            "outlives the run"
+        )
+    is_durable = server_dir is not None and durable is not False
+    if not with_chief and not workers:
+        raise click.UsageError("nothing is left to run: give at least one worker, or --chief")
+    if several.hosts is not None:
+        _check_several(workers, first_worker, total_workers, with_server=with_server, server_port=server_port)
+    if first_worker + workers > (total_workers or MAX_WORKERS):
+        raise click.UsageError(
+            f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
+            f"too large for {total_workers or MAX_WORKERS} workers on all machines"
+        )
+    # A run has all workers, unless it is told otherwise, or only the later ones.
+    if total_workers is None and workers and (has_server or with_chief or not first_worker):
+        total_workers = first_worker + workers
+    _check_program(program[0])
+
+    def new_run(
+        members: Sequence[Place],
+        url: str,
+        look: Callable[[], Look | None],
+        companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> Run:
+        return Run(
+            members,
+            program,
+            # Lines appear when they are written, and not when a block of them is full.
+            {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
+            restarts=restarts,
+            restart_window=restart_window,
+            give_up_on=give_up_on,
+            grace=grace,
+            look=look,
+            companions=companions,
+        )
+
+    def new_restarts() -> Restarts:
+        return Restarts(restarts, restart_window)
+
+    try:
+        if several.hosts is None:
+            members = places(chief=with_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
+            with own_server(server_dir, server_port, durable=is_durable) if has_server else nullcontext() as server:
+                code = _run_alone(server, url, members, new_run, new_restarts(), keeps_data=server_dir is not None)
+        else:
+            options = several.options(
+                workers=workers,
+                chief=with_chief,
+                nodes=not is_given,
+                program=program,
+                directory=server_dir,
+                durable=is_durable,
+                restarts=new_restarts,
+                grace=grace,
+            )
+            code = _run_with_others(options, url if is_given else None, new_run)
+    except CannotStartError as error:
+        fail(str(error), error.exit_code)
+    raise SystemExit(code)
+
+
+def _check_several(
+    workers: int, first_worker: int, total_workers: int | None, *, with_server: bool, server_port: int | None
+) -> None:
+    if not workers:
+        raise click.UsageError("with --hosts, each host has at least one worker")
+    if first_worker or total_workers is not None:
+        raise click.UsageError(
+            "with --hosts, workers get their numbers from the hosts: leave out --first-worker and --total-workers"
+        )
+    if with_server or server_port is not None:
+        raise click.UsageError("with --hosts, each host starts a node: leave out --server, and see --node-port")
+
+
+def _run_alone(
+    server: Server | None,
+    url: str | None,
+    members: Sequence[Place],
+    new_run: Callable[..., Run],
+    restarts: Restarts,
+    *,
+    keeps_data: bool,
+) -> int:
+    """Runs the processes of a training on one machine. Returns the exit code."""
+    if server is None:
+        # Now, rather than as a traceback of every process.
+        transport_of(url)
+    keeper = ServerKeeper(server, restarts, keeps_data=keeps_data)
+    started = new_run(members, url or DEFAULT_URL if server is None else server.url, keeper.look)
+    if server is not None:
+        # The process ids are for those who want to end or kill one of the two.
+        how = f"started {server.version} as process {server.pid}; it is ready at {server.url}"
+        started.say(f"process {os.getpid()} {how}")
+    return started.wait()
+
+
+def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..., Run]) -> int:
+    """Runs this host's processes of a training on several hosts. Returns the exit code."""
+    terms = options.terms
+
+    def say(text: str) -> None:
+        click.echo(f"redisacc | {printable(text, MESSAGE)}", err=True)
+
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), ThisHost(options, say) as host:
+        host.come()
+        total = None if host.is_guest else terms.hosts * terms.workers
+        chief = terms.chief and host.is_first
+        members = places(chief=chief, workers=terms.workers, first_worker=host.first_worker, total_workers=total)
+        reduce = [sys.executable, "-m", "redisacc", "reduce", "--quiet", "--node"]
+        names = [f"reducer {number}" if number > 1 else "reducer" for number in range(1, len(host.addresses) + 1)]
+        reducers = {name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)}
+        started = new_run(members, url or host.url, host.look, reducers)
+        started.say(f"process {os.getpid()} runs {workers_text(host.first_worker, terms.workers)} on this host")
+        code = started.wait()
+        return host.finish(code, stopped=started.is_stopped)
+
+
+def _check_program(program: str) -> None:
+    """Checks, as a shell would, that the program can be executed, before anything is started."""
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    is_script = program.endswith(".py") and path.is_file()
+    hint = f"; to run it with Python: python {program}" if is_script else ""
+    if os.path.dirname(program) and path.exists():
+        what = "a directory" if path.is_dir() else "not executable"
+        fail(f"{shown(program)} is {what}{hint}", _NOT_EXECUTABLE)
+    where = "does not exist" if os.path.dirname(program) else "is not a program on the PATH"
+    fail(f"{shown(program)} {where}{hint}", _NO_SUCH_COMMAND)

@@ -1,0 +1,278 @@
+"""Gradients in files of numpy: one array as .npy, several as .npz.
+
+A dense gradient is the array ``gradient``. A sparse one is ``indices``, ``values`` and ``shape``. Of a tree, a dense
+leaf is the array of its path, and a sparse leaf is three arrays: ``PATH/indices``, ``PATH/values`` and ``PATH/shape``.
+A leaf without a gradient is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import click
+import numpy as np
+from numpy.lib import format as numpy_format
+
+from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.spec import described_by
+from redisacc._arrays.tree.structure import Structure
+from redisacc._arrays.validation import Array
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
+from redisacc._text import shown
+from redisacc.tools.cli.shared.failures import USAGE, fail
+
+_PIECES = ("indices", "values", "shape")
+
+# Types for which numpy's files have no name are saved as the smallest type that holds them exactly.
+_SAVED_AS = {"bfloat16": np.float32}
+
+# The first bytes of a zip archive, which an .npz is; an empty archive begins differently.
+_ZIP = b"PK"
+# How many names of other arrays a message lists.
+_LISTED = 8
+# Versions of the .npy format. The third differs only for names of fields, which no gradient has.
+_HEADERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
+# An archive may unpack to this many bytes, or to this many times its own size if that is more.
+_MAX_UNPACKED, _MAX_RATIO = 2**30, 10
+
+
+class GradientFiles:
+    """Writes gradients of one accumulator to files, and reads and applies them.
+
+    Args:
+        accumulator: the accumulator.
+
+    Raises:
+        click.UsageError: no file can hold its gradients.
+    """
+
+    def __init__(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
+        self._accumulator: Any = accumulator
+        self._structure: Structure | None = None
+        # The names of the arrays of each leaf: of a dense one its own, of a sparse one those of its pieces.
+        self._leaves: list[tuple[str, tuple[str, ...]]]
+        if isinstance(accumulator, TreeAccumulator):
+            self._structure, described = described_by(accumulator.spec)
+            self._leaves = [
+                (path, tuple(f"{path}/{piece}" for piece in _PIECES) if leaf[0] else (path,))
+                for path, leaf in zip(self._structure.paths, described, strict=True)
+            ]
+            self._what = "a tree, which is several arrays"
+            self._check_names()
+        elif isinstance(accumulator, SparseConditionalAccumulator):
+            self._leaves, self._what = [("", _PIECES)], "a sparse gradient, which is three arrays"
+        else:
+            self._leaves, self._what = [("", ("gradient",))], "a dense gradient"
+        self._names = [name for _, names in self._leaves for name in names]
+        # Whether a gradient is a single array, which an .npy holds.
+        self._is_single = self._structure is None and len(self._names) == 1
+
+    def _check_names(self) -> None:
+        owners: dict[str, str] = {}
+        for path, names in self._leaves:
+            for name in names:
+                # numpy.load cannot tell the array "a.npy" from the file of the array "a".
+                for taken in (name, f"{name}.npy", name.removesuffix(".npy")):
+                    if taken in owners:
+                        raise click.UsageError(
+                            f"a file cannot hold this tree, because the names of the arrays of its leaves "
+                            f"{shown(owners[taken])} and {shown(path)} would be confused; use Python instead"
+                        )
+                owners[name] = path
+
+    def check(self, output: Path) -> None:
+        """Raises a click.UsageError if a file cannot be written, or cannot hold a gradient."""
+        if str(output) == "-":
+            return
+        if output.suffix not in (".npy", ".npz"):
+            raise click.UsageError(f"--output must end in .npy or .npz, or be -, not {output.name!r}")
+        if not self._is_single and output.suffix != ".npz":
+            raise click.UsageError(f"--output must end in .npz for {self._what}, not {output.name!r}")
+        folder = output.absolute().parent
+        if not os.access(folder, os.W_OK):
+            raise click.UsageError(f"--output: the directory {folder} does not exist or is not writable")
+
+    def write(self, gradient: Any, output: Path) -> None:
+        """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is stdout."""
+        leaves = [gradient] if self._structure is None else self._structure.leaves_of(gradient, "the gradient")
+        arrays: dict[str, Array] = {}
+        for (_, names), leaf in zip(self._leaves, leaves, strict=True):
+            if leaf is not None:
+                pieces = (leaf,) if len(names) == 1 else (leaf.indices, leaf.values, leaf.dense_shape)
+                arrays.update(zip(names, map(np.asanyarray, pieces), strict=True))
+        write_arrays(arrays, output, several=not self._is_single)
+
+    def apply(self, file: str, local_step: int | None, **options: Any) -> tuple[int, ApplyResult]:
+        """Applies the gradient in a file.
+
+        Args:
+            file: the file; "-" is standard input.
+            local_step: the step that the gradient was computed for; None: the current one.
+            options: further arguments of ``apply_grad``.
+
+        Returns:
+            The step, and the outcome.
+
+        Raises:
+            Failure: the file cannot be read, or its arrays are not a gradient's.
+        """
+        arrays = read_arrays(file, self._names, single=self._names[0] if self._is_single else None)
+        leaves = [self._leaf(arrays, file, path, names) for path, names in self._leaves]
+        step = self._accumulator.global_step() if local_step is None else local_step
+        if self._structure is not None:
+            return step, self._accumulator.apply_grad(self._structure.build(leaves), step, **options)
+        if leaves[0] is None:
+            fail(f"{file} must hold {' and '.join(self._names[:2])}; it holds nothing of them", USAGE)
+        return step, self._accumulator.apply_grad(*(leaves if self._is_single else leaves[0]), step, **options)
+
+    def _leaf(self, arrays: Mapping[str, Array], file: str, path: str, names: Sequence[str]) -> Any:
+        """Returns the gradient of a leaf, given the arrays of a file; None if it has none."""
+        found = [arrays.get(name) for name in names]
+        if len(found) == 1:
+            return found[0]
+        indices, values, shape = found
+        if (indices is None) != (values is None) or (indices is None and shape is not None):
+            of = f"the sparse leaf {shown(path)}, or nothing of it" if self._structure else "a sparse gradient"
+            fail(f"{file} must hold both the indices and the values of {of}", USAGE)
+        # For an unknown dimension 0, `take` writes -1, which cannot be checked.
+        is_open = shape is not None and bool(shape.size) and shape.flat[0] == -1
+        return None if indices is None else (indices, values, None if is_open else shape)
+
+
+def write_arrays(arrays: Mapping[str, Array], output: Path, *, several: bool) -> None:
+    """Writes arrays to a file, whole or not at all, and onto the disk before it returns.
+
+    Args:
+        arrays: the arrays, by name.
+        output: the file, an .npy or .npz by its name; "-" is standard output.
+        several: whether standard output gets an .npz; otherwise it gets the only array, as an .npy.
+    """
+    if str(output) == "-":
+        buffer = io.BytesIO()
+        _write(arrays, buffer, npz=several)
+        sys.stdout.buffer.write(buffer.getvalue())
+        sys.stdout.buffer.flush()
+        return
+    npz = output.suffix == ".npz"
+    with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.", delete=False) as file:
+        try:
+            _write(arrays, file, npz=npz)
+            file.flush()
+            # The caller acknowledges the round next, which removes it from the server.
+            os.fsync(file.fileno())
+            os.replace(file.name, output)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
+def _write(arrays: Mapping[str, Array], file: Any, *, npz: bool) -> None:
+    if not npz:
+        (array,) = arrays.values()
+        np.save(file, _saved(array), allow_pickle=False)
+        return
+    # As numpy.savez does, which cannot save an array with the name "file".
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                numpy_format.write_array(member, np.asanyarray(_saved(array)), allow_pickle=False)
+
+
+def _saved(values: Array) -> Array:
+    return values.astype(_SAVED_AS.get(values.dtype.name, values.dtype), copy=False)
+
+
+def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict[str, Array]:
+    """Returns the arrays of a file by name. Never unpickles, and allocates no more than the file really holds.
+
+    Args:
+        path: the file; "-" is standard input.
+        names: the names that arrays may have there.
+        single: the name of the array of an .npy; None: the file must be an .npz.
+
+    Raises:
+        Failure: the file cannot be read, is none of numpy's, or its arrays are not a gradient's.
+    """
+    try:
+        data: BinaryIO = io.BytesIO(sys.stdin.buffer.read()) if path == "-" else open(path, "rb")  # noqa: SIM115
+        with data:
+            if not data.seekable():
+                # A pipe, for example of a shell's <(…).
+                data = io.BytesIO(data.read())
+            size = data.seek(0, os.SEEK_END)
+            data.seek(0)
+            if data.read(len(_ZIP)) != _ZIP:
+                data.seek(0)
+                array = _read_array(data, size)
+                if single is None:
+                    raise _UnknownArraysError("one array without a name")
+                return {single: array}
+            return _read_zip(data, size, names)
+    except _UnknownArraysError as error:
+        fail(f"{path} must hold the arrays of a gradient; it holds {error}", USAGE)
+    except MemoryError:
+        fail(f"{path} does not fit into the memory of this machine")
+    except Exception as error:  # noqa: BLE001 - on a damaged file, numpy, zipfile and zlib raise anything
+        fail(f"{path} is not a readable .npy or .npz file: {shown(error)}", USAGE)
+
+
+class _UnknownArraysError(Exception):
+    """A file holds arrays that no gradient has."""
+
+
+def _read_zip(data: BinaryIO, size: int, known: Container[str]) -> dict[str, Array]:
+    with zipfile.ZipFile(data) as archive:
+        members = archive.infolist()
+        names = [member.filename.removesuffix(".npy") for member in members]
+        foreign = [name for name in names if name not in known]
+        if foreign or len(set(names)) < len(names):
+            # Before anything is unpacked. A damaged file may list thousands.
+            raise _UnknownArraysError(", ".join(shown(name) for name in (foreign or names)[:_LISTED]))
+        claimed = sum(member.file_size for member in members)
+        if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
+            raise ValueError(f"its {size} bytes claim to unpack to {claimed}")
+        arrays = {}
+        for name, member in zip(names, members, strict=True):
+            with archive.open(member) as packed:
+                arrays[name] = _read_array(packed, member.file_size)
+        return arrays
+
+
+def _read_array(data: IO[bytes], size: int) -> Array:
+    """Returns the array of an .npy of this length in bytes. The header is checked before anything is allocated.
+
+    Raises:
+        ValueError: the file is no .npy, or is shorter than its header says.
+    """
+    version = numpy_format.read_magic(data)
+    if version not in _HEADERS:
+        raise ValueError(f"its format is {version}")
+    try:
+        shape, fortran_order, dtype = _HEADERS[version](data)
+    except (MemoryError, RecursionError):
+        # How Python's parser gives up on an expression that is nested too deeply.
+        raise ValueError("its header is too deep") from None
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects, which are never loaded")
+    if dtype.itemsize == 0 or not all(type(dim) is int and dim >= 0 for dim in shape):
+        raise ValueError(f"an array cannot have the dtype {dtype} and the shape {shape}")
+    number = math.prod(shape)
+    claimed, there = number * dtype.itemsize, size - data.tell()
+    if claimed > there:
+        raise ValueError(f"its header claims {claimed} bytes, but {there} follow")
+    content = data.read(claimed)
+    if len(content) < claimed:
+        raise ValueError(f"its header claims {claimed} bytes, but {len(content)} follow")
+    return np.frombuffer(bytearray(content), dtype, number).reshape(shape, order="F" if fortran_order else "C")

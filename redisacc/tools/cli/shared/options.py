@@ -1,0 +1,173 @@
+"""What commands are made of: options and arguments that several share, what they refer to, and the last question."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from redisacc._clock import durations
+from redisacc._format.keys import PREFIX, Keys
+from redisacc._text import is_unicode, shown
+from redisacc._wire.connect import connect
+from redisacc._wire.transport import Transport
+from redisacc.errors import InvalidArgumentError, RedisAccError
+from redisacc.tools.admin.catalogue import escape_glob, list_names
+from redisacc.tools.admin.rows import read_spec
+from redisacc.tools.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
+
+# How many names or paths the shell is offered at most.
+_COMPLETIONS = 100
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds. ``nan``, which is neither below nor above any bound, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the number, or ends the command."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return number
+
+
+class NonEmptyPath(click.Path):
+    """A path. The empty one, which would mean the current directory, is refused: a variable is probably not set."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path, or ends the command."""
+        if value == "":
+            self.fail("the path is empty; for the current directory, give a dot.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_REDIS = click.Option(
+    ["--redis", "url"],
+    envvar="REDISACC_URL",
+    metavar="URL",
+    help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+)
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+_YES = click.Option(["--yes", "-y"], is_flag=True, help="Do not ask for confirmation.")
+
+
+# The settings of each command, so that it has the same help where it is used without the group.
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+def command(
+    *, json: bool = True, yes: bool = False, epilog: str = EXIT_CODES, **settings: Any
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function: it ends with one line and an exit code if something expected goes wrong.
+
+    Its last options are --redis, as the parameter ``url``, and those that are asked for here.
+
+    Args:
+        json: whether it has the option --json, as the parameter ``as_json``.
+        yes: whether it has the option --yes.
+        epilog: the last lines of its help.
+        settings: further arguments of ``click.command``.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        settings["context_settings"] = {**HELP, **settings.get("context_settings", {})}
+        made = click.command(cls=click.Command, epilog=epilog, **settings)(report_failures(function))
+        made.params += [_REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
+        return made
+
+    return make
+
+
+def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _offered(context, lambda server: list_names(server, escape_glob(incomplete) + "*"))
+
+
+def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def paths(server: Transport) -> Iterable[str]:
+        # An option that lacks its value ends click's parsing before the arguments get their names.
+        name = context.params.get("name") or next(iter(context.args), "")
+        spec = read_spec(server, keys_of(name))
+        return (leaf.path for leaf in spec.leaves if leaf.path and leaf.path.startswith(incomplete))
+
+    return _offered(context, paths)
+
+
+def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
+    # Silent where no server answers, or nothing has that name: this runs while somebody types.
+    try:
+        found = find(connect(context.params.get("url") or None))
+    except RedisAccError:
+        return []
+    return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
+
+
+# Arguments and options, which the shell completes.
+name_argument = click.argument("name", shell_complete=_complete_names)
+names_argument = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+leaf_option = click.option(
+    "--leaf",
+    "path",
+    metavar="PATH",
+    shell_complete=_complete_leaves,
+    help="Show this leaf of a tree, or the rows of it.",
+)
+output_option = click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
+)
+
+
+def keys_of(name: str) -> Keys:
+    """Returns the keys of an accumulator, given by its name or by its ``accumulator_ref``.
+
+    Raises:
+        InvalidArgumentError: no accumulator can have this name.
+    """
+    if name.startswith(f"{PREFIX}{{"):
+        return Keys.of_ref(name)
+    if not name or any(character in "{}" for character in name) or not is_unicode(name):
+        raise InvalidArgumentError(
+            f"no accumulator can have the name {shown(name)}: a name must be valid Unicode, and must not be empty or "
+            "contain braces"
+        )
+    return Keys(name)
+
+
+def targets_of(names: Sequence[str]) -> tuple[list[str], list[Keys]]:
+    """Returns what names on a command line refer to: globs, ["*"] if there are no names at all; and accumulators."""
+    globs = [name for name in names if any(character in name for character in "*?[")]
+    return globs if names else ["*"], [keys_of(name) for name in names if name not in globs]
+
+
+def transport_of(url: str | None) -> Transport:
+    """Returns the transport to a server that has just answered. Blocks for at most a few seconds.
+
+    Raises:
+        ServerUnavailableError: the server does not answer.
+    """
+    transport = connect(url)
+    # Not PING, which the access rules of an observer do not allow.
+    transport.call("TIME", timeout=durations.opening)
+    return transport
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before something is deleted for good. Returns if the answer is yes, and at once with --yes.
+
+    Raises:
+        Failure: the answer is no, or the input is not a terminal and --yes is missing.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this needs a confirmation, and the input is not a terminal; --yes confirms in advance", USAGE)
+    if not click.confirm(question, err=True):
+        fail("cancelled, nothing was changed")

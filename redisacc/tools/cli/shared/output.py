@@ -1,0 +1,138 @@
+"""The output of the commands: texts for numbers and times, JSON, tables."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from redisacc._format.entries import WorkerInfo
+from redisacc._text import printable
+from redisacc.tools.monitoring.facts import number_text
+
+# Workers
+
+
+def by_name(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Returns workers in the order of their names, "worker 2" before "worker 10": a live display stays still."""
+    # Every second piece is a number, so pieces in the same place compare.
+    return sorted(
+        workers,
+        key=lambda worker: [
+            int(piece) if place % 2 else piece for place, piece in enumerate(re.split(r"([0-9]+)", worker.name))
+        ],
+    )
+
+
+# JSON
+
+
+def json_value(value: Any) -> Any:  # noqa: PLR0911
+    """Returns a value that JSON can hold: times in ISO 8601; numbers that JSON lacks (nan, inf, complex) as text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return [json_value(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (complex, np.complexfloating)):
+        return number_text(value)
+    # bfloat16 is no subclass of numpy's floating.
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def echo_json(value: Any, *, indent: int | None = 2) -> None:
+    """Prints a value as JSON, in ASCII: safe for every terminal."""
+    click.echo(json.dumps(json_value(value), indent=indent, allow_nan=False))
+
+
+# Lines and tables
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console for standard output or standard error. It has no markup: brackets in a name stay brackets."""
+    return Console(markup=False, highlight=False, emoji=False, stderr=stderr, soft_wrap=False)
+
+
+def echo_wrapped(text: str, *, err: bool = False, indent: int = 2) -> None:
+    """Prints a line, wrapped between words on a terminal.
+
+    Args:
+        text: the line. The caller escapes foreign text in it with `printable`.
+        err: print to standard error.
+        indent: number of spaces in front of each further line.
+    """
+    out = console(stderr=err)
+    if out.is_terminal:
+        text = click.wrap_text(text, out.width - 1, subsequent_indent=" " * indent)
+    click.echo(text, err=err)
+
+
+def print_facts(name: str, kind: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Prints facts about something: a title, and a line for each fact, wrapped between words on a terminal.
+
+    Args:
+        name: its name. It and all other texts are escaped here.
+        kind: its kind.
+        facts: labels and texts. A fact without a text is left out.
+    """
+    click.echo(f"{click.style(printable(name), bold=True)}  {printable(kind)}")
+    for label, text in facts:
+        if text:
+            echo_wrapped(f"  {label:<13}{printable(text)}", indent=15)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
+    """Prints a table: cut to the width of a terminal, whole into a pipe.
+
+    Args:
+        columns: the titles; columns whose title begins with ">" are aligned to the right.
+        rows: a text for each column; escaped here.
+        indent: number of spaces in front of each line.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    titles = [column.lstrip(">") for column in columns]
+    out = console()
+    if out.is_terminal:
+        gap = 1 if len(columns) > 6 else 2
+        others = [
+            max(map(cell_len, column)) + gap for column in zip(titles[1:], *(row[1:] for row in cells), strict=True)
+        ]
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        for number, (column, title) in enumerate(zip(columns, titles, strict=True)):
+            table.add_column(
+                Text(" " * indent * (number == 0) + title),
+                justify="right" if column.startswith(">") else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                # The first column, a name, gives way where the others leave it too little room.
+                max_width=max(8, out.width - sum(others)) if number == 0 else None,
+            )
+        for row in cells:
+            table.add_row(*(Text(" " * indent * (number == 0) + cell) for number, cell in enumerate(row)))
+        out.print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in [titles, *cells]:
+        padded = [
+            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        click.echo(" " * indent + "  ".join(padded).rstrip())

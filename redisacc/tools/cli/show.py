@@ -1,0 +1,378 @@
+"""The commands `redisacc ls`, which lists what Redis holds, and `redisacc show`, which shows one name, or rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import numpy as np
+
+from redisacc._arrays.spec import Leaf
+from redisacc._arrays.validation import INT64_MAX, Array
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
+from redisacc._text import age_text, printable, shown
+from redisacc._wire.transport import Transport
+from redisacc.errors import CorruptDataError, NotFoundError
+from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.memory import Memory, memory
+from redisacc.tools.admin.rows import CurrentRows, Rows, read_spec
+from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, transport_of
+from redisacc.tools.cli.shared.output import by_name, echo_json, echo_wrapped, print_facts, print_table
+from redisacc.tools.monitoring.facts import (
+    bytes_text,
+    count_text,
+    declared_shape_text,
+    everything_of,
+    facts_of,
+    facts_of_parameters,
+    number_text,
+    requirement_text,
+    schema_shape_text,
+    schema_text,
+)
+
+__all__ = ["ls", "show"]
+
+# Number of leaves shown without --leaves, and of elements of a row.
+_LEAVES, _ELEMENTS = 20, 8
+
+
+@command()
+@click.argument("pattern", default="*")
+@click.option("--private", is_flag=True, help="Include private accumulators (scans all keys of the server).")
+def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
+    """List accumulators and parameters.
+
+    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" behind the DTYPE
+    of a tree means that its leaves have one more dtype. WAITING is the number of gradients that the first waiting taker
+    requires, and "+1" behind it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
+    that were taken but not acknowledged.
+    """
+    transport = transport_of(url)
+    found: list[tuple[AccumulatorInfo, int]] = []
+    parameters: dict[str, ParametersInfo] = {}
+    for name in list_names(transport, pattern, private=private):
+        with _reporting():
+            if (published := read_parameters_info(transport, ParameterKeys(name))) is not None:
+                parameters[name] = published
+        # It may be deleted since it was listed, or a name without a record, which `redisacc doctor --fix` removes.
+        with _reporting(), contextlib.suppress(NotFoundError):
+            keys = Keys(name)
+            found.append((read_info(transport, keys), sum(sort.nbytes for sort in memory(transport, keys))))
+    if as_json:
+        listed = [{**everything_of(info, parameters.pop(info.name, None)), "bytes": size} for info, size in found]
+        echo_json([*listed, *(everything_of(None, of) for of in parameters.values())])
+        return
+    if not found and not parameters:
+        matching = "" if pattern == "*" else f" matching {shown(pattern)}"
+        echo_wrapped(f"no accumulators{matching} at {transport.address}", err=True)
+        return
+    titles = ["NAME", "KIND", "DTYPE", "SHAPE", ">STEP", ">COUNT", ">WAITING", ">BYTES", ">ACTIVE"]
+    print_table(titles, [*(_row(*one) for one in found), *map(_parameters_row, parameters.values())])
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[None]:
+    """Prints what is wrong with one name, which must not hide the others."""
+    try:
+        yield
+    except CorruptDataError as error:
+        click.echo(f"redisacc: {printable(str(error))}", err=True)
+
+
+def _row(info: AccumulatorInfo, size: int) -> list[str]:
+    # Of a tree, the first leaf's dtype and the number of others.
+    dtype, *others = info.dtype.split(",")
+    return [
+        *(info.name, info.kind, f"{dtype} +{len(others)}" if others else dtype, schema_shape_text(info)),
+        *(str(info.global_step), str(info.num_accumulated), _waiting_text(info), bytes_text(size) if size else "-"),
+        age_text(info.read_at, info.last_activity),
+    ]
+
+
+def _parameters_row(info: ParametersInfo) -> list[str]:
+    return [
+        *(info.name, "parameters", "-", count_text(info.leaves, "leaf", "leaves"), str(info.step), "-", "-"),
+        *(bytes_text(info.stored_bytes), age_text(info.read_at, info.published_at)),
+    ]
+
+
+def _waiting_text(info: AccumulatorInfo) -> str:
+    """Returns the requirement of the first waiting taker and how many more wait, as in "3 +1"; "-" for no taker."""
+    if not info.waiting:
+        return "-"
+    behind = len(info.waiting) - 1
+    return str(info.waiting[0].num_required) + (f" +{behind}" if behind else "")
+
+
+@command()
+@name_argument
+@leaf_option
+@click.option("--leaves", "list_leaves", is_flag=True, help="List all leaves of a tree.")
+@click.option(
+    "--index",
+    "indices",
+    type=click.IntRange(0, INT64_MAX),
+    multiple=True,
+    metavar="I",
+    help="Show row I; may be repeated.",
+)
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Show K rows, chosen by --by.")
+@click.option(
+    "--by",
+    type=click.Choice(["norm", "hits"]),
+    default="norm",
+    show_default=True,
+    help="Choose the rows with the largest norm, or those that occur in the most gradients.",
+)
+def show(
+    *,
+    name: str,
+    path: str | None,
+    list_leaves: bool,
+    indices: tuple[int, ...],
+    top: int | None,
+    by: str,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
+
+    With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
+    the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
+    accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
+
+    Of a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
+    round holds and the norm of what a take returns for it; --index and --top then choose rows of this leaf. Of a dense
+    leaf, nothing but its elements is read.
+
+    \b
+      redisacc show embeddings
+      redisacc show embeddings --index 42 --index 7
+      redisacc show embeddings --top 5 --by hits
+      redisacc show model --leaf layers/0/w --index 7
+    """
+    if indices and top:
+        raise click.UsageError("give --index or --top, not both")
+    if list_leaves and (indices or top or path is not None):
+        raise click.UsageError("--leaves lists the leaves, so it goes without --leaf, --index and --top")
+    keys, transport = keys_of(name), transport_of(url)
+    if indices or top:
+        current = CurrentRows(transport, keys, path)
+        rows = _select_rows(current, indices, top, by)
+        _print_rows(keys.name, path, current.reduction_type, rows, indices, as_json=as_json)
+        return
+    if path is not None:
+        current = CurrentRows(transport, keys, path)
+        assert current.leaf is not None
+        _print_leaf(keys.name, current.leaf, current.all(), as_json=as_json)
+        return
+    parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
+    try:
+        info = read_info(transport, keys)
+    except NotFoundError:
+        if parameters is None:
+            raise
+        if as_json:
+            echo_json(everything_of(None, parameters))
+        else:
+            _print_parameters(parameters)
+        return
+    leaves = read_spec(transport, keys).leaves if info.kind == "tree" else ()
+    if list_leaves:
+        if info.kind != "tree":
+            raise click.UsageError(f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")
+        _print_leaves(leaves, as_json=as_json)
+        return
+    sizes = _memory(transport, keys, parameters)
+    if as_json:
+        facts = {
+            **everything_of(info, parameters),
+            "memory": {size.what: {"keys": size.keys, "bytes": size.nbytes} for size in sizes},
+            "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
+        }
+        echo_json(facts)
+        return
+    _print_info(info, leaves, sizes)
+    if parameters is not None:
+        click.echo()
+        _print_parameters(parameters)
+
+
+def _memory(transport: Transport, keys: Keys, parameters: ParametersInfo | None) -> list[Memory]:
+    sizes = memory(transport, keys)
+    if sizes and parameters is not None:
+        # With the state, and versions that slow readers may still be reading.
+        sizes.append(Memory("parameters", parameters.parts, parameters.stored_bytes))
+    return sizes
+
+
+def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[Memory]) -> None:
+    active = ("last active", f"{age_text(info.read_at, info.last_activity)} ago")
+    print_facts(info.name, schema_text(info), [*facts_of(info), active, _created(info)])
+    if info.known_workers:
+        click.echo("\nworkers")
+        print_table(
+            ["NAME", ">THIS ROUND", ">APPLIED", ">STALE", ">LAST SEEN"],
+            [
+                [
+                    worker.name,
+                    str(worker.in_round) if worker.in_round else state,
+                    str(worker.applied),
+                    str(worker.stale),
+                    f"{age_text(info.read_at, worker.seen_at)} ago",
+                ]
+                for state, workers in info.states.items()
+                for worker in by_name(workers)
+            ],
+            indent=2,
+        )
+    if info.waiting:
+        click.echo("\nwaiting takers")
+        for waiting in info.waiting:
+            gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
+            click.echo(f"  {printable(waiting.taker)} requires {requirement_text(waiting)}{gone}")
+    if info.unacknowledged:
+        click.echo("\nrounds taken but not acknowledged")
+        for taken in info.unacknowledged:
+            click.echo(
+                f"  step {taken.global_step}, {count_text(taken.num_accumulated, 'gradient')}, "
+                f"{age_text(info.read_at, taken.granted_at)} ago by {printable(taken.taker)}\n"
+                f"    token {printable(taken.token)}"
+            )
+    _print_memory(sizes)
+    if leaves:
+        click.echo("\nleaves")
+        _print_leaves(leaves[:_LEAVES], as_json=False, indent=2)
+        if len(leaves) > _LEAVES:
+            click.echo(f"  and {len(leaves) - _LEAVES} more, which --leaves lists")
+
+
+def _print_parameters(info: ParametersInfo) -> None:
+    published = ("published", f"{age_text(info.read_at, info.published_at)} ago")
+    print_facts(info.name, "parameters", [*facts_of_parameters(info, info.step_seconds), published, _created(info)])
+
+
+def _created(info: AccumulatorInfo | ParametersInfo) -> tuple[str, str]:
+    return "created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago"
+
+
+def _print_memory(sizes: Sequence[Memory]) -> None:
+    if not sizes:
+        click.echo("\nmemory: unknown, because this user may not run MEMORY USAGE")
+        return
+    click.echo("\nmemory")
+    print_table(
+        ["KIND", ">KEYS", ">BYTES"],
+        [[size.what, str(size.keys), bytes_text(size.nbytes)] for size in sizes]
+        + [["total", str(sum(size.keys for size in sizes)), bytes_text(sum(size.nbytes for size in sizes))]],
+        indent=2,
+    )
+
+
+def _leaf_facts(leaf: Leaf) -> dict[str, Any]:
+    kind = "sparse" if leaf.is_sparse else "dense"
+    return {"path": leaf.path, "kind": kind, "dtype": leaf.dtype.name, "shape": leaf.shape}
+
+
+def _print_leaves(leaves: Sequence[Leaf], *, as_json: bool, indent: int = 0) -> None:
+    """Prints what the leaves of a tree are."""
+    found = list(map(_leaf_facts, leaves))
+    if as_json:
+        echo_json(found)
+    else:
+        rows = [[*list(facts.values())[:-1], declared_shape_text(facts["shape"])] for facts in found]
+        print_table(["PATH", "KIND", "DTYPE", "SHAPE"], rows, indent=indent)
+
+
+def _print_leaf(name: str, leaf: Leaf, rows: Rows, *, as_json: bool) -> None:
+    """Prints how much of a leaf the round holds."""
+    norms = _norms(rows.results)
+    with np.errstate(all="ignore"):
+        norm = float(np.sqrt((norms * norms).sum()))
+    if as_json:
+        facts = {**_round_facts(rows), "num_present": rows.num_present, "rows": len(rows.indices), "norm": norm}
+        echo_json({"name": name, "leaf": _leaf_facts(leaf), **facts})
+        return
+    click.echo(_rows_title(name, leaf.path, rows))
+    click.echo(f"  {printable(leaf.text)}")
+    of = "" if not leaf.shape or leaf.shape[0] is None else f" of {leaf.shape[0]}"
+    held = f"{count_text(len(rows.indices), 'row')}{of}, " if leaf.shape else ""
+    click.echo(f"  {held}norm {norm:.6g}")
+
+
+def _rows_title(name: str, path: str | None, rows: Rows) -> str:
+    """Returns the origin of the rows: the accumulator, the leaf, and the gradients of the round."""
+    title = printable(name) if path is None else f"{printable(name)}, leaf {printable(path)}"
+    text = f"{title}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}"
+    if isinstance(rows.num_present, float):
+        weight = f", with a weight of {number_text(rows.total_weight)}"
+        has_all = rows.num_present == rows.total_weight
+        return text + weight + ("" if has_all else f", {number_text(rows.num_present)} of it with this leaf")
+    return text + (f", {rows.num_present} with this leaf" if rows.num_present < rows.num_accumulated else "")
+
+
+def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
+    """Returns the rows that --index, or --top and --by, ask for, as far as the round holds them."""
+    if indices and current.is_sparse:
+        return current.some(indices)
+    rows = current.all()
+    if top is None:
+        places = np.flatnonzero(np.isin(rows.indices, np.array(indices, np.uint64)))
+    else:
+        weights = rows.counts.astype(np.float64) if by == "hits" else _norms(rows.results)
+        # The largest first, and among equal ones the lower index. NaN counts as the largest: it needs attention.
+        weights = np.where(np.isnan(weights), np.inf, weights)
+        places = np.argsort(-weights, kind="stable")[:top]
+    chosen = {field: getattr(rows, field)[places] for field in ("indices", "counts", "sums", "results")}
+    return dataclasses.replace(rows, **chosen)
+
+
+def _norms(values: Array) -> Array:
+    wide = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
+    with np.errstate(all="ignore"):
+        norms: Array = np.sqrt((wide * wide).sum(axis=tuple(range(1, wide.ndim))))
+    return norms
+
+
+def _print_rows(
+    name: str, path: str | None, reduction_type: str, rows: Rows, wanted: Sequence[int], *, as_json: bool
+) -> None:
+    """Prints rows, and which of the indices that were asked for no gradient holds."""
+    columns = {"index": rows.indices, "count": rows.counts, "norm": _norms(rows.results), "sum": rows.sums}
+    if reduction_type == "MEAN":
+        columns["mean"] = rows.results
+    if as_json:
+        of_leaf = {} if path is None else {"leaf": path, "num_present": rows.num_present}
+        found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        echo_json({"name": name, **of_leaf, **_round_facts(rows), "rows": found})
+        return
+    click.echo(_rows_title(name, path, rows))
+    for index, count, norm, *results in zip(*columns.values(), strict=True):
+        click.echo(f"row {index}  in {_held_text(count)}  norm {norm:.6g}")
+        for what, result in zip(("sum", "mean"), results, strict=False):
+            echo_wrapped(f"  {what:<4}  {_elements(result)}", indent=8)
+    for index in [index for index in wanted if index not in rows.indices]:
+        click.echo(f"row {index}  in no gradient of this round")
+
+
+def _round_facts(rows: Rows) -> dict[str, int]:
+    return {"global_step": rows.global_step, "num_accumulated": rows.num_accumulated}
+
+
+def _held_text(count: Any) -> str:
+    """Returns how many gradients held a row, or the sum of their weights."""
+    if isinstance(count, (int, np.integer)):
+        return count_text(int(count), "gradient")
+    return f"gradients with a weight of {number_text(count)}"
+
+
+def _elements(row: Array) -> str:
+    flat = row.reshape(-1)
+    text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
+    return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")

@@ -1,0 +1,286 @@
+"""The command `redisacc watch`: shows live how rounds fill up, and which workers are late or gone; or prints events."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Sequence
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from redisacc._clock import clock
+from redisacc._format.entries import WorkerInfo
+from redisacc._format.keys import DELETING
+from redisacc._format.record import Record
+from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
+from redisacc._protocol.lifecycle.events import Event, Events
+from redisacc._text import age_text, printable, shown
+from redisacc._wire.transport import Transport
+from redisacc.errors import ServerUnavailableError
+from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
+from redisacc.tools.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, transport_of
+from redisacc.tools.cli.shared.output import by_name, console, echo_json, echo_wrapped
+from redisacc.tools.monitoring.facts import count_text, everything_of, progress_text, training_text
+from redisacc.tools.monitoring.monitor import Collector, View
+
+__all__ = ["watch"]
+
+# Maximum number of workers of each state that are named.
+_NAMED = 6
+# Seconds after which a server that does not answer is reported.
+_TIMEOUT = 1.0
+
+
+@command()
+@names_argument
+@click.option("--events", is_flag=True, help="Print the events of one accumulator as they happen.")
+@click.option(
+    "--interval",
+    type=Seconds(min=0.05, max=86400),
+    metavar="S",
+    help="Seconds between two refreshes.  [default: 0.5]",
+)
+@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N refreshes, or N events.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="With --events: stop after S seconds without one.")
+def watch(
+    *,
+    names: tuple[str, ...],
+    events: bool,
+    interval: float | None,
+    number: int | None,
+    timeout: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
+
+    For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
+    applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, the metrics of the
+    latest round, and the workers that are not in this round, with the time since they were last seen: those that are
+    expected, late or gone. For a training, it also shows how many of its steps are done, which process leads, the time
+    of a step, and the bytes of the parameters, of the state, and of both in all versions that are stored. Ctrl-C stops
+    the command.
+
+    Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
+
+    With --events, each line is an event of one accumulator, until it is deleted; with --json, each line is an object.
+    Times are this machine's. The event "missed" means that events may be missing, because the connection was lost and
+    is back.
+
+    \b
+      redisacc watch 'train-*'
+      redisacc watch --json --number 1
+      redisacc watch embeddings --events --number 10
+    """
+    if events and (len(names) != 1 or interval is not None):
+        raise click.UsageError("--events prints those of one accumulator: give its NAME, and no --interval")
+    if timeout is not None and not events:
+        raise click.UsageError("--timeout needs --events")
+    if events:
+        _print_events(names[0], number, timeout, url, as_json=as_json)
+    else:
+        _watch(names, 0.5 if interval is None else interval, number, url, as_json=as_json)
+
+
+def _watch(names: Sequence[str], interval: float, number: int | None, url: str | None, *, as_json: bool) -> None:
+    transport = transport_of(url)
+    board = Board(transport, names)
+    board.refresh()
+    if names and not board.views:
+        fail(f"there is no accumulator {' or '.join(map(shown, names))} at {transport.address}", NOT_FOUND)
+    out = console()
+    refreshes = 1
+    if as_json or not out.is_terminal:
+        while True:
+            _print(board, as_json=as_json)
+            if refreshes == number:
+                return
+            clock.sleep(interval)
+            board.refresh()
+            refreshes += 1
+    with Live(board.render(), console=out, auto_refresh=False, transient=False) as live:
+        while refreshes != number:
+            clock.sleep(interval)
+            board.refresh()
+            refreshes += 1
+            live.update(board.render(), refresh=True)
+
+
+def _absent(view: View) -> list[tuple[str, list[WorkerInfo]]]:
+    """Returns the workers that are not in the round, by state."""
+    return [(state, workers) for state, workers in view.info.states.items() if state != IN_THE_ROUND]
+
+
+def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
+    words = [
+        f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
+        for worker in by_name(workers)[:_NAMED]
+    ]
+    if len(workers) > _NAMED:
+        words.append(f"{len(workers) - _NAMED} more")
+    return ", ".join(words)
+
+
+class Board:
+    """The watched accumulators.
+
+    Args:
+        transport: to the server.
+        names: names and globs of accumulators; none means all.
+
+    Attributes:
+        problem: the error of the latest refresh; empty if there was none.
+    """
+
+    def __init__(self, transport: Transport, names: Sequence[str]) -> None:
+        self._address = transport.address
+        self._collector = Collector(transport, *targets_of(names))
+        self.problem = ""
+
+    @property
+    def views(self) -> dict[str, View]:
+        """Accumulator's name → its view."""
+        return self._collector.views
+
+    def refresh(self) -> None:
+        """Reads the server. If it does not answer, sets ``problem`` and keeps the views, because it may come back."""
+        try:
+            self._collector.refresh(timeout=_TIMEOUT)
+            self.problem = self._collector.problems[-1] if self._collector.problems else ""
+        except ServerUnavailableError:
+            self.problem = f"no answer from {self._address}; the figures are out of date"
+
+    def render(self) -> RenderableType:
+        """Returns the board for a terminal."""
+        parts: list[RenderableType] = []
+        for view in self.views.values():
+            parts += [*_lines(view), Text("")]
+        if not self.views:
+            parts.append(Text(f"no accumulators at {self._address}"))
+        if self.problem:
+            parts.append(Text(printable(self.problem), style="bold red"))
+        return Group(*parts)
+
+
+def _lines(view: View) -> list[RenderableType]:
+    info = view.info
+    applied, stale, takes = view.rates
+    head = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    head.add_row(Text(printable(info.name), style="bold"), Text(f"step {_step(view)}   {_rate(takes)} rounds/s"))
+    bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    bar.add_column(width=1)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True, overflow="ellipsis", max_width=40)
+    required = view.required
+    full = min(info.num_accumulated / required, 1.0) if required else 0.0
+    bar.add_row(Text(""), ProgressBar(total=1.0, completed=full), Text(_waiting(view)))
+    facts = Text(f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s", no_wrap=True, overflow="ellipsis")
+    if info.reducer is not None:
+        facts.append(f"  reducer {info.reducer.state}", "" if info.reducer.keeps_up else "yellow")
+    if info.unacknowledged:
+        facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
+    lines: list[RenderableType] = [head, bar, facts]
+    if training := _training(view):
+        lines.append(_hanging("  ", training, style=""))
+    for state, workers in _absent(view):
+        # A line for those that are expected comes and goes with every round, and the board would jump with it.
+        if workers or (state == EXPECTED and info.known_workers):
+            # A late worker does no harm as long as no taker is waiting.
+            style = "bold yellow" if state == LATE and info.waiting else "dim"
+            lines.append(_hanging(f"  {state}: ", _names_text(view, workers) or "nobody", style=style))
+    return lines
+
+
+def _step(view: View) -> str:
+    return progress_text(view.info.global_step, None if view.parameters is None else view.parameters.until)
+
+
+def _training(view: View) -> str:
+    return training_text(view.info, view.parameters, view.step_seconds)
+
+
+def _hanging(label: str, text: str, *, style: str) -> RenderableType:
+    """Returns a label and a text to its right. All lines of the text begin at the same column."""
+    line = Table.grid()
+    line.add_column(no_wrap=True)
+    line.add_column()
+    line.add_row(Text(label, style=style), Text(text, style=style))
+    return line
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _waiting(view: View) -> str:
+    info = view.info
+    if not info.waiting:
+        return f"{count_text(info.num_accumulated, 'gradient')}, no taker waiting"
+    head = info.waiting[0]
+    behind = f" +{len(info.waiting) - 1}" if len(info.waiting) > 1 else ""
+    return f"{info.num_accumulated} of {head.num_required} for {printable(head.taker)}{behind}"
+
+
+def _print(board: Board, *, as_json: bool) -> None:
+    if board.problem:
+        click.echo(f"redisacc: {printable(board.problem)}", err=True)
+    for view in board.views.values():
+        info = view.info
+        applied, stale, takes = view.rates
+        if as_json:
+            facts = {
+                **everything_of(info, view.parameters),
+                "applied_per_second": applied,
+                "stale_per_second": stale,
+                "takes_per_second": takes,
+                "step_seconds": view.step_seconds,
+            }
+            echo_json(facts, indent=None)
+        else:
+            click.echo(
+                f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {_step(view)}  {_waiting(view)}  "
+                f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
+                + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
+                + (f"  {training}" if (training := _training(view)) else "")
+                + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view) if of)
+            )
+    sys.stdout.flush()
+
+
+def _print_events(name: str, number: int | None, timeout: float | None, url: str | None, *, as_json: bool) -> None:
+    keys, transport = keys_of(name), transport_of(url)
+    # An unknown name is an error rather than an endless silence.
+    record = Record(keys, transport.call(*Record.command(keys)))
+    with Events(transport, keys, record.incarnation.removeprefix(DELETING), timeout=timeout) as events:
+        if sys.stderr.isatty():
+            echo_wrapped(f"listening to {printable(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
+        for count, event in enumerate(events, 1):
+            _print_event(event, as_json=as_json)
+            if count == number:
+                break
+
+
+def _print_event(event: Event, *, as_json: bool) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if as_json:
+        known = {"step": event.global_step, "count": event.num_accumulated, "who": event.who}
+        present = {key: value for key, value in known.items() if value is not None}
+        echo_json({"at": now, "event": event.kind, **present, **event.details}, indent=None)
+    else:
+        words = [now.astimezone().strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<9}"]
+        if event.global_step is not None:
+            words.append(f"step {event.global_step}")
+        if event.num_accumulated is not None:
+            words.append(f"count {event.num_accumulated}")
+        words += [f"{key} {value}" for key, value in event.details.items()]
+        if event.who is not None:
+            words.append(event.who)
+        click.echo(printable("  ".join(words)))
+    sys.stdout.flush()

@@ -1,0 +1,499 @@
+"""The life of this host in a training, from its coming to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, urlencode
+
+import redis
+
+from redisacc._clock import clock
+from redisacc._text import printable, seconds_text
+from redisacc.embedded import Server
+from redisacc.embedded.addresses import TLS, TCPAddress
+from redisacc.embedded.forming import RemoteNode
+from redisacc.embedded.server_process import PortInUseError
+from redisacc.errors import ServerError
+from redisacc.tools.launch.hosts.attendance import Attendance
+from redisacc.tools.launch.hosts.coordinator import Coordinator, difference
+from redisacc.tools.launch.hosts.documents import (
+    CAME,
+    FAILED,
+    FINISHED,
+    GATHERING,
+    READY,
+    STARTED,
+    STARTING,
+    WORKS,
+    Agreement,
+    DocumentError,
+    Host,
+    Terms,
+)
+from redisacc.tools.launch.hosts.meeting_point import LEASE, Meet, MeetingPoint, can_listen_at, own_address_towards
+from redisacc.tools.launch.hosts.nodes import BUS_OFFSET, Nodes, form_cluster, remote_nodes
+from redisacc.tools.launch.restarts import Restarts
+from redisacc.tools.launch.run import CannotStartError, Look
+from redisacc.tools.launch.server_keeper import ServerKeeper
+
+__all__ = ["HostOptions", "ThisHost"]
+
+# Seconds until a wait is said, and the longest time until it is said again: each time it is twice as long.
+_FIRST_WORD = 5.0
+_LONGEST_SILENCE = 600.0
+_PAUSE = 0.05
+# How long other hosts have to hear that this one has given up.
+_LAST_WORDS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """What the command says about this host.
+
+    Attributes:
+        meet: where the hosts meet.
+        terms: what every host must say.
+        name: the name of this host.
+        address: its IP address. None: the one by which it reaches the meeting point.
+        node_port: the port of its node; that of its replica is the next one.
+        joins: whether it takes the place of a host that is gone, or comes as a guest.
+        password: what every server of the training asks for.
+        tls: the files for TLS.
+        directory: where its nodes keep their data. None: in temporary directories.
+        durable: whether its nodes write every change to disk.
+        restarts: returns what is known of the deaths of a server.
+        grace: seconds that other hosts have to end when the meeting host is gone.
+    """
+
+    meet: Meet
+    terms: Terms
+    name: str
+    address: str | None
+    node_port: int
+    joins: bool
+    password: str | None = dataclasses.field(repr=False)
+    tls: TLS | None
+    directory: Path | None
+    durable: bool
+    restarts: Callable[[], Restarts]
+    grace: float
+
+
+class ThisHost:
+    """This host in a training of several. Use it in a ``with`` block, which ends its servers.
+
+    Args:
+        options: what the command says.
+        say: writes a line for people, as long as `come` or `finish` blocks.
+    """
+
+    def __init__(self, options: HostOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._run = secrets.token_hex(16)
+        self._address = ""
+        self._meeting_server: Server | None = None
+        self._meeting_keeper: ServerKeeper | None = None
+        self._attendance: Attendance | None = None
+        self._nodes: Nodes | None = None
+        self._node_starts = 0
+
+    # What processes need to know
+
+    @property
+    def url(self) -> str:
+        """The URL of the cluster, with the password."""
+        tls, password = self._options.tls, self._options.password
+        access = "" if password is None else f":{quote(password, safe='')}@"
+        nodes = ",".join(
+            str(TCPAddress(port, member.address, password, tls))
+            for member in self._agreement.members
+            for port in member.ports
+        )
+        if tls is None:
+            return f"redis+cluster://{access}{nodes}"
+        settings = {name: str(value).lower() if value is False else value for name, value in tls.settings.items()}
+        return f"rediss+cluster://{access}{nodes}?{urlencode(settings)}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """HOST:PORT of each node of this host."""
+        if self._nodes is None:
+            return []
+        return [str(TCPAddress(port, self._address, self._options.password)) for port in self._ports]
+
+    @property
+    def first_worker(self) -> int:
+        """The number of the first worker of this host."""
+        first = self._agreement.first_worker_of(self._options.name)
+        assert first is not None, "this host has come"
+        return first
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the meeting host, which has the chief."""
+        return self._agreement.index_of(self._options.name) == 0
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether this host has joined with workers only."""
+        return self._agreement.index_of(self._options.name) is None
+
+    @property
+    def _agreement(self) -> Agreement:
+        assert self._attendance is not None, "this host has come"
+        assert self._attendance.agreement is not None, "there is an agreement"
+        return self._attendance.agreement
+
+    @property
+    def _ports(self) -> tuple[int, ...]:
+        port, replicas = self._options.node_port, self._options.terms.replicas
+        return tuple(range(port, port + 1 + replicas)) if self._options.terms.nodes else ()
+
+    # Coming
+
+    def come(self) -> None:
+        """Blocks until all hosts have come and the cluster is ready. Says what it waits for.
+
+        Raises:
+            CannotStartError: this host cannot take part; the message says why.
+        """
+        try:
+            self._come()
+        except ServerError as error:
+            raise CannotStartError(str(error), 1) from None
+
+    def _come(self) -> None:
+        address = self._find_meeting_point()
+        point = MeetingPoint(self._options.meet, self._options.password, self._options.tls)
+        host = Host(
+            self._options.name,
+            self._run,
+            self._options.terms,
+            self._options.joins,
+            CAME,
+            self._address,
+            self._ports,
+        )
+        self._register(point, host, address)
+        coordinator = None
+        if self._meeting_server is not None:
+            coordinator = Coordinator(self._options.name, self._options.terms, self._form)
+        self._attendance = Attendance(self._options.meet, point, host, coordinator)
+        self._wait_until(self._has_place, self._who_is_missing)
+        if self.is_guest or not self._options.terms.nodes:
+            self._wait_until(self._is_ready, self._what_starts)
+        else:
+            self._start_nodes()
+        self._attendance.tell(stage=WORKS)
+
+    def _find_meeting_point(self) -> str:
+        """Blocks until the meeting point has an IP address, and returns it. Finds this host's, too."""
+        meet = self._options.meet
+        reminder = _Reminder(self._say)
+        while True:
+            try:
+                address = meet.resolve()
+                break
+            except OSError as error:
+                reminder.remind(f"waiting for an address of {meet.host} ({error}): is the name right?")
+            clock.sleep(0.5)
+        try:
+            # If the meeting point is here, other hosts reach this one by its address.
+            self._address = self._options.address or own_address_towards(address, meet.port)
+            if can_listen_at(self._address, 0) is None:
+                raise CannotStartError(f"{self._address} is no address of this host: give its own as --address", 1)
+        except OSError as error:
+            raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
+        if ipaddress.ip_address(address).is_loopback and not meet.is_loopback:
+            raise CannotStartError(
+                f"{meet.host} is {address} on this machine, which other machines cannot reach: give --meet with the "
+                "address that the others use, or correct /etc/hosts",
+                1,
+            )
+        return address
+
+    def _start_meeting_point(self, address: str) -> None:
+        """Starts the meeting point if it is on this host and nobody listens there."""
+        meet, password, tls = self._options.meet, self._options.password, self._options.tls
+        # All addresses of the loopback interface are this machine's, and those that differ stand for other machines.
+        if meet.is_loopback and self._address != address:
+            return
+        try:
+            free = can_listen_at(address, meet.port)
+        except OSError as error:
+            raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
+        if free:
+            with contextlib.suppress(PortInUseError):
+                server = Server(port=meet.port, host=address, password=password, tls=tls)
+                server.start()
+                self._meeting_server = server
+                self._meeting_keeper = ServerKeeper(
+                    server, self._options.restarts(), keeps_data=True, name="the meeting point"
+                )
+
+    def _register(self, point: MeetingPoint, host: Host, address: str) -> None:
+        """Blocks until the meeting point knows this host. Starts it if it is here."""
+        meet = self._options.meet
+        reminder, alive_until = _Reminder(self._say), None
+        while True:
+            if self._meeting_server is None:
+                # At first, the server of an earlier command may still be there, and end.
+                self._start_meeting_point(address)
+            try:
+                self._check_terms(point.agreement())
+                if point.come(host):
+                    return
+                # The command that was killed on this host a moment ago, or one that lives.
+                alive_until = alive_until or clock.now() + LEASE + 1
+                if clock.now() >= alive_until:
+                    raise CannotStartError(
+                        f"host {host.name} is in the training at {meet} already, and its command runs. If this is "
+                        "another host, give it a --host-name of its own; another training needs another port in "
+                        "--meet",
+                        1,
+                    )
+                reminder.remind("waiting for the end of the earlier command of this host")
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if isinstance(error, redis.AuthenticationError):
+                    raise self._wrong_password() from None
+                reminder.remind(
+                    f"waiting for the meeting point at {meet} ({printable(str(error), 200)}). It is on the host that "
+                    f"has this address: does the command run there, and is port {meet.port} open?"
+                )
+            except (redis.RedisError, DocumentError) as error:
+                if isinstance(error, redis.AuthenticationError) or "AUTH" in str(error):
+                    raise self._wrong_password() from None
+                raise CannotStartError(
+                    f"what answers at {meet} is not the meeting point of a training: {printable(str(error), 200)}", 1
+                ) from None
+            clock.sleep(0.2)
+
+    def _wrong_password(self) -> CannotStartError:
+        given = "another password" if self._options.password else "a password"
+        return CannotStartError(
+            f"the meeting point at {self._options.meet} has {given}: give the same one on every host, in "
+            "REDISACC_PASSWORD or --password-file. A server of somebody else may have this port, too",
+            1,
+        )
+
+    def _check_terms(self, agreement: Agreement | None) -> None:
+        if agreement is None:
+            return
+        meet = self._options.meet
+        if agreement.terms != self._options.terms:
+            raise CannotStartError(
+                f"another training meets at {meet}, or the commands differ: "
+                f"{difference(self._options.terms, agreement.terms)}. Give the same command on every host, and "
+                "another port in --meet for another training",
+                1,
+            )
+        self._check_room(agreement)
+
+    def _check_room(self, agreement: Agreement) -> None:
+        name = self._options.name
+        is_full = agreement.phase != GATHERING or len(agreement.members) == agreement.terms.hosts
+        if agreement.phase in (FINISHED, FAILED):
+            raise CannotStartError(f"the training at {self._options.meet} has just ended: wait a few seconds", 1)
+        if self._options.joins or not is_full or agreement.first_worker_of(name) is not None:
+            return
+        gone = [member.name for member in agreement.members if not member.here and agreement.phase == READY]
+        also = f". Gone is {', '.join(gone)}: with --join, this host takes that place" if gone else ""
+        if not gone and agreement.phase == READY:
+            also = ". With --join, it comes with more workers"
+        raise CannotStartError(
+            f"host {name} is one too many for the {agreement.terms.hosts} hosts at {self._options.meet}, which are "
+            f"{', '.join(member.name for member in agreement.members)}{also}",
+            1,
+        )
+
+    def _has_place(self, agreement: Agreement) -> bool:
+        if agreement.phase == GATHERING:
+            return False
+        has_place = agreement.first_worker_of(self._options.name) is not None
+        if not has_place:
+            self._check_room(agreement)
+        return has_place
+
+    def _who_is_missing(self, agreement: Agreement | None) -> str:
+        terms, meet = self._options.terms, self._options.meet
+        members = [] if agreement is None else [member.name for member in agreement.members if member.run]
+        missing = terms.hosts - len(members)
+        ports = f"port {meet.port}"
+        if terms.nodes:
+            nodes = " and ".join(map(str, [*self._ports, *(port + BUS_OFFSET for port in self._ports)]))
+            ports += f" on {meet.host}, and {nodes} on all of them"
+        return (
+            f"waiting for {missing} of {terms.hosts} hosts; {', '.join(members) or 'none'} "
+            f"{'have' if len(members) > 1 else 'has'} come to {meet}. On the others, check that the same command runs "
+            f"and can reach {ports}"
+        )
+
+    def _is_ready(self, agreement: Agreement) -> bool:
+        return agreement.phase not in (GATHERING, STARTING)
+
+    def _what_starts(self, agreement: Agreement | None) -> str:
+        assert agreement is not None
+        late = [member.name for member in agreement.members if not member.nodes]
+        if late:
+            return f"waiting for the nodes of host {', '.join(late)}"
+        return "waiting for the nodes of all hosts to become one cluster"
+
+    def _start_nodes(self) -> None:
+        assert self._attendance is not None
+        options, agreement = self._options, self._agreement
+        self._check_ports()
+        self._nodes = Nodes(
+            self._address,
+            self._ports,
+            options.password,
+            options.tls,
+            directory=options.directory,
+            durable=options.durable,
+            restarts=options.restarts,
+            others=self._other_nodes,
+        )
+        identities = next(member.nodes for member in agreement.members if member.name == options.name)
+        if agreement.phase == READY and identities:
+            self._nodes.come_back(identities)
+            self._attendance.tell(stage=STARTED, nodes=identities)
+        else:
+            self._attendance.tell(stage=STARTED, nodes=self._nodes.start())
+            self._wait_until(self._is_ready, self._what_starts)
+
+    def _check_ports(self) -> None:
+        for port in (*self._ports, *(port + BUS_OFFSET for port in self._ports)):
+            try:
+                free = can_listen_at(self._address, port)
+            except OSError as error:
+                raise CannotStartError(f"cannot use port {port} for a node: {error}", 1) from None
+            if not free:
+                raise CannotStartError(
+                    f"port {port} of {self._address} is in use, by another training or another program: choose "
+                    "another --node-port, or another port in --meet",
+                    1,
+                )
+
+    def _other_nodes(self) -> list[RemoteNode]:
+        others = [member for member in self._agreement.members if member.name != self._options.name]
+        return remote_nodes(others, self._options.password, self._options.tls)
+
+    def _form(self, agreement: Agreement) -> None:
+        form_cluster(agreement, self._options.password, self._options.tls)
+
+    # While processes work
+
+    def look(self) -> Look | None:
+        """Returns what there is to say of other hosts and of this host's servers. Never blocks."""
+        assert self._attendance is not None
+        found = self._attendance.look()
+        if found is None and self._nodes is not None:
+            found = self._nodes.look()
+            if self._nodes.starts != self._node_starts:
+                self._node_starts = self._nodes.starts
+                self._attendance.tell(node_starts=self._node_starts)
+        if found is None and self._meeting_keeper is not None:
+            found = self._meeting_keeper.look()
+        return found
+
+    # The end
+
+    def finish(self, code: int, *, stopped: bool) -> int:
+        """Says how the processes of this host have ended, and blocks until no other host needs this one.
+
+        Args:
+            code: the exit code of the run.
+            stopped: whether somebody has stopped the run.
+
+        Returns:
+            The exit code of the command.
+        """
+        assert self._attendance is not None
+        if stopped or self.is_guest or self._attendance.error is not None:
+            return code
+        if code:
+            self._attendance.tell(stage=FAILED, exit_code=min(code, 255))
+            deadline = clock.now() + _LAST_WORDS
+            while self._agreement.phase == READY and clock.now() < deadline:
+                clock.sleep(_PAUSE)
+            self._say_looks()
+            return code
+        self._attendance.tell(stage=FINISHED)
+        reminder = _Reminder(self._say)
+        alone_at: float | None = None
+        while self._agreement.phase == READY:
+            end = self._say_looks()
+            if end is not None:
+                return end
+            alone_at = (alone_at or clock.now() + self._options.grace) if self._attendance.is_silent else None
+            if alone_at is not None and clock.now() >= alone_at:
+                self._say("the meeting host is still gone, and the processes of this host have ended: the run ends")
+                return 0
+            reminder.remind("the processes of this host have ended; its node stays until all hosts have finished")
+            clock.sleep(_PAUSE)
+        self._say_looks()
+        return 1 if self._agreement.phase == FAILED else 0
+
+    def _say_looks(self) -> int | None:
+        """Says what there is to say. Returns the exit code if it is over."""
+        while (found := self.look()) is not None:
+            self._say(found.text)
+            if found.is_over:
+                return found.code
+        return None
+
+    def _wait_until(self, is_done: Callable[[Agreement], bool], text: Callable[[Agreement | None], str]) -> None:
+        assert self._attendance is not None
+        reminder = _Reminder(self._say)
+        while True:
+            agreement = self._attendance.agreement
+            done = agreement is not None and is_done(agreement)
+            while (found := self.look()) is not None:
+                if found.is_over:
+                    raise CannotStartError(found.text, 1)
+                self._say(found.text)
+            if done:
+                return
+            reminder.remind(text(agreement))
+            clock.sleep(_PAUSE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the servers of this host."""
+        try:
+            if self._nodes is not None:
+                self._nodes.stop()
+        finally:
+            try:
+                if self._attendance is not None:
+                    self._attendance.leave()
+            finally:
+                if self._meeting_server is not None:
+                    self._meeting_server.stop()
+
+
+class _Reminder:
+    """Says from time to time what is waited for, ever more rarely."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began = clock.now()
+        self._next = _FIRST_WORD
+
+    def remind(self, text: str) -> None:
+        """Says it, if it is time to."""
+        waited = clock.now() - self._began
+        if waited >= self._next:
+            self._say(f"for {seconds_text(round(waited))}: {text}" if waited >= 2 * _FIRST_WORD else text)
+            self._next = waited + min(self._next, _LONGEST_SILENCE)

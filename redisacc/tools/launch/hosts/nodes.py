@@ -1,0 +1,238 @@
+"""The nodes of this host: they start with the cluster, or return to it, and are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import redis
+
+from redisacc.embedded.addresses import TLS, TCPAddress
+from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
+from redisacc.embedded.forming import Node, RemoteNode, form, is_complete
+from redisacc.embedded.program import find_program
+from redisacc.embedded.rejoining import configuration_of, find_master_to_follow, hand_over
+from redisacc.errors import ServerError
+from redisacc.tools.launch.hosts.documents import Agreement, Member
+from redisacc.tools.launch.restarts import Restarts
+from redisacc.tools.launch.run import Look
+from redisacc.tools.launch.server_keeper import ServerKeeper
+
+__all__ = ["BUS_OFFSET", "Nodes", "form_cluster"]
+
+# A node counts as failed after this many milliseconds without an answer, and a replica takes over about as much later.
+_NODE_TIMEOUT_MS = 5_000
+
+_FORMING = 60.0
+_HANDING_OVER = 30.0
+# How long a node that returns may take to see the whole cluster. Other hosts may be gone as well, so it is no failure.
+_RETURNING = 15.0
+_PAUSE = 0.1
+
+_NAMES = ("node", "replica")
+
+
+class Nodes:
+    """The nodes of this host: a master, and a replica of another host's master if there are replicas.
+
+    Args:
+        host: the IP address of this host.
+        ports: those of its nodes, one or two.
+        password: what clients and other nodes need.
+        tls: the files for TLS.
+        directory: where they keep their data. None: in temporary directories.
+        durable: whether they write every change to disk.
+        restarts: returns what is known of the deaths of a node.
+        others: returns the nodes of the other hosts.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        ports: Sequence[int],
+        password: str | None,
+        tls: TLS | None,
+        *,
+        directory: Path | None,
+        durable: bool,
+        restarts: Callable[[], Restarts],
+        others: Callable[[], list[RemoteNode]],
+    ) -> None:
+        self._host = host
+        self._others = others
+        self._has_replicas = len(ports) > 1
+        # The ids of the nodes, once they have started.
+        self._known: tuple[str, ...] = ()
+        self._directories = [
+            None if directory is None else directory / name for name, _ in zip(_NAMES, ports, strict=False)
+        ]
+        self._nodes = [
+            ClusterNode(
+                node_timeout_ms=_NODE_TIMEOUT_MS,
+                dir=folder,
+                durable=durable,
+                port=port,
+                host=host,
+                password=password,
+                tls=tls,
+            )
+            for folder, port in zip(self._directories, ports, strict=True)
+        ]
+        self._keepers = [
+            ServerKeeper(
+                node,
+                restarts(),
+                keeps_data=directory is not None,
+                name=f"the {name}",
+                start=partial(self._start_again, number),
+            )
+            for number, (name, node) in enumerate(zip(_NAMES, self._nodes, strict=False))
+        ]
+
+    @property
+    def starts(self) -> int:
+        """How often nodes have been started again."""
+        return sum(keeper.starts for keeper in self._keepers)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the nodes."""
+        return [node.pid for node in self._nodes]
+
+    def start(self) -> tuple[str, ...]:
+        """Starts nodes that are to become a cluster. Returns their ids.
+
+        Raises:
+            ServerError: a node could not be started.
+        """
+        for node in self._nodes:
+            node.start()
+        self._known = self._identities()
+        return self._known
+
+    def come_back(self, identities: Sequence[str]) -> None:
+        """Starts the nodes as those that the cluster knows, and blocks until all see them as a part of it again.
+
+        Args:
+            identities: their ids.
+
+        Raises:
+            ServerError: a node could not be started, or no other node answers.
+        """
+        for number, identity in enumerate(identities):
+            self._start_as(number, identity)
+        found = self._identities()
+        if found != tuple(identities):
+            raise ServerError(
+                f"the directory {self._directories[0]} holds a node of another training, {found[0]} instead of "
+                f"{identities[0]}: choose another directory, or remove it"
+            )
+        self._known = found
+        deadline = time.monotonic() + _RETURNING
+        # The others count a master as failed for up to twice the node timeout after it is back.
+        while time.monotonic() < deadline:
+            nodes: list[Node] = [*self._nodes, *self._others()]
+            if all(map(_is_complete, nodes)):
+                return
+            time.sleep(_PAUSE)
+
+    def look(self) -> Look | None:
+        """Looks after the nodes. Returns what there is to say. Never blocks."""
+        for keeper in self._keepers:
+            found = keeper.look()
+            if found is not None:
+                return found
+        return None
+
+    def stop(self) -> None:
+        """Stops the nodes and blocks until they have ended."""
+        for node in self._nodes:
+            node.stop()
+
+    def _identities(self) -> tuple[str, ...]:
+        try:
+            return tuple(str(node.ask("CLUSTER", "MYID")) for node in self._nodes)
+        except redis.RedisError as error:
+            raise ServerError(f"the node on this host does not do what makes it one: {error}") from error
+
+    def _start_again(self, number: int) -> None:
+        """Starts a node that has died."""
+        node = self._nodes[number]
+        if self._has_replicas and self._directories[number] is None:
+            self._start_as(number, self._known[number])
+        else:
+            node.start()
+
+    def _start_as(self, number: int, identity: str) -> None:
+        node, folder = self._nodes[number], self._directories[number]
+        others: list[Node] = [*self._others(), *(other for other in self._nodes if other is not node and other.running)]
+        if folder is None or not (folder / CONFIGURATION).exists():
+            try:
+                if self._has_replicas:
+                    hand_over(identity, others, time.monotonic() + _HANDING_OVER)
+                node.configure(configuration_of(identity, others, find_program(None).release))
+            except redis.RedisError as error:
+                raise ServerError(f"the cluster does not let the node return: {error}") from error
+        node.start()
+        if self._has_replicas:
+            self._follow(node, identity, others)
+
+    def _follow(self, node: ClusterNode, identity: str, others: Sequence[Node]) -> None:
+        """Makes a node that has lost its slots to its replica the replica of a master that has none."""
+        deadline = time.monotonic() + _HANDING_OVER
+        while master := find_master_to_follow(identity, [node, *others], self._host):
+            try:
+                node.ask("CLUSTER", "REPLICATE", master)
+                return
+            except redis.RedisError as error:
+                # It may not have met the master yet.
+                if time.monotonic() >= deadline:
+                    raise ServerError(f"the node cannot become a replica: {error}") from error
+            time.sleep(_PAUSE)
+
+
+def remote_nodes(
+    members: Sequence[Member], password: str | None, tls: TLS | None, number: int | None = None
+) -> list[RemoteNode]:
+    """Returns the nodes of hosts: of each the one with this number, or all."""
+    return [
+        RemoteNode(TCPAddress(port, member.address, password, tls))
+        for member in members
+        for port in (member.ports if number is None else member.ports[number : number + 1])
+    ]
+
+
+def form_cluster(agreement: Agreement, password: str | None, tls: TLS | None) -> None:
+    """Makes the nodes of all hosts a cluster, and blocks until it is complete. Called on the meeting host.
+
+    Raises:
+        ServerError: they did not become one in time, or a node does not answer.
+    """
+    members = agreement.members
+    nodes = remote_nodes(members, password, tls, 0)
+    if agreement.terms.replicas:
+        # The replica of each master is on the next host.
+        nodes += remote_nodes([*members[1:], members[0]], password, tls, 1)
+    try:
+        form(nodes, len(members), time.monotonic() + _FORMING, lambda node: _explain(node, agreement))
+    except redis.RedisError as error:
+        raise ServerError(f"a node does not do what makes it one of the cluster: {error}") from error
+
+
+def _is_complete(node: Node) -> bool:
+    try:
+        return is_complete(node)
+    except redis.RedisError:
+        # Its host is gone, or it is only starting.
+        return False
+
+
+def _explain(node: Node, agreement: Agreement) -> str:
+    name = next((member.name for member in agreement.members if member.address == node.where.host), "?")
+    bus = node.where.port + BUS_OFFSET
+    return (
+        f"; one is {node.where} on host {name}. Check that all hosts reach each other at the ports {node.where.port} "
+        f"and {bus}"
+    )

@@ -1,0 +1,423 @@
+"""A run: its members, when it ends, and with which exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import NamedTuple
+
+from redisacc._clock import clock
+from redisacc._handles.environment import Place
+from redisacc._text import MESSAGE, printable
+from redisacc.tools.launch.guard import Guard
+from redisacc.tools.launch.member import Member
+from redisacc.tools.launch.output import outputs
+from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
+
+__all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Look", "Run", "places"]
+
+# A shell's exit code for a program that was ended by a signal is this plus the signal's number.
+STOPPED_BY_SIGNAL = 128
+
+# Seconds between two looks at what nothing wakes this process for, usually and while something is about to end.
+_TICK = 0.5
+_SHORT_TICK = 0.02
+
+_OWN_NAME = "redisacc"
+_OWN_COLOUR = "1"
+_CHIEF_COLOUR = "1;35"
+# Not red, which looks like an error.
+_WORKER_COLOURS = ("36", "32", "33", "34", "96", "92", "93", "94")
+
+
+class CannotStartError(Exception):
+    """A process can't be started. Its text says which one and why.
+
+    Attributes:
+        exit_code: what a shell returns if it can't execute a command.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Look(NamedTuple):
+    """What a look at something that a run depends on has found.
+
+    Attributes:
+        text: a line for people.
+        is_over: whether the run has to end.
+        code: the exit code of the run if it has to. With 0, its processes get time to end by themselves.
+    """
+
+    text: str
+    is_over: bool
+    code: int = 1
+
+
+def places(*, chief: bool, workers: int, first_worker: int, total_workers: int | None) -> list[Place]:
+    """Returns the places of the run on this machine, each with a new id."""
+
+    def run_id() -> str:
+        return secrets.token_hex(16)
+
+    chief_run_id = run_id() if chief else None
+    numbers = range(first_worker, first_worker + workers)
+    return [Place("chief", None, total_workers, chief_run_id)] * chief + [
+        Place("worker", number, total_workers, run_id(), chief_run_id) for number in numbers
+    ]
+
+
+class Run:
+    """The processes of a run on this machine. Call `wait` once.
+
+    Args:
+        members: their places; at most one is the chief's.
+        command: the program of every process, and its arguments.
+        environment: the variables of every process, except the ones that name its place.
+        restarts: how often a process is started again within the window after it has died.
+        restart_window: seconds for which a death counts.
+        give_up_on: exit codes after which no process is started again.
+        grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
+            and SIGKILL.
+        look: called now and then; returns what there is to say of something else that the run depends on, such as its
+            server, and whether the run has to end because of it.
+        companions: further processes by their names, and the command of each. They run as long as the others do, and
+            nothing depends on them.
+
+    Attributes:
+        is_stopped: whether somebody has stopped it, by a signal or by not reading its output.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Place],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        restarts: int,
+        restart_window: float = WINDOW,
+        give_up_on: Collection[int] = PERMANENT,
+        grace: float,
+        look: Callable[[], Look | None] = lambda: None,
+        companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        self.is_stopped = False
+        self._restart_window = restart_window
+        self._give_up_on = give_up_on
+        self._grace = grace
+        self._look = look
+        self._out, self._err = outputs(os.environ)
+        self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members), *map(len, companions))
+        self._guard = Guard(math.ceil(grace))
+        self._members: list[Member] = []
+        self._chief: Member | None = None
+        for place in members:
+            is_chief = place.role == "chief"
+            colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
+            member = self._add(str(place), command, place.added_to(environment), colour, restarts)
+            if is_chief:
+                self._chief = member
+        self._companions = [
+            self._add(name, its_command, environment, _OWN_COLOUR, restarts) for name, its_command in companions.items()
+        ]
+        # The exit code, once the run is ending. From then on nothing is started.
+        self._code: int | None = None
+        self._failed: CannotStartError | None = None
+        # Whether the workers may end by themselves until `_terminate_at`.
+        self._patient = False
+        self._terminate_at: float | None = None
+        self._kill_at: float | None = None
+        self._unwritable = False
+        self._signals: list[int] = []
+        self._interrupted = False
+        self._woken: socket.socket | None = None
+
+    def _add(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str, restarts: int
+    ) -> Member:
+        member = Member(
+            len(self._members),
+            name,
+            command,
+            environment,
+            restarts=Restarts(restarts, self._restart_window),
+            guard=self._guard,
+            prefix=self._prefix(name),
+            colour=colour,
+            out=self._out,
+            err=self._err,
+        )
+        self._members.append(member)
+        return member
+
+    def wait(self) -> int:
+        """Starts the processes and blocks until all of them have ended. Returns the exit code of the run.
+
+        It is 0 once the chief, or without a chief every worker, has ended with 0. A process that is given up ends the
+        run with its exit code, and a signal with 128 plus its number.
+
+        Raises:
+            CannotStartError: a process can't be started. All others have ended.
+        """
+        try:
+            with self._signals_wake_it():
+                for member in self._members:
+                    if self._code is None:
+                        self._start(member)
+                while not self._finished():
+                    self._sleep()
+                    self._handle_signals()
+                    self._read()
+                    self._look_at_members()
+                    self._look_at_server_and_guard()
+                    self._flush()
+                    self._hurry()
+        finally:
+            # Usually nothing is left; this is for an error of ours.
+            for member in self._members:
+                member.signal(signal.SIGKILL)
+            self._guard.close()
+        if self._failed is not None:
+            raise self._failed
+        return self._code or 0
+
+    # Waiting
+
+    @contextlib.contextmanager
+    def _signals_wake_it(self) -> Iterator[None]:
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        handlers = {signal.SIGTERM: note, signal.SIGCHLD: lambda *_: None}
+        for number in (signal.SIGINT, signal.SIGHUP):
+            # Under nohup, SIGHUP stays ignored; so does Ctrl-C in a shell's background job.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = note
+        self._woken, writer = socket.socketpair()
+        with self._woken, writer:
+            self._woken.setblocking(False)
+            writer.setblocking(False)
+            before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(previous)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _sleep(self) -> None:
+        assert self._woken is not None
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        # While the output takes nothing, neither do we, so that memory stays bounded; the processes wait as well.
+        if not self._out.full and not self._err.full:
+            for member in self._members:
+                for descriptor in member.pipes:
+                    poll.register(descriptor, select.POLLIN)
+        for output in {self._out, self._err}:
+            if not output.empty:
+                poll.register(output.descriptor, select.POLLOUT)
+        now = clock.now()
+        deadlines = [now + (_SHORT_TICK if any(member.leaving for member in self._members) else _TICK)]
+        deadlines += [member.restart_at for member in self._members if member.restart_at is not None]
+        deadlines += [moment for moment in (self._terminate_at, self._kill_at) if moment is not None]
+        poll.poll(max(0.0, min(deadlines) - now) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _read(self) -> None:
+        for member in self._members:
+            for descriptor in member.pipes:
+                if not self._out.full and not self._err.full:
+                    member.read(descriptor)
+
+    def _flush(self) -> None:
+        for output in {self._out, self._err}:
+            try:
+                output.flush()
+            except OSError as error:
+                # The reader is gone. Like any other program, the run ends.
+                output.discard()
+                self.is_stopped = self.is_stopped or self._code is None
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    self._end(1)
+                    if output is not self._err and not self._unwritable:
+                        self.say(f"cannot write the output ({error.strerror}); the run ends")
+                else:
+                    self._end(STOPPED_BY_SIGNAL + signal.SIGPIPE)
+                self._unwritable = True
+
+    # Members
+
+    def _start(self, member: Member) -> None:
+        if not self._guard.alive:
+            self._replace_guard()
+        try:
+            member.start()
+        except OSError as error:
+            code = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}.get(error.errno or 0, 1)
+            self._failed = CannotStartError(f"cannot start {member.name}: {error.strerror or error}", code)
+            self._end(code)
+
+    def _look_at_members(self) -> None:
+        for member in self._members:
+            status = member.take_status()
+            if status is not None:
+                self._ended(member, status)
+            member.clean_up()
+            if member.restart_at is not None and clock.now() >= member.restart_at and member.idle:
+                self._start(member)
+
+    def _ended(self, member: Member, status: int) -> None:
+        code = STOPPED_BY_SIGNAL - status if status < 0 else status
+        if self._code is not None:
+            return
+        is_companion = member in self._companions
+        if status == 0 and not is_companion:
+            self._finished_by_itself(member)
+            return
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        if status in self._give_up_on and not is_companion:
+            self.say(
+                f"{member.name} {how}: it would fail again, so it is not started again (--give-up-on), and the run "
+                "ends. Its output above may say why"
+            )
+            self._end(code)
+            return
+        pause = member.restarts.pause_after(member.lived, clock.now())
+        if pause is not None:
+            self.say(f"{member.name} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
+            member.restart_at = clock.now() + pause
+            return
+        if is_companion:
+            self.say(f"{member.name} {how} too often; the run continues without it")
+            return
+        deaths = member.restarts.deaths
+        often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(self._restart_window)}"
+        self.say(
+            f"{member.name} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
+            "--restarts allows more deaths"
+        )
+        self._end(code)
+
+    def _finished_by_itself(self, member: Member) -> None:
+        if member is self._chief:
+            # The loops of the workers end as well, once they see that the chief has finished.
+            self._end(0, patience=self._grace)
+        elif self._chief is None and not any(other.running or other.restart_at is not None for other in self._main):
+            self._end(0)
+
+    @property
+    def _main(self) -> list[Member]:
+        """The members on which the run depends."""
+        return [member for member in self._members if member not in self._companions]
+
+    def _look_at_server_and_guard(self) -> None:
+        if not self._guard.alive:
+            self._replace_guard()
+        if self._code is None:
+            while self._code is None and (found := self._look()) is not None:
+                self.say(found.text)
+                if found.is_over:
+                    self._end(found.code, patience=0.0 if found.code else self._grace)
+
+    def _replace_guard(self) -> None:
+        leaders = {member.slot: member.group for member in self._members}
+        before, self._guard = self._guard, Guard(math.ceil(self._grace), leaders)
+        for member in self._members:
+            member.guard = self._guard
+        before.close()
+
+    # The end
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            self.is_stopped = self.is_stopped or self._code is None
+            self._end(STOPPED_BY_SIGNAL + number)
+            # A terminal that is closed sends SIGHUP more than once, so only Ctrl-C counts as impatience.
+            if number != signal.SIGINT:
+                continue
+            if self._interrupted:
+                self._terminate_at, self._kill_at = None, 0.0
+            else:
+                self._interrupted = True
+                self.say("stopping; Ctrl-C again kills what still runs")
+
+    def _end(self, code: int, *, patience: float = 0.0) -> None:
+        """Ends the run: nothing is started any more, and what runs gets SIGTERM when the patience is exhausted."""
+        if self._code is None:
+            self._code = code
+        for member in self._members:
+            member.restart_at = None
+        if self._kill_at is None:
+            self._patient = patience > 0
+            self._terminate_at = clock.now() + patience
+
+    def _hurry(self) -> None:
+        """Sends the signals that are due."""
+        now = clock.now()
+        if self._terminate_at is not None and self._companions and all(member.idle for member in self._main):
+            self._terminate_at = now
+        if self._terminate_at is not None and now >= self._terminate_at:
+            late = [member.name for member in self._main if member.running]
+            if self._patient and late:
+                whose = "training" if self._chief is None else "chief"
+                self.say(
+                    f"{self._grace:g} s after the end of the {whose}, still running and stopped: {', '.join(late)}"
+                )
+            for member in self._members:
+                member.signal(signal.SIGTERM)
+            self._terminate_at, self._kill_at = None, now + self._grace
+        if self._kill_at is not None and now >= self._kill_at:
+            for member in self._members:
+                member.signal(signal.SIGKILL)
+            # Nobody has read the last lines within the time.
+            for output in (self._out, self._err):
+                output.discard()
+            self._kill_at = now + _TICK
+
+    def _finished(self) -> bool:
+        return (
+            self._code is not None
+            and all(member.idle for member in self._members)
+            and self._out.empty
+            and self._err.empty
+        )
+
+    # Messages
+
+    def _prefix(self, name: str) -> str:
+        return name.ljust(self._width) + " |"
+
+    def say(self, text: str) -> None:
+        """Writes a line of its own to standard error, between the lines of its processes."""
+        self._err.put(self._prefix(_OWN_NAME), _OWN_COLOUR, printable(text, MESSAGE).encode())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

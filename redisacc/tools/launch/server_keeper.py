@@ -1,0 +1,119 @@
+"""Keeps a server of a run going."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+
+from redisacc._clock import clock
+from redisacc._text import printable_lines
+from redisacc.embedded import Server
+from redisacc.embedded.guarded_process import status_text
+from redisacc.errors import ServerError
+from redisacc.tools.launch.restarts import Restarts
+from redisacc.tools.launch.run import Look
+
+__all__ = ["ServerKeeper", "how_it_ended"]
+
+# The last line that a server logs when it starts.
+_READY = "Ready to accept connections"
+_LOG_LINES = 1000
+
+
+class ServerKeeper:
+    """Starts the server of a run again if it was killed or has crashed, at the same address.
+
+    A start that fails counts as one more death: whatever it failed by may be over at the next attempt.
+
+    Args:
+        server: the server. None: there is nothing to keep.
+        restarts: how often it is started again within a time.
+        keeps_data: whether it has a directory of its own, so that it starts with what it had written.
+        name: what messages call it.
+        start: starts it again. None: its own `start`.
+
+    Attributes:
+        starts: how often it has been started again.
+    """
+
+    def __init__(
+        self,
+        server: Server | None,
+        restarts: Restarts,
+        *,
+        keeps_data: bool,
+        name: str = "the server",
+        start: Callable[[], None] | None = None,
+    ) -> None:
+        self.starts = 0
+        self._server = server
+        self._restarts = restarts
+        self._keeps_data = keeps_data
+        self._name = name
+        self._start_again = start
+        self._started_at = clock.now()
+        # While it starts: a thread, because it may load a large file, and the run goes on.
+        self._starting: threading.Thread | None = None
+        self._error: ServerError | None = None
+
+    def look(self) -> Look | None:
+        """Looks after the server. Returns what there is to say, None if nothing has changed. Never blocks."""
+        server = self._server
+        if server is None:
+            return None
+        if self._starting is not None:
+            return None if self._starting.is_alive() else self._look_at_start(server)
+        return None if server.running else self._look_at_end(server)
+
+    def _look_at_start(self, server: Server) -> Look:
+        self._starting = None
+        error, self._error = self._error, None
+        if error is not None:
+            return self._try_again(server, f"{self._name} could not be started again: {error}")
+        if not server.running:
+            return self._look_at_end(server)
+        self.starts += 1
+        return Look(f"{self._name} is back as process {server.pid}", is_over=False)
+
+    def _look_at_end(self, server: Server) -> Look:
+        text = how_it_ended(server, self._name)
+        if server.exit_status == 0:
+            # Somebody who shuts a server down does not want it back.
+            return Look(text, is_over=True)
+        kept = "" if self._keeps_data else ". Its data were in memory only; trainings continue from what processes have"
+        return self._try_again(server, text, kept)
+
+    def _try_again(self, server: Server, text: str, more: str = "") -> Look:
+        now = clock.now()
+        pause = self._restarts.pause_after(now - self._started_at, now)
+        if pause is None:
+            return Look(text, is_over=True)
+        self._starting = threading.Thread(target=self._start, args=(server, pause), daemon=True)
+        self._starting.start()
+        return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
+
+    def _start(self, server: Server, pause: float) -> None:
+        clock.sleep(pause)
+        try:
+            (self._start_again or server.start)()
+        except ServerError as error:
+            self._error = error
+        self._started_at = clock.now()
+
+
+def how_it_ended(server: Server, name: str = "the server") -> str:
+    """Returns a message about a server that has ended by itself: how, and what it has logged since it was ready.
+
+    What it logged before, such as advice about the settings of the kernel, is not why it ended.
+    """
+    status = server.exit_status
+    text = f"{name} ended unexpectedly" if status is None else f"{name} {status_text(status)}"
+    if status == -signal.SIGKILL:
+        text += ", by somebody or by the kernel for lack of memory, which `dmesg` reports"
+    log = server.log_tail(_LOG_LINES).split("\n")
+    ready = max((number for number, line in enumerate(log) if _READY in line), default=-1)
+    tail = "\n".join(log[ready + 1 :][-10:])
+    if not tail:
+        return f"{text}. It has logged nothing since it was ready"
+    return f"{text}; the end of its log: {printable_lines(tail)}"
