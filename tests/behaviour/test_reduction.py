@@ -340,6 +340,7 @@ def test_a_reducer_that_may_not_hear_calls_says_so(real_server, client, backgrou
         client.execute_command("ACL", "DELUSER", "narrow")
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_reducer_ends_although_its_server_is_silent(daemon, background, until):
     server = daemon().start()

@@ -93,6 +93,7 @@ def test_a_wait_outlives_the_socket_timeout_of_the_client(real_server, open_dens
     assert take.result().tolist() == [3.0]
 
 
+@pytest.mark.slow
 @pytest.mark.servers(*ONE_NODE)
 def test_a_process_listens_on_one_connection(real_client, open_dense, background, waiting, until):
     accumulators = [open_dense("float32", [1]) for _ in range(4)]

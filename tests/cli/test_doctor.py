@@ -103,6 +103,7 @@ def test_doctor_finds_settings_that_are_wrong(cli, client, examine, settings, wh
     assert code == (1 if any(finding.status == "bad" for finding in findings.values()) else 0)
 
 
+@pytest.mark.slow
 def test_doctor_knows_each_kind_of_persistence(examine, tmp_path):
     def finding(url):
         return examine("--redis", url)["persistence"]

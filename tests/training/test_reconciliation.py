@@ -126,6 +126,7 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
     one.delete()
 
 
+@pytest.mark.slow
 def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, durations, monkeypatch, until, caplog):
     """A process that is started again in its place does without a server for as long as its patience says."""
     monkeypatch.setenv("REDISACC_RESTARTED", "1")
