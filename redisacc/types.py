@@ -9,9 +9,8 @@ Example:
 """
 
 from redisacc._arrays.results import Tally
-from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+from redisacc._format.entries import ReducerInfo, UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._format.history_entries import PastStep
-from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._handles.environment import Place
 from redisacc._handles.options import AccumulatorOptions
 from redisacc._protocol.lifecycle.events import Event, Events

@@ -16,7 +16,7 @@ import numpy as np
 import redis
 
 from benchmarks.scale.observation import observe
-from redisacc._format.staging import parse_message, parts_arrived
+from redisacc._format.attempts import parse_message, parts_arrived
 from redisacc._protocol.parts.fetch import WholeParts
 from redisacc._wire.connect import connect
 from redisacc._wire.pubsub import pubsub_of

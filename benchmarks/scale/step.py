@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from redisacc._format import buffered
-from redisacc._format.partitions import MOST_PARTITIONS, most_automatic_partitions
+from redisacc._format.keys import MOST_PARTITIONS, most_automatic_partitions
 from redisacc._protocol.parameters import ahead
 from redisacc._protocol.parts.sweep import ATTEMPTS_PER_CALL
 

@@ -19,7 +19,7 @@ from redisacc._arrays import foreign, validation
 from redisacc._arrays.dtypes import PRESENCE, TABLE, DType, find_dtype
 from redisacc._arrays.slices import IndexedSlices
 from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum, is_above
-from redisacc._arrays.tree.structure import Structure, flatten, parse_structure
+from redisacc._arrays.trees import Structure, flatten, parse_structure
 from redisacc._arrays.validation import INT64_MAX, Array, Shape, shape_text
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError

@@ -31,12 +31,20 @@ from redisacc._arrays.spec import AccumulatorSpec, SectionSpec
 from redisacc._arrays.validation import INT64_MAX, Array
 from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
-from redisacc._format.element_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
-from redisacc._format.element_cut import GRADIENT_ALIGNMENT as ALIGNMENT
-from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
-from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
-from redisacc._format.weights import parse_weight, weight_text
+from redisacc._format.part_cut import ALIGNMENT as ELEMENTS_ALIGNMENT
+from redisacc._format.part_cut import (
+    COUNT,
+    LEAST_ALIGNED,
+    BufferedSection,
+    Cut,
+    Dense,
+    ElementCut,
+    cut_of,
+    part_lengths,
+)
+from redisacc._format.part_cut import GRADIENT_ALIGNMENT as ALIGNMENT
+from redisacc._format.stored_text import parse_weight, weight_text
 from redisacc._text import EVICTED, printable, shown
 from redisacc._wire.sockets import Pieces
 from redisacc.errors import CorruptDataError, InvalidArgumentError

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from redisacc._arrays.metrics import mean_metrics
+from redisacc._clock import durations
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
-from redisacc._format.stored_text import foreign, parse_int64, parse_number, parse_time, parsed
-from redisacc._format.weights import parse_staleness, parse_weight
+from redisacc._format.stored_text import (
+    foreign,
+    parse_int64,
+    parse_number,
+    parse_staleness,
+    parse_time,
+    parse_weight,
+    parsed,
+)
+from redisacc._interrupts import suppressed
 from redisacc._telemetry.traceparent import TraceParent, parse_traceparent
-from redisacc._text import shown
+from redisacc._text import printable, shown
+from redisacc._wire.sockets import Command
 from redisacc.errors import CorruptDataError
 
 # The largest length of an entry, of a name or of a token, in bytes. A shape and a name fit in.
@@ -315,4 +326,184 @@ def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[byte
     found = text.split(b" ", number - 1)
     if len(found) != number:
         raise ValueError("a field is missing")
+    return found
+
+
+# The state of a worker: in the round, expected, late or gone. Whatever names a state asks here.
+
+IN_THE_ROUND, EXPECTED, LATE, GONE = "in the round", "expected", "late", "gone"
+
+# A worker without a lease that was last seen this many seconds ago, or longer, is gone. The server knows no more about
+# it than when it was seen, so a worker that computes for longer looks gone.
+GONE_AFTER = 600.0
+
+
+@dataclass(frozen=True)
+class WorkersByState:
+    """The workers that an accumulator knows, by state.
+
+    Attributes:
+        in_the_round: those with a gradient in the current round, by name.
+        expected: those that are neither late nor gone. In this list and the next two, the one that was seen most
+            recently comes first.
+        late: the workers that the others had to wait for.
+        gone: the workers that are not worth waiting for.
+    """
+
+    in_the_round: list[WorkerInfo] = field(default_factory=list)
+    expected: list[WorkerInfo] = field(default_factory=list)
+    late: list[WorkerInfo] = field(default_factory=list)
+    gone: list[WorkerInfo] = field(default_factory=list)
+
+    def items(self) -> list[tuple[str, list[WorkerInfo]]]:
+        """Returns each state and its workers, the state that needs attention first."""
+        return [(LATE, self.late), (EXPECTED, self.expected), (IN_THE_ROUND, self.in_the_round), (GONE, self.gone)]
+
+
+def workers_by_state(known: Iterable[WorkerInfo], global_step: int, now: datetime.datetime) -> WorkersByState:
+    """Returns the workers by their state.
+
+    Args:
+        known: the workers.
+        global_step: the current step.
+        now: the time of the server's clock.
+    """
+    known = list(known)
+    latest = max((worker.seen_at for worker in known if worker.in_round), default=None)
+    found = WorkersByState()
+    lists = dict(found.items())
+    for worker in known:
+        lists[_state_of(worker, global_step, latest, now)].append(worker)
+    for state in (EXPECTED, LATE, GONE):
+        lists[state].sort(key=lambda worker: worker.seen_at, reverse=True)
+    return found
+
+
+def _state_of(worker: WorkerInfo, global_step: int, latest: datetime.datetime | None, now: datetime.datetime) -> str:
+    """Returns the state of a worker, as the table in docs/explanations/concepts.md defines it.
+
+    Args:
+        worker: the worker.
+        global_step: the current step.
+        latest: when the workers of the round were last seen; None if the round is empty.
+        now: the time of the server's clock.
+    """
+    if worker.in_round:
+        return IN_THE_ROUND
+    silent = (now - worker.seen_at).total_seconds()
+    if silent >= GONE_AFTER if worker.lease_ends_at is None else worker.lease_ends_at <= now:
+        return GONE
+    if silent < durations.late:
+        return EXPECTED
+    if worker.last_step is not None and worker.last_step < global_step - 1:
+        # A whole round was taken without it.
+        return LATE
+    # Steps may take any time, so the time that the others needed is the measure.
+    if latest is not None and latest > worker.seen_at and now - latest >= latest - worker.seen_at:
+        return LATE
+    return EXPECTED
+
+
+# The lease of a reducer that works on an accumulator, or on one of its partitions: a small hash with an expiry.
+
+# Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.
+_MOST_SUMS, _MOST_PARTS = 8, 1000
+_MOST_KEYS = 50_000
+
+_SUM = re.compile(rb"([0-9a-f]{32}):([1-9][0-9]{0,4})")
+
+_FIELDS = ("who", "since_ms", "stored", "late")
+
+
+@dataclass(frozen=True)
+class ReducerInfo:
+    """The reducer that works on an accumulator; with partitions, the reducers that work on them.
+
+    Example:
+        >>> import redisacc
+        >>> with redisacc.ConditionalAccumulator("float32", [2]) as acc:
+        ...     print(acc.info().reducer)
+        None
+
+    Attributes:
+        who: the host and the process id of the reducer; of several, each once, with commas. Printable.
+        since: when it began to work on the accumulator; of several, the last one.
+        stored: the number of rounds since then whose whole sum it stored before the taker needed it; of several
+            reducers, the slowest one's.
+        late: the number of rounds since then for which it was too late, or which held other gradients than it expected;
+            of several reducers, the slowest one's.
+        missing: the number of partitions without a reducer. While any is missing, takers rely on no reducer.
+    """
+
+    who: str
+    since: datetime.datetime
+    stored: int
+    late: int
+    missing: int = 0
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it was in time for at least half of the rounds, and no partition lacks one."""
+        return self.stored >= self.late and not self.missing
+
+    @property
+    def state(self) -> str:
+        """A text for people: "has begun", "keeps up", "is late", or on how many partitions a reducer is missing."""
+        if self.missing:
+            return f"is missing on {self.missing} of the partitions"
+        if not self.stored and not self.late:
+            return "has begun"
+        return "keeps up" if self.keeps_up else "is late"
+
+
+def lease_commands(keys: Keys) -> list[Command]:
+    """Returns the commands that read the lease; with partitions, one for each of them."""
+    return [("HMGET", key, *_FIELDS) for key in keys.reducers]
+
+
+def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
+    """Parses the replies to ``lease_commands``; None if there is no reducer."""
+    found = [lease for lease in map(_parse_lease, replies) if lease is not None]
+    if not found:
+        return None
+    return ReducerInfo(
+        printable(", ".join(dict.fromkeys(lease.who for lease in found)), 200),
+        max(lease.since for lease in found),
+        min(lease.stored for lease in found),
+        max(lease.late for lease in found),
+        len(replies) - len(found),
+    )
+
+
+def _parse_lease(reply: object) -> ReducerInfo | None:
+    """Parses a lease; None if there is none, or redisacc did not write it."""
+    match reply:
+        case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late]:
+            with suppressed(ValueError, OverflowError, OSError):
+                name = printable(who.decode(errors="replace"), 200)
+                return ReducerInfo(name, parse_time(since), parse_number(stored), parse_number(late))
+    return None
+
+
+def sums_text(sums: Mapping[str, int]) -> str:
+    """Returns the field of the lease that lists sums, each given as its digest and the number of its parts."""
+    return " ".join([f"{digest}:{parts}" for digest, parts in sums.items()])
+
+
+def sums_commands(keys: Keys) -> list[Command]:
+    """Returns the commands that read which sums reducers keep."""
+    return [("HGET", key, "sums") for key in keys.reducers]
+
+
+def parse_sums(keys: Keys, replies: Sequence[object]) -> list[str]:
+    """Returns the keys of the sums that the replies to ``sums_commands`` list, if redisacc may have written them."""
+    step = len(keys.partitions) or 1
+    found: list[str] = []
+    for position, reply in zip(keys.positions, replies, strict=True):
+        listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
+        for match in map(_SUM.fullmatch, listed):
+            if match is not None:
+                numbers = range(position or 0, min(int(match[2]), _MOST_PARTS) * step, step)
+                some = numbers[: _MOST_KEYS - len(found)]
+                found += [keys.sum(match[1].decode(), number) for number in some]
     return found

@@ -24,7 +24,7 @@ from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.spec import AccumulatorSpec, SectionSpec
 from redisacc._arrays.validation import Array
 from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
-from redisacc._format.weights import parse_weight
+from redisacc._format.stored_text import parse_weight
 from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays.dtypes import TABLE, find_dtype
-from redisacc._arrays.tree.structure import Structure, parse_structure
+from redisacc._arrays.trees import Structure, parse_structure
 from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
-from redisacc._format.element_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
+from redisacc._format.part_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
 from redisacc._text import shown
 from redisacc._wire.sockets import GATHER_BYTES
 from redisacc.errors import InvalidArgumentError

@@ -11,12 +11,25 @@ from redisacc._arrays.dtypes import TABLE
 from redisacc._arrays.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
 from redisacc._arrays.validation import Shape
 from redisacc._arrays.weights import CONSTANT
-from redisacc._format.keys import Keys
-from redisacc._format.partitions import parse_partitions
+from redisacc._format.keys import Keys, parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum
-from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_round_shape, parse_shape
-from redisacc._format.stored_text import foreign, of_ascii, parse_int64, parse_number, parse_time, parsed
-from redisacc._format.weights import MOST_STALENESS, parse_rule, parse_staleness, parse_weight, rule_text
+from redisacc._format.stored_text import (
+    LONGEST_SHAPE,
+    MOST_STALENESS,
+    foreign,
+    of_ascii,
+    parse_int64,
+    parse_leaves,
+    parse_number,
+    parse_round_shape,
+    parse_rule,
+    parse_shape,
+    parse_staleness,
+    parse_time,
+    parse_weight,
+    parsed,
+    rule_text,
+)
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotFoundError
 

@@ -6,10 +6,16 @@ Any client may have written there, so whatever redisacc does not write is an err
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
+
+from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Shape, shape_text
+from redisacc._arrays.weights import CONSTANT, INVERSE_SQRT, LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._interrupts import interrupt_in
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -110,3 +116,160 @@ def clock_ms(reply: Sequence[bytes]) -> int:
     """Converts the reply to TIME to milliseconds of the server's clock."""
     seconds, micros = reply
     return int(seconds) * 1000 + int(micros) // 1000
+
+
+# Shapes as they are written in Redis.
+
+# The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
+LONGEST_SHAPE = 2 + MAX_RANK * 20
+
+# The text that a tree has in place of a shape.
+_LEAVES = re.compile(r"(1) leaf|([0-9]{1,6}) leaves")
+
+_SHAPE = re.compile(r"\[(?:(?:-1|[0-9]{1,19})(?:,(?:-1|[0-9]{1,19}))*)?\]")
+
+
+def parse_shape(text: str) -> Shape:
+    """Returns a declared shape: None if the rank is unknown, with None for each unknown dimension.
+
+    Raises:
+        ValueError: redisacc writes no such text.
+    """
+    # The length is checked first: the text may be of any size, and so may the cache.
+    if len(text) > LONGEST_SHAPE:
+        raise ValueError("the text is longer than that of any shape")
+    return None if text == "unknown" else _parsed(text)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[int | None, ...]:
+    # A regular expression knows no nesting, unlike a parser of JSON, which a deep enough one exhausts.
+    if _SHAPE.fullmatch(text) is None:
+        raise ValueError("the text is not a list of dimensions")
+    dims = [int(dim) for dim in text[1:-1].split(",") if dim]
+    shape = tuple(None if dim == -1 else dim for dim in dims)
+    if len(dims) > MAX_RANK or max(dims, default=0) > INT64_MAX or shape_text(shape) != text:
+        raise ValueError("the text is not a shape as redisacc writes it")
+    return shape
+
+
+def parse_leaves(text: str) -> int:
+    """Returns how many leaves a tree has, of a text such as "7 leaves".
+
+    Raises:
+        ValueError: redisacc writes no such text.
+    """
+    match = _LEAVES.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1] or match[2])
+
+
+def parse_round_shape(text: str) -> tuple[int, ...] | None:
+    """Returns the shape that binds a round, or None for an empty round.
+
+    Raises:
+        ValueError: no round has such a shape.
+    """
+    if len(text) > LONGEST_SHAPE:
+        raise ValueError("the text is longer than that of any shape")
+    return _known_dims(text) if text else None
+
+
+def round_shape_of(record: str, text: str) -> tuple[int, ...] | None:
+    """Returns the same of a field of the record with this key; CorruptDataError: redisacc did not write it."""
+    return parsed(record, "round_shape", text, parse_round_shape)
+
+
+@lru_cache(maxsize=256)
+def _known_dims(text: str) -> tuple[int, ...]:
+    shape = _parsed(text)
+    dims = tuple(dim for dim in shape if dim is not None)
+    # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
+    if len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
+        raise ValueError("an array cannot have this shape")
+    # It also refuses more dimensions than it can count, and knows best how many those are.
+    np.empty((0, *dims[1:]))
+    return dims
+
+
+# Weights and staleness of gradients as text, and the rules that turn one into the other.
+#
+# ``lua/include/parse_weight.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
+
+_WEIGHT = re.compile(r"[0-9][0-9.e+-]*")
+_LONGEST = 24
+
+
+# The largest max_staleness. A round's text has a pair for each staleness, and the scripts search it for every gradient.
+MOST_STALENESS = 1000
+
+
+def weight_text(weight: float) -> str:
+    """Returns a weight as text, with the fewest digits that distinguish it from its neighbours."""
+    return "1" if weight == 1 else repr(float(weight)).removesuffix(".0")
+
+
+def parse_weight(text: str) -> float:
+    """Returns the weight that a text holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    if len(text) > _LONGEST or not _WEIGHT.fullmatch(text):
+        raise ValueError(f"{text[:_LONGEST]!r} is not a weight")
+    weight = float(text)
+    if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        raise ValueError(f"{text} is not in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]")
+    return weight
+
+
+def rule_text(rule: str | Sequence[float]) -> str:
+    """Returns a rule for weights of staleness as text: its name, or a factor for each staleness with commas between."""
+    return rule if isinstance(rule, str) else ",".join(map(weight_text, rule))
+
+
+def parse_rule(text: str, max_staleness: int) -> str | tuple[float, ...]:
+    """Returns the rule for weights of staleness that a text holds.
+
+    Args:
+        text: what ``rule_text`` returned.
+        max_staleness: the largest staleness that the accumulator accepts.
+
+    Raises:
+        ValueError: it holds none, or has another number of factors than there are values of staleness.
+    """
+    if text in (CONSTANT, INVERSE_SQRT):
+        return text
+    factors = tuple(map(parse_weight, text.split(",")))
+    if len(factors) != max_staleness + 1:
+        raise ValueError(f"it has {len(factors)} factors for a max_staleness of {max_staleness}")
+    return factors
+
+
+def parse_staleness(text: str, num_accumulated: int, max_staleness: int | None = None) -> dict[int, int]:
+    """Returns staleness → number of gradients, sorted by staleness.
+
+    Args:
+        text: the text that a script wrote; "" if staleness is not counted, because all gradients have 0.
+        num_accumulated: the number of gradients in the round.
+        max_staleness: the largest staleness that the accumulator accepts; None: not known here.
+
+    Raises:
+        ValueError: no script writes this, or not for this many gradients.
+    """
+    if not text:
+        if num_accumulated and max_staleness:
+            raise ValueError("the staleness of the gradients is missing")
+        return {0: num_accumulated} if num_accumulated else {}
+    found: dict[int, int] = {}
+    for pair in text.split(","):
+        staleness, _, number = pair.partition(":")
+        late = parse_number(staleness)
+        if late in found or number == "0":
+            raise ValueError(f"{pair!r} is no number of gradients of a staleness")
+        found[late] = parse_number(number)
+    most = MOST_STALENESS if max_staleness is None else max_staleness
+    if max(found) > most or sum(found.values()) != num_accumulated:
+        raise ValueError(f"{num_accumulated} gradients cannot have this staleness")
+    return dict(sorted(found.items()))

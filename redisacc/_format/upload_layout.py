@@ -17,7 +17,7 @@ from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.validation import Array
 from redisacc._format import attempts
 from redisacc._format import buffered as buffered_format
-from redisacc._format.element_cut import Dense
+from redisacc._format.part_cut import Dense
 from redisacc._wire.sockets import Pieces
 
 

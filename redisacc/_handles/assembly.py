@@ -23,8 +23,7 @@ from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._telemetry.telemetry import Telemetry
-from redisacc._wire.connect import connect
-from redisacc._wire.server_state import warn_if_evicting
+from redisacc._wire.connect import connect, warn_if_evicting
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")

@@ -12,8 +12,8 @@ from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding, checked_encoding
 from redisacc._arrays.spec import AccumulatorSpec, Kind, Missing, Normalize, Order, SparseMean
 from redisacc._arrays.weights import StalenessWeight, checked_staleness_weight
-from redisacc._format.partitions import MOST_PARTITIONS
-from redisacc._format.weights import MOST_STALENESS
+from redisacc._format.keys import MOST_PARTITIONS
+from redisacc._format.stored_text import MOST_STALENESS
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 

@@ -24,8 +24,7 @@ from redisacc._protocol.parameters.version_wait import VersionWait
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
-from redisacc._wire.connect import connect
-from redisacc._wire.server_state import warn_if_evicting
+from redisacc._wire.connect import connect, warn_if_evicting
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._clock import durations
 from redisacc._format.keys import PartitionedKeys
-from redisacc._format.weights import parse_weight
+from redisacc._format.stored_text import parse_weight
 from redisacc._text import EVICTED, QUOTED, printable, shown
 from redisacc._wire.script_loader import load
 from redisacc._wire.sockets import Argument, Command

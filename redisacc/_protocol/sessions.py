@@ -9,7 +9,7 @@ from typing import Any
 
 from redisacc._arrays.validation import shape_text
 from redisacc._clock import clock
-from redisacc._format.weights import weight_text
+from redisacc._format.stored_text import weight_text
 
 # The server keeps a session that has been idle for less than this, in seconds: an hour, less a margin for clocks that
 # differ (lua/include/forget_ms.lua).

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._arrays.tree.arrays import flatten_arrays
-from redisacc._arrays.tree.structure import flatten
+from redisacc._arrays.trees import flatten, flatten_arrays
 from redisacc._format.parameter_record import EXACT
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.scripts import OF_PARAMETERS, refused

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from redisacc._arrays.results import Round
-from redisacc._arrays.tree.arrays import as_arrays
+from redisacc._arrays.trees import as_arrays
 from redisacc._clock import clock, durations
 from redisacc._format.history_entries import PastStep, history_text
 from redisacc._handles import exit_code

@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from redisacc._clock import clock, durations
-from redisacc._format.claims import Claim
+from redisacc._format.crew_entries import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import is_first_start
 from redisacc._handles.parameters import Parameters
@@ -25,7 +25,7 @@ from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait_log import WaitLog
-from redisacc._wire.server_state import may_have_lost_data
+from redisacc._wire.connect import may_have_lost_data
 from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays.results import Round
-from redisacc._arrays.tree.structure import flatten
+from redisacc._arrays.trees import flatten
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
 from redisacc._training.exact_parameters import pack_state, read_exact

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from redisacc._arrays.tree.arrays import as_arrays
+from redisacc._arrays.trees import as_arrays
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys

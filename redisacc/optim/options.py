@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._arrays.tree.structure import MAX_PATH_BYTES
+from redisacc._arrays.trees import MAX_PATH_BYTES
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 

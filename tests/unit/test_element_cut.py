@@ -10,8 +10,8 @@ from support.rows import every_row
 from redisacc._arrays.encodings import BLOCK, BLOCKS, encode
 from redisacc._arrays.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, pack, part_size
-from redisacc._format.element_cut import LEAST_ALIGNED, Dense, ElementCut
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import LEAST_ALIGNED, Dense, ElementCut
 
 FLOAT32, FLOAT64, INT8 = np.dtype("<f4"), np.dtype("<f8"), np.dtype("i1")
 BFLOAT16 = np.dtype("bfloat16")

@@ -18,11 +18,11 @@ import redisacc
 from redisacc._arrays import dtypes
 from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.spec import AccumulatorSpec, described_by
-from redisacc._arrays.tree.structure import difference, parse_structure
+from redisacc._arrays.trees import difference, parse_structure
 from redisacc._clock import running_time
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place, stored_text
-from redisacc._format import shapes as _shapes
+from redisacc._format import stored_text as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
 from redisacc._protocol.rounds import take_wait
@@ -174,7 +174,7 @@ def test_shapes_takers_rounds_and_workers(search):
         typed(lambda: entries.parse_waiting(KEYS, name, text))
         typed(lambda: entries.parse_workers({name: text}, "w"))
         typed(lambda: _shapes.parse_shape(text.decode(errors="replace")), ValueError)
-        shape = typed(lambda: _shapes.round_shape_of(KEYS, text.decode(errors="replace")))
+        shape = typed(lambda: _shapes.round_shape_of(KEYS.record, text.decode(errors="replace")))
         if shape is not None:
             # numpy accepts it, and so does code that computes its size.
             np.broadcast_to(np.float64(0), shape)
@@ -186,9 +186,9 @@ def test_shapes_takers_rounds_and_workers(search):
     "text", [f"[{2**62},4]", f"[0,{2**62},4]", "[1,-1]", "[01]", "unknown", "[" + "1," * 300 + "1]"]
 )
 def test_no_round_has_this_shape(text):
-    assert _shapes.round_shape_of(KEYS, "[2,3]") == (2, 3)
+    assert _shapes.round_shape_of(KEYS.record, "[2,3]") == (2, 3)
     with pytest.raises(redisacc.CorruptDataError, match=r"round_shape holds"):
-        _shapes.round_shape_of(KEYS, text)
+        _shapes.round_shape_of(KEYS.record, text)
 
 
 def test_events(search):

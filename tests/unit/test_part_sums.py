@@ -21,9 +21,9 @@ from redisacc._arrays.leaf_values import tree_gradient
 from redisacc._arrays.spec import AccumulatorSpec, described_by
 from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
+from redisacc._format.attempts import PartsArrived
 from redisacc._format.buffered import BufferedGradient, digest_of
 from redisacc._format.keys import Keys
-from redisacc._format.staging import PartsArrived
 from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums import expected_gradients

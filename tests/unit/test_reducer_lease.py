@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.rows import every_row
 
+from redisacc._format.entries import parse_leases, parse_sums, sums_text
 from redisacc._format.keys import Keys
-from redisacc._format.reducer_lease import parse_leases, parse_sums, sums_text
 
 KEYS = Keys("w")
 ONE, OTHER = "0123456789abcdef" * 2, "f" * 32

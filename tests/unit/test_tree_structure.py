@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.rows import every_row
 
-from redisacc._arrays.tree import structure as trees
-from redisacc._arrays.tree.structure import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
+from redisacc._arrays import trees
+from redisacc._arrays.trees import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
 from redisacc.errors import InvalidArgumentError
 
 Pair = collections.namedtuple("Pair", "first second")

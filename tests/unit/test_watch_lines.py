@@ -9,7 +9,7 @@ import io
 import pytest
 from rich.console import Console
 
-from redisacc._format.reducer_lease import ReducerInfo
+from redisacc._format.entries import ReducerInfo
 from redisacc.tools.cli.watch import _lines
 from redisacc.tools.monitoring.monitor import View
 

@@ -6,8 +6,7 @@ import datetime
 
 from support.rows import every_row
 
-from redisacc._format.entries import WorkerInfo
-from redisacc._format.worker_states import workers_by_state
+from redisacc._format.entries import WorkerInfo, workers_by_state
 
 NOW = datetime.datetime(2026, 11, 23, 12, 0, 0, tzinfo=datetime.UTC)
 

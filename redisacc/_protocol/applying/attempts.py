@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redisacc._arrays.spec import AccumulatorSpec
-from redisacc._format.attempts import StoredAttempt
+from redisacc._format.attempts import ANNOUNCED_HEADER, StoredAttempt, parts_arrived, upload_begun
 from redisacc._format.buffered import ANNOUNCED_INLINES, MESSAGE_BYTES, PART_MS, BufferedGradient, part_keys, part_ms
 from redisacc._format.keys import Keys
-from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived, upload_begun
-from redisacc._format.weights import weight_text
+from redisacc._format.stored_text import weight_text
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts

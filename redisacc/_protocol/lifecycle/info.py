@@ -11,20 +11,23 @@ from typing import Any
 from redisacc._arrays.metrics import parse_metrics
 from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import (
+    ReducerInfo,
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
+    WorkersByState,
+    lease_commands,
     parse_known_workers,
+    parse_leases,
     parse_taken,
     parse_waiting,
     parse_workers,
+    workers_by_state,
 )
 from redisacc._format.history_entries import parse_history
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import Record, RecordValues
-from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.stored_text import clock_ms, parsed, time_of
-from redisacc._format.worker_states import WorkersByState, workers_by_state
 from redisacc._text import shown
 from redisacc._wire.scans import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._wire.sockets import Command

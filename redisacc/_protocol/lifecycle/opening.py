@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from redisacc._arrays.spec import AccumulatorSpec
-from redisacc._arrays.tree.structure import difference, parse_structure
+from redisacc._arrays.trees import difference, parse_structure
 from redisacc._clock import durations
-from redisacc._format.keys import DELETING, NAMES, Keys
-from redisacc._format.partitions import automatic_partitions, choose_partitions, partitions_text
+from redisacc._format.keys import DELETING, NAMES, Keys, automatic_partitions, choose_partitions, partitions_text
 from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
 from redisacc._format.stored_text import foreign, parsed
 from redisacc._protocol.lifecycle.deletion import delete

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redisacc._format.claims import Claim, parse_claims
+from redisacc._format.crew_entries import Claim, parse_claims
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.stored_text import clock_ms
 from redisacc._wire.scans import scan_command, scan_whole

@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._arrays.tree.arrays import flatten_arrays
+from redisacc._arrays.trees import flatten_arrays
 from redisacc._arrays.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import ParameterKeys
+from redisacc._format.keys import ParameterKeys, automatic_partitions, choose_partitions
 from redisacc._format.leaves import Layout, Leaf, Schema, packed, packed_rows, ranges_text
 from redisacc._format.parameter_record import (
     FORMAT,
@@ -25,7 +25,6 @@ from redisacc._format.parameter_record import (
     ParameterRecord,
     announcement,
 )
-from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters

@@ -7,8 +7,7 @@ import numpy as np
 from redisacc._arrays.sums import put_rows
 from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Schema, arrays_in
-from redisacc._format.parameter_record import INDEX_BYTES, Blob, ParameterRecord
-from redisacc._format.table_blobs import check_kept, is_needed, tables_of
+from redisacc._format.parameter_record import INDEX_BYTES, Blob, ParameterRecord, check_kept, is_needed, tables_of
 from redisacc._protocol.parameters.update import parsed_rows
 from redisacc._protocol.parts.fetch import fetched_blobs
 from redisacc._wire.transport import Transport

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from redisacc._clock import durations, running_time
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, part_ms
-from redisacc._format.keys import ParameterKeys
+from redisacc._format.keys import ParameterKeys, partitions_text
 from redisacc._format.parameter_record import Blob
-from redisacc._format.partitions import partitions_text
 from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parts.fetch import differing

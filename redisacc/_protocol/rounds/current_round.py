@@ -10,8 +10,7 @@ from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import RoundSum
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import Keys
-from redisacc._format.partitions import parse_partitions
+from redisacc._format.keys import Keys, parse_partitions
 from redisacc._format.record import Record
 from redisacc._format.stored_text import parsed
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole

@@ -14,12 +14,11 @@ from typing import Any, Unpack
 
 from redisacc._arrays import validation
 from redisacc._clock import durations
+from redisacc._format.attempts import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.entries import ANY_NUMBER
+from redisacc._format.entries import ANY_NUMBER, WorkersByState
 from redisacc._format.quorum import Quorum, milliseconds
-from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
-from redisacc._format.weights import weight_text
-from redisacc._format.worker_states import WorkersByState
+from redisacc._format.stored_text import weight_text
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
 from redisacc._protocol.rounds.who_contributed import Contributors, read_contributors, states_text
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts, StaleSequenceError

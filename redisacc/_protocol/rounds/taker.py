@@ -15,8 +15,7 @@ from redisacc._arrays.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
-from redisacc._format.shapes import round_shape_of
-from redisacc._format.weights import parse_staleness
+from redisacc._format.stored_text import parse_staleness, round_shape_of
 from redisacc._protocol.rounds.granted_rounds import REMEMBERED, acknowledge, ended_round, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
@@ -320,7 +319,7 @@ class Taker(Generic[G]):
 
     def _contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
         granted = found.granted
-        shape = round_shape_of(self.keys, granted.round_shape)
+        shape = round_shape_of(self.keys.record, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self.keys.taken}: round {granted.token} has no shape")
         return found.reader.contents(self.keys.taken_round(granted.token), found.pieces, shape), shape

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._format.crew_entries import parse_crew
-from redisacc._format.entries import WorkerInfo, parse_known_workers, parse_workers
+from redisacc._format.entries import (
+    IN_THE_ROUND,
+    WorkerInfo,
+    WorkersByState,
+    parse_known_workers,
+    parse_workers,
+    workers_by_state,
+)
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import clock_ms, time_of
-from redisacc._format.worker_states import IN_THE_ROUND, WorkersByState, workers_by_state
 from redisacc._text import age_text
 from redisacc._wire.scans import scan_command, scan_some, scan_whole
 from redisacc._wire.transport import Transport

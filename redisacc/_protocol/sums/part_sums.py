@@ -19,9 +19,9 @@ from typing import Any
 
 from redisacc._arrays.sums import RoundSum
 from redisacc._clock import clock, durations
+from redisacc._format.attempts import PartsArrived
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.part_cut import Cut, have_same_elements
-from redisacc._format.staging import PartsArrived
 from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient

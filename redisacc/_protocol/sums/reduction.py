@@ -18,11 +18,11 @@ import numpy as np
 
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import clock, durations
+from redisacc._format.attempts import PartsArrived, SumStored, sum_stored
 from redisacc._format.buffered import PartMissingError
+from redisacc._format.entries import sums_text
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._format.reducer_lease import sums_text
-from redisacc._format.staging import PartsArrived, SumStored, sum_stored
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note

@@ -14,10 +14,10 @@ from enum import Enum
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
+from redisacc._format.attempts import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
-from redisacc._format.shapes import round_shape_of
-from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message
+from redisacc._format.stored_text import round_shape_of
 from redisacc._protocol.parts.fetch import TRUSTED_BYTES, check_lengths
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.cells import Store, SumOptions
@@ -216,7 +216,7 @@ class RoundSoFar:
             sums.admit(message)
 
     def _announce(self, message: UploadBegun, num_required: int) -> None:
-        shape = round_shape_of(self.keys, message.round_shape)
+        shape = round_shape_of(self.keys.record, message.round_shape)
         if shape is None or (self._shape is not None and shape != self._shape):
             return
         part_sums, _ = self.sums_of(shape, num_required)
@@ -251,7 +251,7 @@ class RoundSoFar:
         else:
             shape, found = self.transport.pipeline([get_shape, ("HMGET", current, *ids)])
             entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
-        round_shape = round_shape_of(self.keys, (shape or b"").decode(errors="replace"))
+        round_shape = round_shape_of(self.keys.record, (shape or b"").decode(errors="replace"))
         gradients = self._parse(entries, round_shape) if round_shape is not None else []
         if ids is not None and any(gradient.number > 1 for gradient in gradients):
             # It replaces others, whose names no message has told.

@@ -27,8 +27,7 @@ from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.keys import Keys
-from redisacc._format.parameter_record import Blob, Manifest, announcement
-from redisacc._format.table_blobs import kept_in, tables_of
+from redisacc._format.parameter_record import Blob, Manifest, announcement, kept_in, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire

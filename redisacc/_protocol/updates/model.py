@@ -15,11 +15,10 @@ import numpy as np
 
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import INLINE_BYTES, part_size
-from redisacc._format.element_cut import Run
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Flat, Schema, arrays_in, ranges_text
 from redisacc._format.parameter_record import flat_cut, flat_lengths
-from redisacc._format.part_cut import Cut, Piece
+from redisacc._format.part_cut import Cut, Piece, Run
 from redisacc._format.update_order import Order
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import Manifest, ParameterRecord, parse_count, parse_optimizer, parse_schema
+from redisacc._format.parameter_record import (
+    Manifest,
+    ParameterRecord,
+    check_kept,
+    parse_count,
+    parse_optimizer,
+    parse_schema,
+    tables_of,
+)
 from redisacc._format.stored_text import foreign
-from redisacc._format.table_blobs import check_kept, tables_of
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel

@@ -19,8 +19,7 @@ import numpy as np
 from redisacc._arrays.sums import put_rows
 from redisacc._arrays.validation import Array
 from redisacc._format.leaves import packed
-from redisacc._format.parameter_record import Blob, FullBlob, Manifest
-from redisacc._format.table_blobs import array_bytes, kept_blobs, tables_of
+from redisacc._format.parameter_record import Blob, FullBlob, Manifest, array_bytes, kept_blobs, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redisacc._format.buffered import listed_lengths
+from redisacc._format.entries import parse_sums, sums_commands
 from redisacc._format.keys import Keys
-from redisacc._format.reducer_lease import parse_sums, sums_commands
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._wire.scans import scan

@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from redisacc._clock import clock
-from redisacc._format.entries import WorkerInfo
+from redisacc._format.entries import EXPECTED, IN_THE_ROUND, LATE, WorkerInfo
 from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
-from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._protocol.lifecycle.events import Event, Events
 from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport

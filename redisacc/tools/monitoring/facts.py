@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays.weights import CONSTANT
-from redisacc._format.entries import WaitingTaker
+from redisacc._format.entries import IN_THE_ROUND, WaitingTaker
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
-from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._protocol.parameters.info import ParametersInfo
 from redisacc._text import printable, seconds_text

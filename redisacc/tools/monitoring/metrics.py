@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._format.entries import WorkerInfo
+from redisacc._format.entries import GONE, LATE, WorkerInfo
 from redisacc._format.keys import Keys
-from redisacc._format.worker_states import GONE, LATE
 from redisacc._text import printable
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError, ServerUnavailableError

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import durations
 from redisacc._format.buffered import ANNOUNCED_BYTES
+from redisacc._format.entries import ReducerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.sums.part_sums import WORTHWHILE
 from redisacc._text import QUOTED, printable

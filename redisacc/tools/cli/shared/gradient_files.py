@@ -24,7 +24,7 @@ from numpy.lib import format as numpy_format
 
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.spec import described_by
-from redisacc._arrays.tree.structure import Structure
+from redisacc._arrays.trees import Structure
 from redisacc._arrays.validation import Array
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.sparse import SparseConditionalAccumulator

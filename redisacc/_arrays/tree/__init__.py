@@ -1,1 +1,0 @@
-"""Trees of arrays: their structure, and their leaves as arrays."""
