@@ -66,9 +66,10 @@ def part_keys(keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> Itera
 #
 # They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
 # gradients. If the parts are in partitions, their node sends the messages about them to a channel of the partition,
-# ``redisacc:{NAME/p}:partition:wake``. A waiting taker adds the parts up while the rest is still being uploaded. Messages
-# may get lost, and every user with the right to publish can forge them. Parts that are added because of a message
-# therefore count only after they have been compared with the round that was granted: see ``_protocol/sums/part_sums.py``.
+# ``redisacc:{NAME/p}:partition:wake``. A waiting taker adds the parts up while the rest is still being uploaded.
+# Messages may get lost, and every user with the right to publish can forge them. Parts that are added because of a
+# message therefore count only after they have been compared with the round that was granted: see
+# ``_protocol/sums/part_sums.py``.
 
 # A longer header is not announced. One of a tree with 50 sparse leaves has about 1.5 kB.
 ANNOUNCED_HEADER = 8 * 1024

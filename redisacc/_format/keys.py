@@ -251,9 +251,9 @@ class ParameterKeys(PartitionedKeys):
 
 # Partitions: the slots of a Redis Cluster among which an accumulator spreads the parts of its gradients.
 #
-# A partition is a slot ``{NAME/p}``. Its number p was chosen when the accumulator was created, so that the partitions lie
-# on as many nodes as there are. Part K of every gradient is in partition K modulo their number, and gradients are cut
-# in such a way that the same partition has the same elements of all of them.
+# A partition is a slot ``{NAME/p}``. Its number p was chosen when the accumulator was created, so that the partitions
+# lie on as many nodes as there are. Part K of every gradient is in partition K modulo their number, and gradients are
+# cut in such a way that the same partition has the same elements of all of them.
 
 # The most partitions: a Redis Cluster has at most about a thousand nodes.
 MOST_PARTITIONS = 1000

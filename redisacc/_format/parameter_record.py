@@ -510,10 +510,10 @@ def parse_count(keys: ParameterKeys, name: str, text: Any) -> int:
 
 # The state of tables: leaves whose gradients are rows, so that an optimiser keeps their state lazily.
 #
-# For each blob with weights of tables, full or of rows, there is a *kept* blob with the state of the same leaves or rows,
-# as far as it takes more than the weights to continue from there. It has one array for each flat blob of state, in their
-# order. In that of a full blob, each array has the layout of the full blob, and begins at a multiple of ALIGNMENT. In
-# that of a rows blob, each array has the rows of all leaves, one after the other.
+# For each blob with weights of tables, full or of rows, there is a *kept* blob with the state of the same leaves or
+# rows, as far as it takes more than the weights to continue from there. It has one array for each flat blob of state,
+# in their order. In that of a full blob, each array has the layout of the full blob, and begins at a multiple of
+# ALIGNMENT. In that of a rows blob, each array has the rows of all leaves, one after the other.
 
 
 def tables_of(manifest: Manifest) -> Manifest:
