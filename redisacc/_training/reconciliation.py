@@ -16,7 +16,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost
+from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait_log import WaitLog
@@ -136,6 +136,8 @@ class Reconciliation(Participant):
         self._found: Any = None
         # Whether the accumulator was there after the weights had been published, so that no loss took it alone.
         self._has_seen_both = False
+        # The incarnations of the accumulators that this process has opened.
+        self._opened_before: set[str] = set()
         self._follows = self._is_rescued = False
         # How often the lease had run out when the weights were seen last.
         self._gaps = 0
@@ -263,9 +265,12 @@ class Reconciliation(Participant):
             was_deleted = reader.incarnation in deleted_incarnations(self._transport, self._keys)
             if not was_deleted and is_lost(self._transport, self._keys, reader.incarnation):
                 record = None
-            elif view.memory is not None or was_deleted:
+            elif was_deleted or (view.memory is not None and is_over(self._transport, self._keys, reader.incarnation)):
                 self._error, view.is_deleted = error, True
                 return
+            elif view.memory is not None:
+                # Since the first read, somebody has published again what was lost.
+                raise
             else:
                 # While this process stood by, another training has taken the place of one that was lost.
                 self._parameters._forget()
@@ -285,13 +290,22 @@ class Reconciliation(Participant):
             return
         try:
             record = handle._records.read()
-        except NotFoundError as error:
-            if view.published is not None and self._has_seen_both and self._parameters._reader.poll() is not None:
+        except NotFoundError:
+            if view.published is None or not self._has_seen_both or self._parameters._reader.poll() is None:
+                self._close_gradients()
+                return
+            try:
+                # Since the first read, both may have come back.
+                record = handle._records.read()
+            except NotFoundError as error:
+                there = self._transport.call("HGET", handle._keys.record, "incarnation")
+                if there is not None and there.decode(errors="replace") in self._opened_before:
+                    # In place of what has been made after a loss, the server has its older data again.
+                    self._close_gradients()
+                    return
                 # Both are in one slot, so a server loses both.
                 self._error, view.is_deleted = error, True
                 return
-            self._close_gradients()
-            return
         self._has_seen_both = view.published is not None
         view.is_open, view.gradients, view.is_empty = True, record.global_step, record.num_accumulated == 0
         view.has_quorum = view.has_quorum and record.quorum.least is not None
@@ -348,6 +362,7 @@ class Reconciliation(Participant):
                 once_per_worker=True,
             )
         )
+        self._opened_before.add(handle._scripts.incarnation)
         self.weights.reopen(handle)
         self._quorum = QuorumKeeper(self._options.quorum, handle, self._crew, self._transport, self.shared_name)
         self._quorum.until = self.last

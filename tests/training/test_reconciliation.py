@@ -264,3 +264,36 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     first.close()
     third = training.chief()
     assert (third.step, third.parameters["w"].tolist()) == (3, [3, 3])
+
+
+EVERYTHING = """
+local kept = {}
+for _, key in ipairs(redis.call("KEYS", "*")) do
+  table.insert(kept, key)
+  table.insert(kept, redis.call("PTTL", key))
+  table.insert(kept, redis.call("DUMP", key))
+end
+return kept
+"""
+
+
+def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy):
+    """As if somebody else had published it: the reads of one look see different things."""
+    one, after = training.work(), dict(enumerate(range(12), 1))
+    chief, until = training.chief(redis=proxy.url), len(after) + 2
+    for taken in chief.rounds(until=until):
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+        if chief.step in after:
+            kept = real_client.eval(EVERYTHING, 0)
+
+            def restore(kept=kept):
+                with real_client.pipeline() as together:
+                    for key, ms, value in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
+                        together.restore(key, max(ms, 0), value, replace=True)
+                    together.execute()
+
+            proxy.when_it_happens = restore
+            proxy.arm(Fault("request", after[chief.step], 0, "pass"))
+            real_client.flushall()
+    assert chief.parameters["w"].tolist() == [until, sum(range(until))]
+    assert one.result(60)[1] == list(range(until))
