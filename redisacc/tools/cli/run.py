@@ -152,8 +152,8 @@ def run(
       redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
-    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that fails or is killed restarts after a pause, which
-    grows if that happens in quick succession. A worker that exits with 0 has finished. The run ends when all have
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that fails or is killed restarts at once, or after a
+    growing pause if it fails within seconds. A worker that exits with 0 has finished. The run ends when all have
     finished; with --chief, when the chief has.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
