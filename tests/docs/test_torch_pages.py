@@ -14,10 +14,7 @@ NAMES = (
     "evaluation.md",
     "learning-rate.md",
     "pytorch.md",
-    "pytorch-accumulation.md",
-    "pytorch-batchnorm.md",
-    "pytorch-clipping.md",
-    "pytorch-mixed-precision.md",
+    "pytorch-details.md",
     "resume.md",
 )
 PAGES = [path for name in NAMES if (path := DOCS / "guides" / name).is_file()]

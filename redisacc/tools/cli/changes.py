@@ -81,8 +81,8 @@ def set(  # noqa: A001 - named as the command
 
     least is how many gradients a step needs, grace for how many seconds it then waits for more, and most how many end
     the grace. Numbers that you leave out stay as they are; an empty value, or none, removes one. A chief that is
-    waiting follows at once, and so does any other take that does not say itself what it waits for. For example, if a
-    machine will not return, lower least, and the training continues:
+    waiting follows at once, and so does any other take without its own numbers. For example, if a machine will not
+    return, lower least, and the run continues:
 
     \b
       redisacc set embeddings least=3
@@ -90,15 +90,15 @@ def set(  # noqa: A001 - named as the command
       redisacc set embeddings most=none grace=none
 
     step sets the global step. Gradients of earlier steps are dropped from then on; gradients that have been accumulated
-    stay, and the next take hands them out as gradients of the new step. So the command asks before it passes over a
-    round that is not empty. It also asks before it lowers the step, because that accepts old gradients again.
+    stay, and the next take returns them as gradients of the new step. So the command asks before it passes over a round
+    that is not empty. It also asks before it lowers the step, because that accepts old gradients again.
 
     \b
       redisacc set embeddings step=100
 
-    With --forget, nothing lists the worker as late or gone any more. Its gradients in the round stay, and count. If it
-    is alive after all and sends another gradient, it is known again. A worker of a training, such as 'worker 3', can be
-    forgotten once its lease has run out.
+    With --forget, the worker is no longer listed as late or gone. Its gradients in the round still count. If it sends
+    another gradient, it is listed again. A worker of a training run, such as 'worker 3', can be forgotten once its
+    lease has run out.
 
     \b
       redisacc set embeddings --forget spot-17:4242
@@ -156,10 +156,10 @@ def _forget(transport: Transport, keys: Keys, worker: str, *, as_json: bool) -> 
 @command()
 @name_argument
 def finish(*, name: str, url: str | None, as_json: bool) -> None:
-    """End a training: the loops of all its processes end after the same step, within a second.
+    """End a training run: the loops of all its processes end after the same step, within a second.
 
-    Nothing is lost: a round that is complete still counts, and the parameters stay. A chief continues the training if
-    its loop goes on to a later step.
+    Nothing is lost: a round that is complete still counts, and the parameters stay. If you start the program again, it
+    continues up to its last step.
     """
     with Parameters(keys_of(name).name, redis=transport_of(url)) as parameters:
         parameters.finish()
@@ -189,7 +189,7 @@ class _Age(click.ParamType[datetime.timedelta]):
     "--older-than",
     type=_Age(),
     metavar="AGE",
-    help="Delete only what nothing has happened to for that long, such as 12h or 30d: all of it, or what matches NAME, "
+    help="Delete only names without activity for that long, such as 12h or 30d: all of them, or those that match NAME, "
     "which may then be a glob. Names with a leader or a waiting taker are kept.",
 )
 def rm(

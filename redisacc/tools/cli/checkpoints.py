@@ -58,9 +58,9 @@ def checkpoint(*, name: str, file: Path, url: str | None, as_json: bool) -> None
 def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: bool) -> None:
     """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
 
-    FILE is a checkpoint of `redisacc checkpoint` or of a chief, of any training. The command refuses while a chief
-    holds its lease. If a later step is published, or the same one with other values, it refuses as well, except with
-    --force: it then deletes the training, so that workers that still run end with an error.
+    FILE is a checkpoint that `redisacc checkpoint` or a chief has written, of any run. The command refuses while a
+    chief holds its lease. If a later step is published, or the same one with other values, it refuses as well, except
+    with --force: it then deletes the run, and workers that still run end with an error.
 
     \b
       redisacc restore mnist checkpoints/step-00012000.safetensors

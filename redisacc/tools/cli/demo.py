@@ -47,8 +47,8 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
     """Train word vectors with several processes, and check the result in one.
 
     Each worker computes gradients of a skip-gram model on its share of a text, and a chief updates the parameters by
-    their mean. In the middle, the chief and a worker are killed and started again. Afterwards, one process repeats the
-    training alone, and the two results must be equal up to rounding.
+    their mean. In the middle, the chief and a worker are killed and restarted. Afterwards, one process repeats the run
+    alone, and the two results must be equal up to rounding.
 
     The exit code is 0 if they are equal and the loss fell, 1 otherwise, and 128 + N after signal N, so 130 for Ctrl-C.
 

@@ -52,7 +52,7 @@ _NOTHING = "every round that was taken has been acknowledged"
 @click.option("--most", type=click.IntRange(min=1), metavar="N", help="End the grace when there are N gradients.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
-@click.option("--recover", is_flag=True, help="Recover a round whose taker died, or list such rounds.")
+@click.option("--recover", is_flag=True, help="Recover a round whose taker was killed, or list such rounds.")
 @click.option("--token", metavar="TOKEN", help="With --recover: the round to recover.  [default: the oldest]")
 def take(
     *,
@@ -76,13 +76,13 @@ def take(
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
     float32. The round is acknowledged once the file is safely written; if that fails, --recover gets the round. If
     another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has written
-    must not be used. With --grace, the take waits for more gradients, until they are --most many or S seconds have
-    passed since NUM_REQUIRED were there. With --min-weight, NUM_REQUIRED may be left out; if both are given, both are
-    needed. Exit code 4 means that too few gradients arrived in time.
+    must not be used. With --grace, the take waits for more gradients, until there are --most, or S seconds have passed
+    since there were NUM_REQUIRED. With --min-weight, NUM_REQUIRED may be left out; if both are given, both are needed.
+    Exit code 4 means that too few gradients arrived in time.
 
     With --recover, the command does not wait. It lists the rounds that were taken but not acknowledged because their
-    taker died. With --output, it writes one to a file and then acknowledges it; with --discard, it discards one. It
-    asks first, because a taker that is still alive loses the round. Exit code 1 means that there is no such round.
+    taker was killed. With --output, it writes one to a file and then acknowledges it; with --discard, it discards one.
+    It asks first, because a taker that is still alive loses the round. Exit code 1 means that there is no such round.
 
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
@@ -273,9 +273,9 @@ def apply(
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
     "values" and optionally "shape", which is then checked. The gradient of a tree is an .npz as `redisacc take` writes
-    it; a leaf whose arrays are left out has no gradient. A worker that was unknown before is unknown afterwards, so
-    that no later round misses it. Exit code 5 means that the gradient was dropped because its step had passed, or
-    because the round has one of its worker already.
+    it; a leaf whose arrays are left out has no gradient. A worker that was unknown before stays unknown, so later
+    rounds don't wait for it. Exit code 5 means that the gradient was dropped because its step had passed, or because
+    the round has one of its worker already.
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop

@@ -41,8 +41,8 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "
-    "died too often, or with one of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server "
-    "answers, 126 the program is not executable, 127 there is no such program.",
+    "failed too often, or with one of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no "
+    "server answers, 126 the program is not executable, 127 there is no such program.",
 )
 @click.option(
     "--workers",
@@ -77,7 +77,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     default=5,
     show_default=True,
     metavar="N",
-    help="How often a process that dies is started again within --restart-window. After one death more, the run ends.",
+    help="How often a process that fails restarts within --restart-window. After one more failure, the run ends.",
 )
 @click.option(
     "--restart-window",
@@ -86,7 +86,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     default=WINDOW,
     show_default=True,
     metavar="SECONDS",
-    help="Time for which a death counts against --restarts.",
+    help="Time for which a failure counts against --restarts.",
 )
 @click.option(
     "--give-up-on",
@@ -152,8 +152,8 @@ def run(
       redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
-    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
-    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when all have
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that fails or is killed restarts at once, or after a
+    growing pause if it fails within seconds. A worker that exits with 0 has finished. The run ends when all have
     finished; with --chief, when the chief has.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.

@@ -53,16 +53,15 @@ _TOKEN = "REDISACC_SERVE_TOKEN"  # noqa: S105 - a name
 def serve(*, names: tuple[str, ...], port: int, host: str, interval: float, url: str | None) -> None:
     """Serve a live page at http://HOST:PORT/, and metrics for Prometheus at http://HOST:PORT/metrics.
 
-    Both are about all accumulators, or the named ones; NAME may be a glob, as for ls. Ctrl-C stops the command.
+    Both show all accumulators, or the named ones; NAME may be a glob, as for ls. Ctrl-C stops the command.
 
     For each accumulator, the page shows the round that is filling, the workers that are missing, and where the time of
     the latest rounds went. Nothing can be changed on it.
 
     Each scrape of the metrics reads the server again. The histograms count what happened since the command was started.
-    Of each accumulator, the first 32 names of metrics that workers give to their gradients become labels; a message
-    names those that are left out.
+    The first 32 names of metrics of each accumulator become labels; a message names the others.
 
-    By default, only this machine can reach the two. Everybody on it can, unless the environment variable
+    By default, only this machine can reach them. All its users can, unless the environment variable
     REDISACC_SERVE_TOKEN holds a token of at least 16 characters. Browsers then ask for it as a password, with any user
     name, and Prometheus sends it as a bearer token. With a token, --host may name any address. There is no encryption:
     put a proxy with TLS in front, or use `ssh -L 9464:localhost:9464 MACHINE`.

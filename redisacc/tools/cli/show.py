@@ -147,9 +147,9 @@ def show(
     the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
     accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
 
-    Of a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
-    round holds and the norm of what a take returns for it; --index and --top then choose rows of this leaf. Of a dense
-    leaf, nothing but its elements is read.
+    For a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
+    round holds, and the norm of the result of a take; --index and --top then choose rows of this leaf. Only the
+    elements of a dense leaf are read.
 
     \b
       redisacc show embeddings

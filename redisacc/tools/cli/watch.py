@@ -61,9 +61,9 @@ def watch(
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
     applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, the metrics of the
     latest round, and the workers that are not in this round, with the time since they were last seen: those that are
-    expected, late or gone. For a training, it also shows how many of its steps are done, which process leads, the time
-    of a step, and the bytes of the parameters, of the state, and of both in all versions that are stored. Ctrl-C stops
-    the command.
+    expected, late or gone. For a training run, it also shows how many of its steps are done, which process leads, the
+    time of a step, and the bytes of the parameters, of the state, and of both in all versions that are stored. Ctrl-C
+    stops the command.
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 

@@ -221,7 +221,7 @@ _OPTIONS = (
     click.option(
         "--join",
         is_flag=True,
-        help="With --hosts: take the place of a host that is gone, or come with more workers if none is.",
+        help="With --hosts: take the place of a missing host; if none is missing, bring more workers.",
     ),
     click.option(
         "--host-name",
@@ -252,7 +252,7 @@ _OPTIONS = (
         "--tls-ca",
         type=NonEmptyPath(),
         metavar="FILE",
-        help="With --hosts: the authority that signed the certificates of all hosts, and of nobody else.",
+        help="With --hosts: the authority that signed the certificates of these hosts only.",
     ),
 )
 
