@@ -8,7 +8,8 @@ order and of the number of the attempt, so different processes write the same pa
 3. Updaters write the part of the version that they expect, with an expiry, at any time. So does the chief.
 4. The chief makes the part stay, and sees that it is there.
 5. *commit* (leader): if the version before is still the one that is published, the round is still this chief's, and the
-   attempt has its lease, the version becomes visible and the round ends. The blob of the version before is retired.
+   attempt has its lease, the version becomes visible and the round ends. The blob of the version before is retired. A
+   chief whose program has computed the version also publishes it if the server has lost the round.
 
 Between any two steps, each process may die, and requests may be delivered late and twice. One node with one part stands
 for all of them. The leader may fail over once to a replica that has forgotten its last writes.
@@ -47,6 +48,7 @@ class UpdateRules:
         lease_at_commit: a version is published only if the attempt was not given up.
         confirms_fences: the sweeper removes parts only after the replica has confirmed that the attempt is over.
         takes_numbers: gc removes a part only after its number was used up, so that no attempt can get it.
+        refuses_recovered: a version is not published if another chief has its round.
     """
 
     writes_only_new: bool = True
@@ -61,6 +63,7 @@ class UpdateRules:
     lease_at_commit: bool = True
     confirms_fences: bool = True
     takes_numbers: bool = True
+    refuses_recovered: bool = True
 
 
 class Leader(NamedTuple):
@@ -74,7 +77,7 @@ class Leader(NamedTuple):
         registered: the last of them.
         leased: blobs in the list with a lease, which may be over at any time.
         ended: blobs in the list whose parts are to be removed.
-        owner: the chief that has the round of the next step; -1: nobody has taken it yet.
+        owner: the chief that has the round of the next step; -1: nobody has, because it is not taken yet, or lost.
         rounds: how many rounds have ended.
     """
 
@@ -170,6 +173,8 @@ class UpdateModel:
         failover: whether the leader may fail over, once.
         collects: whether gc runs.
         replaces: whether the second chief publishes the version again, with a state of its own, before it begins.
+        loses: whether the server may lose a round that was taken, and its chief publishes all the same what follows,
+            as that of a program does.
         rules: the rules of the protocol.
     """
 
@@ -182,6 +187,7 @@ class UpdateModel:
     failover: bool = False
     collects: bool = True
     replaces: bool = False
+    loses: bool = False
     rules: UpdateRules = UpdateRules()
 
     def run(self):
@@ -214,6 +220,8 @@ class UpdateModel:
         if (leader.version, leader.content, True) not in state.parts:
             return f"the part of {leader.version} is gone, will expire, or was computed from something else"
         used = _length(leader.version)
+        if leader.owner >= 0 and used == self.rounds:
+            return f"chief {leader.owner} has a round, and what follows from it is published"
         if used != leader.rounds:
             return f"{leader.rounds} rounds have ended, and {used} are in the version"
         return None
@@ -252,6 +260,8 @@ class UpdateModel:
         for part in state.parts:
             if not part[2]:
                 yield f"the part of {part[0]} expires", state._replace(parts=state.parts - {part})
+        if self.loses and state.leader.owner >= 0:
+            yield "the round is lost", state._replace(leader=state.leader._replace(owner=-1))
         if state.replica is not None:
             if state.replica != state.leader:
                 yield "the replica catches up", state._replace(replica=state.leader)
@@ -367,12 +377,13 @@ class UpdateModel:
         )
 
     def _commit(self, state, request):
-        leader, name, (previous, _) = state.leader, request.name, request.content
-        if leader.version == name or (self.rules.one_script and leader.owner != request.chief):
+        leader, name, (previous, _), rules = state.leader, request.name, request.content, self.rules
+        has_round = leader.owner == request.chief or (self.loses and leader.owner < 0) or not rules.refuses_recovered
+        if leader.version == name or (rules.one_script and not has_round):
             return state
-        if self.rules.follows and leader.version != previous:
+        if rules.follows and leader.version != previous:
             return state
-        if self.rules.lease_at_commit and name not in leader.leased:
+        if rules.lease_at_commit and name not in leader.leased:
             return state
         if leader.version != previous:
             return state._replace(harm=f"{name} replaces {leader.version}, which it does not follow")
@@ -381,8 +392,9 @@ class UpdateModel:
                 version=name,
                 content=request.content,
                 leased=leader.leased - {name} | {leader.version},
-                owner=-1,
-                rounds=leader.rounds + self.rules.one_script,
+                # It ends the round of this chief.
+                owner=leader.owner if leader.owner != request.chief else -1,
+                rounds=leader.rounds + rules.one_script,
             )
         )
 
