@@ -134,6 +134,6 @@ if not refusal then
   publish_version()
 end
 if has_round then
-  end_round(keys, args, keys.round_parts, keys.round_attempts, args.round_removed)
+  end_round(keys, args)
 end
 return {'published'}

@@ -355,7 +355,7 @@ class Hostile:
         self._repeat("take a large round", lambda: self._take(scripts, 1, session), 1)
         old, token = f"{session.id}-1", "recovered"
         self._repeat("recover a large round", lambda: scripts.recover(old=old, token=token, taker="t"), 1)
-        finish = lambda: finish_acknowledgement(self._transport, self._keys, scripts, token)  # noqa: E731
+        finish = lambda: finish_acknowledgement(self._keys, scripts, token)  # noqa: E731
         self._repeat("acknowledge a large round", finish, 1)
 
         def small_round() -> None:

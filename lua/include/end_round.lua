@@ -1,27 +1,26 @@
 -- Removes a round that its taker has in memory, or some of its parts. Returns false if there is no such round.
--- keys, request: see acknowledge. part_keys: the parts of its gradients in this slot. attempts: "ATTEMPT parts" of its
--- gradients in partitions, which are listed under attempts_key.
-local function end_round(keys, request, part_keys, attempts_key, attempts)
+-- keys, request: see acknowledge.
+local function end_round(keys, request)
   local round = redis.call('HGET', keys.taken, request.token)
   if not round then
     return false
   end
-  if request.more or #attempts > 0 then
+  if request.more or #request.round_removed > 0 then
     -- #include "even_when_full"
     -- Only then does it store anything.
     even_when_full(keys.taken)
   end
-  if #part_keys > 0 then
+  if #keys.round_parts > 0 then
     -- #include "drop_strings"
-    drop_strings(part_keys)
+    drop_strings(keys.round_parts)
   end
-  if #attempts > 0 then
+  if #request.round_removed > 0 then
     -- #include "extend_leases"
-    for _, attempt in ipairs(attempts) do
-      redis.call('ZADD', attempts_key, 0, attempt)
+    for _, attempt in ipairs(request.round_removed) do
+      redis.call('ZADD', keys.round_attempts, 0, attempt)
     end
     -- The keys of a private accumulator have an expiry, and this one may be new.
-    extend_leases(redis.call('PTTL', keys.taken), attempts_key)
+    extend_leases(redis.call('PTTL', keys.taken), keys.round_attempts)
   end
   if request.more then
     -- Parts of the round are gone, so it must not be handed out again. Its hashes stay until the last call: if the

@@ -494,17 +494,21 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)
         skip_lost = validation.flag(skip_lost, "skip_lost")
-        self._records.read()
-        with self._telemetry.observe("recover", self._worker) as operation:
-            taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
-            if taken is not None:
-                _note_round(operation, taken)
+        taken = self._recover(token, skip_lost=skip_lost)
         if taken is None:
             with self._kept_round(token) as kept:
                 yield kept
             return
         yield taken.round
         self._taker.acknowledge(taken, None)
+
+    def _recover(self, token: str | None = None, *, skip_lost: bool = False) -> TakenRound[G] | None:
+        self._records.read()
+        with self._telemetry.observe("recover", self._worker) as operation:
+            taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
+            if taken is not None:
+                _note_round(operation, taken)
+        return taken
 
     @contextlib.contextmanager
     def _kept_round(self, token: str | None) -> Iterator[Round[G] | None]:

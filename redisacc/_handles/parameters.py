@@ -21,6 +21,7 @@ from redisacc._protocol.parameters.history import read_history
 from redisacc._protocol.parameters.publisher import Publisher
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.version_wait import VersionWait
+from redisacc._protocol.rounds.granted_rounds import EndedRound
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
@@ -249,13 +250,13 @@ class Parameters(Closing):
         state: Any,
         finished: object,
         *,
-        past: str = "",
+        ended: EndedRound | None = None,
         restores: bool = False,
     ) -> None:
         number = validation.integer(step, "step")
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
-        wanted = self._publisher.check(tree, number, changed, state, finished=finished, past=past)
+        wanted = self._publisher.check(tree, number, changed, state, finished=finished, ended=ended)
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
             operation.note_step(number, "step")

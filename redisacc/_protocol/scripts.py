@@ -311,7 +311,7 @@ class Scripts:
         fixed: arguments, and keys, that are the same in all calls.
 
     Attributes:
-        min_replicas: as above.
+        transport, min_replicas: as above.
         incarnation: the argument of this name, if it is fixed; else "".
     """
 
@@ -325,7 +325,8 @@ class Scripts:
         min_replicas: int = 0,
         **fixed: Argument,
     ) -> None:
-        self.min_replicas, self.incarnation = min_replicas, str(fixed.get("incarnation", ""))
+        self.transport, self.min_replicas = transport, min_replicas
+        self.incarnation = str(fixed.get("incarnation", ""))
         self._runner = _Runner(transport, keys, refusals, min_replicas)
         self._base = keys.base if base is None else base
         self._fixed, self._bounds = fixed, dict[str, Callable[..., Any]]()

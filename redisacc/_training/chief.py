@@ -360,7 +360,8 @@ class Chief(Closing):
         Raises:
             InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``. Or
                 the parameters, the rows or the state are invalid. Nothing was changed.
-            ConflictError: another process has become the chief, or has published different parameters for this step.
+            ConflictError: another process has become the chief, has recovered the round, or has published different
+                parameters for this step.
             NotReplicatedError: the parameters are published, but fewer than ``min_replicas`` replicas have them so far.
                 Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.

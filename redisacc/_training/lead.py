@@ -22,10 +22,7 @@ from redisacc._training.reconciliation import SURPRISES, LeadOptions, Reconcilia
 from redisacc._training.updating import Updating
 from redisacc.errors import (
     CancelledError,
-    ConflictError,
-    DataLossError,
     InvalidArgumentError,
-    NotFoundError,
     NotReplicatedError,
     RedisAccError,
 )
@@ -168,28 +165,25 @@ class Lead(Reconciliation):
     # Steps
 
     def publish(self, tree: Any, changed: Mapping[str, Any] | None, state: Any, *, finished: bool) -> None:
-        """Publishes what follows from the round that the program has, and acknowledges it."""
+        """Publishes what follows from the round that the program has, which ends in the same instant."""
         weights, found, step = self.weights, self._found, self.weights.step + 1
         assert isinstance(weights, ProgramWeights)
         # In one request: between two, the workers would compute one more gradient, in vain.
         is_last = finished or step == self.last
         # As after a restart, so that no program breaks only then.
         tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
-        stored, taken = pack_state(self._parameters, tree, state), found.round
-        past = history_text(step - 1, taken.num_accumulated, taken.metrics)
+        stored, taken, ended = pack_state(self._parameters, tree, state), found.round, found.ended
+        ended.past = history_text(step - 1, taken.num_accumulated, taken.metrics)
         # If the network was away for longer than the lease, a successor may have published this step and later ones.
         self.make(
-            lambda: self._parameters._publish(tree, step, changed, stored, is_last, past=past),
+            lambda: self._parameters._publish(tree, step, changed, stored, is_last, ended=ended),
             f"to publish step {step}",
         )
         weights.keep(step, tree, state)
         self._advance(finished=is_last)
         self.is_with_program = False
-        try:
-            self._patience.call(lambda: weights.discard(found), f"to acknowledge the round of step {step - 1}")
-        except (NotFoundError, DataLossError, ConflictError) as error:
-            # The round was used nevertheless. What else the server has lost, the next look shows.
-            self._warn("%s", error)
+        if not ended.has_ended:
+            # The server has lost the round, or the reply was lost. What else is lost, the next look shows.
             self._view.may_be_left = self._must_look = True
 
     def _commit(self, found: Any) -> bool:

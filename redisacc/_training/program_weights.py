@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from redisacc._arrays.results import Round
 from redisacc._arrays.trees import flatten
+from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.rounds.taker import TakenRound
 from redisacc._training.exact_parameters import pack_state, read_exact
-
-
-@dataclass
-class TakenRound:
-    """A round that a leader has, and the block at whose end it is acknowledged."""
-
-    round: Round[Any]
-    block: ExitStack
 
 
 class ProgramWeights:
@@ -67,24 +58,23 @@ class ProgramWeights:
         """Notes a handle in place of one whose accumulator the server has lost."""
         self.accumulator = accumulator
 
-    def recover(self) -> TakenRound | None:
+    def recover(self) -> TakenRound[Any] | None:
         """Returns the oldest round that was granted and not acknowledged, None if there is none."""
-        block = ExitStack()
-        found = block.enter_context(self.accumulator.recover())
-        return None if found is None else TakenRound(found, block)
+        return self.accumulator._recover()
 
-    def grant(self, **options: Any) -> TakenRound:
+    def grant(
+        self, *, min_weight: float | None, cancel: Callable[[], bool], describe: Callable[[], str]
+    ) -> TakenRound[Any]:
         """Blocks until a round is granted. The arguments are those of ``take``."""
-        block = ExitStack()
-        return TakenRound(block.enter_context(self.accumulator.take(**options)), block)
+        return self.accumulator._take(Quorum(min_weight=min_weight), None, None, describe, cancel)
 
-    def step_of(self, found: TakenRound) -> int:
+    def step_of(self, found: TakenRound[Any]) -> int:
         """Returns the step of a round."""
         return found.round.global_step
 
-    def discard(self, found: TakenRound) -> None:
+    def discard(self, found: TakenRound[Any]) -> None:
         """Removes a round that has been used."""
-        found.block.close()
+        found.ended.acknowledge()
 
 
 def _own(tree: Any) -> Any:

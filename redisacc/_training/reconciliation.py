@@ -553,11 +553,7 @@ class Reconciliation(Participant):
     def _discard(self) -> None:
         found, self._view.may_be_left = self._found, True
         self._hold(None)
-        try:
-            self.weights.discard(found)
-        except ConflictError as error:
-            # It was used nevertheless.
-            self._warn("%s", error)
+        self.weights.discard(found)
 
     def _store_quorum(self) -> None:
         self._quorum.store()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +14,10 @@ from redisacc._arrays import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import UPDATES
+from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.options import Mean
 from redisacc._handles.parameters import Parameters
-from redisacc._handles.updating import Rounds
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
@@ -69,7 +70,7 @@ class Updating:
     def __init__(self, parameters: Parameters, optimizer: Optimizer, schema: Schema) -> None:
         self._parameters, self._optimizer, self._schema = parameters, optimizer, schema
         self._publisher = f"chief {host_and_process(os.getpid())}"
-        self._rounds: Rounds
+        self._accumulator: ConditionalAccumulatorBase[Any]
         self._keys: ParameterKeys
         self._committer: Committer | None = None
         self._record: UpdateRecord | None = None
@@ -78,11 +79,11 @@ class Updating:
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         """Notes a handle on the gradients, perhaps in place of one whose accumulator the server has lost."""
-        before, self._rounds = self._committer, Rounds(accumulator)
-        gradients = self._rounds.keys
+        before, self._accumulator = self._committer, accumulator
+        gradients, accumulator._taker.is_updated = accumulator._keys, True
         # The same partitions, so that a part of the weights lies where that part of the gradients does.
         self._keys = ParameterKeys(gradients.name, gradients.partitions)
-        self._committer = self._rounds.committer(self._publisher)
+        self._committer = Committer(accumulator._taker, self._publisher)
         if before is not None:
             self._committer.continue_from(before)
 
@@ -122,7 +123,8 @@ class Updating:
             publisher=self._publisher,
             step=0 if given is not None else handle.step() or 0,
             schema=self._schema,
-            tables=self._rounds.tables,
+            # Leaves whose gradients are rows.
+            tables=tuple([n for n, leaf in enumerate(self._accumulator._spec.leaves) if leaf.is_sparse]),
             # A program, or another optimiser, may have published it.
             whole=lambda: self._begun_with(*(given or read_exact(handle)[2:])),
         )
@@ -189,11 +191,25 @@ class Updating:
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
-        return self._rounds.recover()
+        handle = self._accumulator
+        handle._records.read()
+        return handle._taker.grant_again(None, name=handle._worker)
 
-    def grant(self, **options: Any) -> GrantedRound:
-        """Blocks until a round is granted. The arguments are those of ``Rounds.grant``."""
-        return self._rounds.grant(**options)
+    def grant(
+        self, *, min_weight: float | None, cancel: Callable[[], bool], describe: Callable[[], str]
+    ) -> GrantedRound:
+        """Blocks until a round is granted. The arguments are those of ``take``."""
+        handle = self._accumulator
+        handle._lifetime.check()
+        with handle._telemetry.observe("take", handle._worker):
+            return handle._taker.grant(
+                Quorum(min_weight=min_weight),
+                deadline=math.inf,
+                name=handle._worker,
+                label=handle._own_label,
+                describe=describe,
+                cancel=cancel,
+            )
 
     def step_of(self, found: GrantedRound) -> int:
         """Returns the step of a round."""

@@ -196,8 +196,8 @@ RULES = (
     Rule(
         "A gradient is not returned if another process has recovered its round meanwhile",
         "redisacc/_protocol/rounds/granted_rounds.py",
-        "            break\n        begun",
-        "            pass\n        begun",
+        "            break\n            has_begun",
+        "            pass\n            has_begun",
         "tests/behaviour/test_round_owner.py -k 'recovered_is_not_returned'",
     ),
     Rule(

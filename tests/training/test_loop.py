@@ -11,6 +11,10 @@ from support.leaks import remaining
 from support.servers import contents
 
 import redisacc
+from redisacc._protocol.rounds import granted_rounds
+
+# Each of three partitions has a part of so many elements.
+SIZE = 20_000
 
 
 def test_a_training_from_its_beginning_to_its_end(training):
@@ -186,6 +190,33 @@ def test_a_loop_without_an_end_ends_when_it_says_so(training):
         assert parameters.step() == 3
     # What was published is also acknowledged.
     assert training.client.hlen("redisacc:{train}:taken") == 0
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("parts_per_call", [100, 1])
+def test_a_program_publishes_a_step_and_ends_its_round_in_one_request(
+    training, proxy, monkeypatch, parts_per_call, partitions
+):
+    monkeypatch.setattr(granted_rounds, "PARTS_PER_CALL", parts_per_call)
+    tree, options = {"w": np.zeros(SIZE, np.int64)}, {"limits": redisacc.Limits(in_place=0, inline=0)}
+    chief = training.chief(tree, workers=2, redis=proxy.where, partitions=partitions, **options)
+    crew = [training.worker(number) for number in range(2)]
+    loops, rounds = [one.steps() for one in crew], chief.rounds(until=2)
+    for step in range(2):
+        for one, loop in zip(crew, loops, strict=True):
+            assert next(loop)[0] == step
+            one.apply({"w": np.ones(SIZE, np.int64)})
+        taken = next(rounds)
+        proxy.listen_anew()
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+        assert proxy.sent.count("publish") == 1
+        # Only what one script cannot remove takes more.
+        assert ("acknowledge" in proxy.sent) == (parts_per_call == 1)
+        assert training.client.hlen("redisacc:{train}:taken") == 0
+        assert [*training.client.scan_iter("redisacc:{train*}:part:*")] == []
+    assert list(rounds) == []
+    assert chief.parameters["w"].tolist() == [4] * SIZE
 
 
 @pytest.mark.parametrize("dies_at", [None, "before", "after"])

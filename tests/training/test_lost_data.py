@@ -553,14 +553,51 @@ def test_somebody_else_has_published(training):
         next(chief.rounds())
 
 
-def test_a_round_that_was_recovered_by_somebody_else(training, caplog):
-    chief = training.chief()
-    one = training.work()
-    for _ in chief.rounds(until=2):
-        if chief.step == 0:
-            with training.gradients().recover():
-                pass
-        chief.publish({"w": chief.parameters["w"] + 1})
-    one.join()
-    assert chief.step == 2
-    assert "the round of step 0 does not belong to this take any more" in caplog.text
+def test_a_round_that_was_recovered_by_somebody_else(training):
+    """Its new owner may use it otherwise, so what follows from it here is not published."""
+    chief, worker = training.chief(), training.worker()
+    next(worker.steps())
+    worker.apply({"w": [1, 1]})
+    rounds = chief.rounds()
+    taken = next(rounds)
+    with training.gradients().recover():
+        pass
+    with pytest.raises(redisacc.ConflictError, match="the round of step 0 does not belong to this take any more"):
+        chief.publish(taken.gradient)
+    rounds.close()
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        assert parameters.step() == 0
+
+
+@pytest.mark.parametrize("lost", ["the round", "everything", "the last second"])
+def test_a_round_that_is_lost_while_the_program_has_it(training, background, lost):
+    """What follows from it is published all the same. Its gradients, which may be back, do not count again."""
+    # The parts are more than a script frees itself.
+    size = 600_000
+    chief = training.chief({"w": np.zeros(size, np.int64)}, limits=redisacc.Limits(in_place=0))
+    worker = training.worker()
+    steps, rounds = worker.steps(), chief.rounds(until=2)
+    next(steps)
+    worker.apply({"w": np.ones(size, np.int64)})
+    kept = Snapshot(training.client)
+    taken = next(rounds)
+    if lost == "the round":
+        with training.gradients({"w": np.zeros(size, np.int64)}).recover():
+            pass
+        # Without a trace of the recovery, nobody has it.
+        training.client.delete("redisacc:{train}:recovered")
+    elif lost == "everything":
+        training.client.flushall()
+    else:
+        kept.restore()
+    chief.publish(taken.gradient)
+    # The chief may throw this gradient away with older ones. The loop applies it again.
+    waiting = background(next, rounds)
+    other = training.work(worker, lambda *_: {"w": np.full(size, 2)})
+    taken = waiting.result()
+    assert (taken.global_step, taken.num_accumulated, taken.gradient["w"].tolist()) == (1, 1, [2] * size)
+    chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+    assert list(rounds) == []
+    other.join()
+    assert chief.parameters["w"].tolist() == [3] * size
+    assert training.client.hlen("redisacc:{train}:taken") == 0

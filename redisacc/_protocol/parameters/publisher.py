@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -33,6 +34,7 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
+from redisacc._protocol.rounds.granted_rounds import EndedRound, still_listed
 from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
 from redisacc._text import seconds_text, shown
 from redisacc._wire.transport import Transport
@@ -53,7 +55,7 @@ class Wanted:
         changed: leaf → indices of the rows that differ from the version before, ascending.
         state: the publisher's state: its schema and its leaves; None if there is none.
         finished: whether it is the last version.
-        past: what is added to the history of a training, as ``history_text`` makes it; "": nothing.
+        round: the round that it follows from, which ends in the same instant; None: it follows from none.
     """
 
     tree: object
@@ -63,7 +65,7 @@ class Wanted:
     changed: Mapping[int, Array]
     state: tuple[Schema, Sequence[Array]] | None
     finished: bool
-    past: str
+    round: EndedRound | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,14 @@ class Publisher:
         self._callers = version
 
     def check(
-        self, tree: object, step: int, changed: object, state: object, *, finished: bool = False, past: str = ""
+        self,
+        tree: object,
+        step: int,
+        changed: object,
+        state: object,
+        *,
+        finished: bool = False,
+        ended: EndedRound | None = None,
     ) -> Wanted:
         """Checks the arguments of a caller, and returns the version to publish.
 
@@ -132,7 +141,7 @@ class Publisher:
         schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
         rows = {} if changed is None else _checked_rows(schema, changed)
         given = None if state is None else schema_of(state, "state")
-        return Wanted(tree, schema, arrays, step, rows, given, finished, past)
+        return Wanted(tree, schema, arrays, step, rows, given, finished, ended)
 
     def publish(self, wanted: Wanted, publisher: str, *, restores: bool = False) -> None:
         """Publishes a version.
@@ -145,6 +154,7 @@ class Publisher:
 
         Raises:
             NotFoundError: the parameters were deleted, or, with ``restores``, replaced by others.
+            ConflictError: another taker has recovered the round.
         """
         with self._lock:
             if restores:
@@ -158,6 +168,9 @@ class Publisher:
                 self._listed = True
             if self._min_replicas:
                 self._confirm(wanted)
+            if wanted.round is not None:
+                # Only now, because a replica that takes over may still need what lies in other slots.
+                wanted.round.clean_up()
 
     def _confirm(self, wanted: Wanted) -> None:
         """Raises NotReplicatedError unless replicas confirm in time what was published a moment ago."""
@@ -237,6 +250,12 @@ class Publisher:
         else:
             reply = version
         self._last = None
+        if reply.outcome == "unknown" and wanted.round is not None:
+            # The server may have lost the round while the program computed. If the version follows, nobody has used it.
+            with suppress(NotFoundError):
+                still_listed(wanted.round.keys, wanted.round.scripts, wanted.round.token, wanted.step - 1)
+            wanted.round.token = ""
+            return self._try(wanted, publisher, restores=restores)
         self._has_losses = reply.outcome == "lost"
         if reply.outcome == "deleting":
             # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
@@ -350,7 +369,7 @@ class Publisher:
             kept=kept,
             retired=planned.retired,
             removed=planned.removed,
-            past=wanted.past,
+            round=wanted.round,
         )
 
     def _agreed(self, wanted: Wanted) -> Wanted:

@@ -88,7 +88,6 @@ class Version:
         kept: blobs of the version before that it needs.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
-        past: what is added to the history of a training; "": nothing.
         round: the round from which it follows, which ends when it is published; None: it belongs to none.
     """
 
@@ -101,7 +100,6 @@ class Version:
     kept: Sequence[Blob]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
-    past: str = ""
     round: EndedRound | None = None
 
 
@@ -235,15 +233,16 @@ class VersionWriter:
     def publish(self, version: Version) -> Reply:
         """Makes a version visible if all its parts are there. In one slot, the pieces travel ahead of the script."""
         keys, ended, is_registered = self._keys, version.round, bool(self._keys.partitions)
+        past = "" if ended is None else ended.past
         lengths = {} if is_registered else {key: size for blob in version.brought for key, size in blob.parts(keys)}
-        return self._scripts.publish(
+        reply = self._scripts.publish(
             **vars(version.follows),
             **(_NO_ROUND if ended is None else ended.arguments()),
+            past=past,
+            history=[keys.history] if past else (),
             version=version.id,
             registered=is_registered,
             event=version.event,
-            past=version.past,
-            history=[keys.history] if version.past else (),
             parts=list(lengths),
             lengths=list(lengths.values()),
             unused=() if is_registered else self._part_keys(version.retired),
@@ -256,6 +255,9 @@ class VersionWriter:
             # time: others get between.
             after=() if is_registered else [("UNLINK", key) for key in self._part_keys(version.removed)],
         )
+        if ended is not None and ended.token and reply.outcome == "published":
+            ended.has_ended = True
+        return reply
 
     def _stored(self, blobs: Mapping[Blob, Sequence[memoryview]]) -> list[Command]:
         """Returns the commands that store blobs in the slot of the record.

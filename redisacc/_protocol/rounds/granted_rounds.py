@@ -35,81 +35,88 @@ DROPPED_BYTES = 4 * 2**20
 REMEMBERED = 100
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class EndedRound:
-    """A round whose gradients are all known, and which is removed.
+    """A round whose gradients are all known. It ends alone, or in the script that publishes what follows from it.
 
     Attributes:
         keys: the keys of the accumulator.
-        token: the id of the take.
+        scripts: its scripts.
+        token: the id of the take; "": it is known that there is no such round.
         gradients: its buffered gradients.
         items: what the scripts remove or list: the keys of its parts; in partitions, the attempts that wrote them.
+        past: what ``publish`` adds to the history of a training, as ``history_text`` makes it; "": nothing.
+        has_ended: whether ``publish`` has ended it, as far as this process knows.
     """
 
     keys: Keys
+    scripts: Scripts
     token: str
     gradients: Sequence[BufferedGradient]
     items: Sequence[str]
+    past: str = ""
+    has_ended: bool = False
 
-    @property
-    def is_long(self) -> bool:
-        """Whether one call of a script cannot remove it."""
-        return len(self.items) > PARTS_PER_CALL
-
-    def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of ``publish`` that concern it."""
-        some, in_partitions = self.items[:PARTS_PER_CALL], bool(self.keys.partitions)
+    def arguments(self, start: int = 0) -> dict[str, Any]:
+        """Returns the arguments of ``publish`` and ``acknowledge`` that concern it, for items from this one on."""
+        end, in_partitions = start + PARTS_PER_CALL, bool(self.keys.partitions)
+        some = self.items[start:end]
         return {
             "token": self.token,
-            "more": self.is_long,
+            "more": end < len(self.items),
             "round_parts": () if in_partitions else some,
             "round_removed": some if in_partitions else (),
         }
 
+    def acknowledge(self, *, metrics: str = "") -> bool:
+        """Removes it. Returns False if there is no such round, or no longer.
 
-def ended_round(keys: Keys, token: str, gradients: Sequence[BufferedGradient]) -> EndedRound:
-    """Returns what has to be removed of a round whose gradients are all known."""
+        Args:
+            metrics: the means of its metrics, as ``metrics_text`` makes them, for the record; "": there are none.
+        """
+        # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
+        has_begun = False
+        for start in range(0, max(len(self.items), 1), PARTS_PER_CALL):
+            if self.scripts.acknowledge(**self.arguments(start), metrics=metrics).outcome == "unknown":
+                break
+            has_begun = True
+        if has_begun and self.items:
+            self._free()
+        return has_begun
+
+    def clean_up(self) -> None:
+        """Frees what ``publish`` has dropped or listed. Removes what it has left: all of it, if its reply was lost."""
+        if not self.has_ended or len(self.items) > PARTS_PER_CALL:
+            self.acknowledge()
+        elif self.items:
+            self._free()
+
+    def _free(self) -> None:
+        if self.keys.partitions:
+            sweep_quietly(self.scripts.transport, self.keys, min_replicas=self.scripts.min_replicas)
+        else:
+            free_dropped(self.scripts.transport, self.keys, self.gradients)
+
+
+def ended_round(keys: Keys, scripts: Scripts, token: str, gradients: Sequence[BufferedGradient]) -> EndedRound:
+    """Returns what ends a round, given its buffered gradients."""
+    items: Sequence[str] = ()
     if keys.partitions:
         items = [str(StoredAttempt(of.id, len(of.lengths))) for of in gradients if not of.inline]
-    else:
-        items = [key for gradient in gradients for key in part_keys(keys, gradient)] if gradients else []
-    return EndedRound(keys, token, gradients, items)
+    elif gradients:
+        items = [key for gradient in gradients for key in part_keys(keys, gradient)]
+    return EndedRound(keys, scripts, token, gradients, items)
 
 
-def acknowledge(transport: Transport, scripts: Scripts, ended: EndedRound, *, metrics: str = "") -> bool:
-    """Removes a round whose gradients are all known. Returns False if there is no such round, or no longer.
-
-    Args:
-        transport: the way to the server.
-        scripts: the scripts of the accumulator.
-        ended: the round.
-        metrics: the means of its metrics, as ``metrics_text`` makes them, for the record; "": there are none.
-    """
-    acknowledged = _acknowledge(transport, ended.keys, scripts, ended.token, ended.items, metrics=metrics)
-    if acknowledged and ended.items:
-        free_dropped(transport, ended.keys, ended.gradients)
-    return acknowledged
-
-
-def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, token: str) -> bool:
+def finish_acknowledgement(keys: Keys, scripts: Scripts, token: str) -> bool:
     """Removes the rest of a round whose taker died while it acknowledged. Returns False if nothing is left."""
     items: list[str] = []
-    for field, entry in scan(transport, keys.taken_round(token).buffered).items():
+    for field, entry in scan(scripts.transport, keys.taken_round(token).buffered).items():
         if not keys.partitions:
             items += listed_part_keys(keys, field, entry)
         elif number := number_of_parts(entry):
             items.append(str(StoredAttempt(field.decode(errors="replace"), number)))
-    return _acknowledge(transport, keys, scripts, token, items)
-
-
-def clean_up(transport: Transport, scripts: Scripts, ended: EndedRound) -> None:
-    """Frees what one call of a script has dropped or listed of a round, and removes the rest of a long one."""
-    if ended.is_long:
-        acknowledge(transport, scripts, ended)
-    elif ended.items and ended.keys.partitions:
-        sweep_quietly(transport, ended.keys, min_replicas=scripts.min_replicas)
-    else:
-        free_dropped(transport, ended.keys, ended.gradients)
+    return EndedRound(keys, scripts, token, (), items).acknowledge()
 
 
 def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
@@ -127,34 +134,12 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
             logger.debug("%s: dropped parts will expire: %s", keys.name, error)
 
 
-def _acknowledge(
-    transport: Transport, keys: Keys, scripts: Scripts, token: str, items: Sequence[str], *, metrics: str = ""
-) -> bool:
-    """Acknowledges a round, given the keys of its parts. If these are in partitions, it is given its attempts instead.
-
-    The leader lists attempts until their parts are removed.
-    """
-    # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
-    begun = False
-    for start in range(0, max(len(items), 1), PARTS_PER_CALL):
-        some, more = items[start : start + PARTS_PER_CALL], start + PARTS_PER_CALL < len(items)
-        parts, attempts = ((), some) if keys.partitions else (some, ())
-        reply = scripts.acknowledge(token=token, parts=parts, attempts=attempts, metrics=metrics, more=more)
-        if reply.outcome == "unknown":
-            break
-        begun = True
-    if begun and items and keys.partitions:
-        sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
-    return begun
-
-
-def take_over(transport: Transport, keys: Keys, scripts: Scripts, token: str | None, *, name: str) -> Reply | None:
+def take_over(keys: Keys, scripts: Scripts, token: str | None, *, name: str) -> Reply | None:
     """Moves a round that was granted and not acknowledged to a new token. Its former taker can no longer read it.
 
     Rounds whose takers died while they acknowledged are removed on the way: their gradients have been handed out.
 
     Args:
-        transport: the way to the server.
         keys: the keys of the accumulator.
         scripts: its scripts.
         token: which round; None: the oldest.
@@ -163,11 +148,11 @@ def take_over(transport: Transport, keys: Keys, scripts: Scripts, token: str | N
     Returns:
         The reply that granted the round, with its ``token``; None if there is none to recover.
     """
-    entries = scan(transport, keys.taken).items()
+    entries = scan(scripts.transport, keys.taken).items()
     found = [parse_taken(keys, field, text) for field, text in entries]
     for state, taken in found:
         if state == "acknowledged":
-            finish_acknowledgement(transport, keys, scripts, taken.token)
+            finish_acknowledgement(keys, scripts, taken.token)
     rounds = sorted((taken for state, taken in found if state == "granted"), key=lambda taken: taken.granted_at)
     for taken in rounds:
         if token in (None, taken.token):
@@ -179,11 +164,10 @@ def take_over(transport: Transport, keys: Keys, scripts: Scripts, token: str | N
     return None
 
 
-def still_listed(transport: Transport, keys: Keys, scripts: Scripts, token: str, global_step: int) -> bool:
+def still_listed(keys: Keys, scripts: Scripts, token: str, global_step: int) -> bool:
     """Returns whether a taken round is still listed under its token. Called only if the round seems to be gone.
 
     Args:
-        transport: the way to the server.
         keys: the keys of the accumulator.
         scripts: the scripts of the accumulator that the round was taken from.
         token: the id of the take.
@@ -196,7 +180,7 @@ def still_listed(transport: Transport, keys: Keys, scripts: Scripts, token: str,
         NotFoundError: the accumulator was deleted.
         ConflictError: another taker has recovered the round.
     """
-    found, entry, recoveries = transport.pipeline(
+    found, entry, recoveries = scripts.transport.pipeline(
         [
             ("HGET", keys.record, "incarnation"),
             ("HGET", keys.taken, token),

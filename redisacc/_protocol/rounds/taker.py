@@ -12,11 +12,11 @@ from redisacc._arrays.metrics import metrics_text
 from redisacc._arrays.results import Round
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import RoundSum
-from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.stored_text import parse_staleness, round_shape_of
-from redisacc._protocol.rounds.granted_rounds import REMEMBERED, acknowledge, ended_round, still_listed, take_over
+from redisacc._protocol.rounds.granted_rounds import REMEMBERED, EndedRound, ended_round, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
 from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
@@ -66,18 +66,21 @@ class TakenRound(Generic[G]):
     """A round that is in memory and not yet acknowledged.
 
     Attributes:
-        token: the id of the take.
+        ended: what its acknowledgement removes.
         round: the round, as the caller gets it.
-        buffered: the buffered gradients whose parts the acknowledgement removes.
         traces: the spans that applied its gradients, as far as they are known.
         pid: the process that took it. After a fork, a child must not deliver its parent's round.
     """
 
-    token: str
+    ended: EndedRound
     round: Round[G]
-    buffered: list[BufferedGradient]
     traces: list[TraceParent]
     pid: int = field(default_factory=os.getpid)
+
+    @property
+    def token(self) -> str:
+        """The id of the take."""
+        return self.ended.token
 
 
 @dataclass(eq=False)
@@ -166,7 +169,7 @@ class Taker(Generic[G]):
 
     def grant_again(self, token: str | None, *, name: str) -> GrantedRound | None:
         """Takes over a round that was granted and not acknowledged. The arguments are those of ``recover``."""
-        granted = take_over(self.transport, self.keys, self.scripts, token, name=name)
+        granted = take_over(self.keys, self.scripts, token, name=name)
         if granted is None:
             return None
         self._check_replicated(granted.global_step, "recovered", granted.replicas)
@@ -199,8 +202,7 @@ class Taker(Generic[G]):
         lost = self.transport.lost
         metrics = metrics_text(taken.round.metrics) if taken.round.metrics else ""
         try:
-            ended = ended_round(self.keys, taken.token, taken.buffered)
-            if not acknowledge(self.transport, self.scripts, ended, metrics=metrics):
+            if not taken.ended.acknowledge(metrics=metrics):
                 # If an exchange broke off, an earlier copy of this request may have removed the round.
                 self._check_not_lost(taken, perhaps_done=again or self.transport.lost != lost)
         except ServerUnavailableError as error:
@@ -262,7 +264,7 @@ class Taker(Generic[G]):
         return False
 
     def _still_listed(self, token: str, global_step: int) -> bool:
-        return still_listed(self.transport, self.keys, self.scripts, token, global_step)
+        return still_listed(self.keys, self.scripts, token, global_step)
 
     def check_listed(self, granted: Reply) -> None:
         """Raises unless a round that was granted to this process is still its own.
@@ -380,7 +382,8 @@ class Taker(Generic[G]):
         gradient: G | None = self.spec.result(round_sum, self.spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total, contents.metrics)
-        return TakenRound(granted.token, taken, buffered, contents.traces)
+        ended = ended_round(self.keys, self.scripts, granted.token, buffered)
+        return TakenRound(ended, taken, contents.traces)
 
     def _check_nothing_undone(self, granted: Reply, takes: object) -> None:
         """Raises if it turned out, since the last take, that the accumulator has gone back to older data."""

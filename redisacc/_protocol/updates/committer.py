@@ -21,12 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
-from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import Blob, Manifest, announcement, kept_in, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.replication import confirm_version
@@ -35,10 +33,10 @@ from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries,
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.rounds.granted_rounds import EndedRound, acknowledge, clean_up, ended_round
+from redisacc._protocol.rounds.granted_rounds import EndedRound, ended_round
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
-from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, Reply, refused
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import PartValues, UpdateModel, added_in_order
@@ -48,7 +46,7 @@ from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blo
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
-from redisacc._wire.transport import Hint, Transport
+from redisacc._wire.transport import Hint
 from redisacc.errors import DataLossError
 from redisacc.optim import Optimizer
 
@@ -127,28 +125,15 @@ class Committer:
     """Makes versions of the parameters of one training out of the rounds of its accumulator.
 
     Args:
-        transport: the way to the server.
-        gradients: the keys of the accumulator.
-        spec: its specification.
-        scripts: its scripts.
-        taker: takes its rounds.
+        taker: takes the rounds of its accumulator.
         publisher: the name of this process in the record.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        gradients: Keys,
-        *,
-        spec: AccumulatorSpec,
-        scripts: Scripts,
-        taker: Taker[Any],
-        publisher: str,
-    ) -> None:
-        self._transport = transport
-        self._gradients = gradients
-        self._spec = spec
-        self._acknowledging = scripts
+    def __init__(self, taker: Taker[Any], publisher: str) -> None:
+        self._transport = transport = taker.transport
+        self._gradients = taker.keys
+        self._spec = taker.spec
+        self._min_replicas = taker.scripts.min_replicas
         self._taker = taker
         self._publisher = publisher
         self._values = VersionValues(transport)
@@ -201,12 +186,12 @@ class Committer:
                 self._round = None
                 self._values.begin(version)
                 self._tables.begin(version)
-                if self._acknowledging.min_replicas:
+                if self._min_replicas:
                     # Before anything is removed that a replica may still count on.
                     self._confirm(update, version, tables)
-                clean_up(self._transport, self._acknowledging, of.ended)
+                of.ended.clean_up()
                 if record.keys.partitions:
-                    sweep_quietly(self._transport, record.keys, min_replicas=self._acknowledging.min_replicas)
+                    sweep_quietly(self._transport, record.keys, min_replicas=self._min_replicas)
                 return True
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
@@ -219,8 +204,7 @@ class Committer:
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""
         contents, _ = self._taker.contents(found)
-        ended = ended_round(self._gradients, found.granted.token, contents.buffered)
-        acknowledge(self._transport, self._acknowledging, ended)
+        ended_round(self._gradients, self._taker.scripts, found.granted.token, contents.buffered).acknowledge()
 
     @property
     def version(self) -> str:
@@ -301,7 +285,8 @@ class Committer:
             weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
             divisor = self._spec.divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
-        ended = ended_round(self._gradients, granted.token, buffered)
+        ended = ended_round(self._gradients, self._taker.scripts, granted.token, buffered)
+        ended.past = history_text(granted.global_step, granted.num_accumulated, contents.metrics)
         self._round = _Round(found, contents, ended, shape, digest, divisor, in_parts)
         return self._round
 
@@ -500,7 +485,7 @@ class Committer:
     # The commit
 
     def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
-        before, model, step, granted = update.before, update.model, update.follows.step, update.of.found.granted
+        before, model, step = update.before, update.model, update.follows.step
         manifest, retired, removed = version_manifest(before, version, step, tables)
         updates = before.updates + 1
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
@@ -522,7 +507,6 @@ class Committer:
                 kept=(),
                 retired=retired,
                 removed=removed,
-                past=history_text(granted.global_step, granted.num_accumulated, update.of.contents.metrics),
                 round=update.of.ended,
             )
         )
@@ -537,7 +521,7 @@ class Committer:
             incarnation=before.record.incarnation,
             step=update.follows.step,
             blobs=manifest.blobs(model.schema.stored(model.encoding)).values(),
-            min_replicas=self._acknowledging.min_replicas,
+            min_replicas=self._min_replicas,
         )
 
 

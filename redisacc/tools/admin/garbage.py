@@ -444,7 +444,7 @@ def _finish(transport: Transport, leftover: Leftover) -> int:
     if leftover.why == "attempts":
         return _end_attempts(transport, keys)
     scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
-    return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
+    return int(finish_acknowledgement(keys, scripts, leftover.token))
 
 
 def _end_attempts(transport: Transport, keys: PartitionedKeys) -> int:
