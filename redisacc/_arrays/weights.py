@@ -23,12 +23,13 @@ CONSTANT: Literal["constant"] = "constant"
 INVERSE_SQRT: Literal["inverse_sqrt"] = "inverse_sqrt"
 
 
-def checked_weight(value: object, what: str = "weight") -> float:
+def checked_weight(value: object, what: str = "weight", *, or_zero: bool = False) -> float:
     """Returns a weight as a float.
 
     Args:
         value: a real number, or an array of rank 0 that holds one, of any library. Booleans are refused.
         what: the argument's name in errors.
+        or_zero: whether it may be 0.
 
     Raises:
         InvalidArgumentError: it is not a number in [LEAST_WEIGHT, MOST_WEIGHT].
@@ -39,11 +40,24 @@ def checked_weight(value: object, what: str = "weight") -> float:
     if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
         given = given.item()
     number = validation.real(given)
-    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+    if not (LEAST_WEIGHT <= number <= MOST_WEIGHT or (or_zero and number == 0)):
+        kind = "0 or a number" if or_zero else "a number"
         raise InvalidArgumentError(
-            f"{what} must be a number in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
+            f"{what} must be {kind} in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
         )
     return number
+
+
+def is_nothing(number: int, weight: float | None) -> bool:
+    """Returns whether all gradients of a round are zeros of the smallest weight, by which workers skip a step.
+
+    In the sum of any usual weights, the smallest one is lost in rounding, so the mean of the others keeps its bits.
+
+    Args:
+        number: how many gradients the round holds.
+        weight: the sum of their weights; None if all are 1.
+    """
+    return weight is not None and weight <= number * LEAST_WEIGHT
 
 
 def checked_staleness_weight(

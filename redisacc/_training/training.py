@@ -25,7 +25,14 @@ from redisacc._training.exact_parameters import unpack_state
 from redisacc._training.follow import Follow, FollowOptions
 from redisacc._training.lead import Lead
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
-from redisacc._training.options import GradientOptions, TrainingOptions, gradient_options
+from redisacc._training.options import (
+    SKIP,
+    Finite,
+    GradientOptions,
+    TrainingOptions,
+    checked_finite,
+    gradient_options,
+)
 from redisacc._training.patience import Patience
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
@@ -129,7 +136,7 @@ class Training(Closing):
             if function is not None and not callable(function):
                 raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
         gradients = gradient_options(options.get("accumulator"))
-        finite = gradients.pop("finite", False)
+        finite = checked_finite(gradients.pop("finite", SKIP))
         encoding, quorum = options.get("encoding"), options.get("quorum")
         seconds = validation.timeout(patience, "patience")
         self._local, optimizer = _local_loop(optimizer, parameters, gradients, finite=finite)
@@ -360,6 +367,18 @@ class Training(Closing):
             return self._local.apply(gradient, weight, metrics)
         return self._worker.apply(gradient, weight=weight, metrics=metrics)
 
+    def skip(self) -> ApplyResult:
+        """Ends the current step without a gradient of this worker, as ``Worker.skip`` does.
+
+        Others do not wait for it. If every worker skips, the weights stay, the step counts, and an ``update`` of the
+        program is not called.
+
+        Raises:
+            InvalidArgumentError: there is no step; or each gradient counts, in a mean of integers.
+            RedisAccError: as ``Worker.apply``; or the error of this process as the one that leads.
+        """
+        return self.apply(None, weight=0)
+
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step, as ``Worker.begin`` does.
 
@@ -443,7 +462,7 @@ class Training(Closing):
 
 
 def _local_loop(
-    optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: bool
+    optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: Finite
 ) -> tuple[LocalLoop | None, Optimizer | None]:
     """Returns the loop of local steps, if there are any, and the optimiser of the training."""
     if not isinstance(optimizer, LocalSteps):
