@@ -75,8 +75,14 @@ def flag(value: object, what: str) -> bool:
     return bool(value)
 
 
-def real(value: object) -> float:
-    """Returns a real number as a float; an infinity if it is beyond all floats; NaN if it is none, as True is none."""
+def real(value: object, what: str) -> float:
+    """Returns a real number as a float; an infinity if it is beyond all floats; NaN if it is none, as True is none.
+
+    An array of rank 0, of any library, is a number as well. ``what`` is the argument's name in errors.
+    """
+    value = foreign.host_array(value, what)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         return math.nan
     try:
@@ -89,7 +95,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
     """Returns a number of seconds, at least 0. None and infinity become None, which means forever."""
     if value is None:
         return None
-    seconds = real(value)
+    seconds = real(value, what)
     if not seconds >= 0:
         raise InvalidArgumentError(f"{what} must be None or a number of seconds that is at least 0, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
@@ -97,7 +103,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
 
 def seconds(value: object, what: str, *, high: float) -> float:
     """Returns a number of seconds in [0, high]."""
-    number = real(value)
+    number = real(value, what)
     if not 0 <= number <= high:
         raise InvalidArgumentError(f"{what} must be a number of seconds in [0, {high:.0f}], not {shown(value)}")
     return number

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._arrays import foreign, validation
+from redisacc._arrays import validation
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -36,10 +36,7 @@ def checked_weight(value: object, what: str = "weight", *, or_zero: bool = False
     """
     if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
         return value
-    given = foreign.host_array(value, what)
-    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
-        given = given.item()
-    number = validation.real(given)
+    number = validation.real(value, what)
     if not (LEAST_WEIGHT <= number <= MOST_WEIGHT or (or_zero and number == 0)):
         kind = "0 or a number" if or_zero else "a number"
         raise InvalidArgumentError(
