@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from redisacc._arrays.trees import as_arrays
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
@@ -351,11 +349,10 @@ class Reconciliation(Participant):
         gradients = self._options.gradients
         if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
             gradients = {**gradients, "order": "worker"}
-        leaves = [np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in self._schema.leaves]
         self._accumulator = handle = self._opened.enter_context(
             open_gradients(
                 self.shared_name,
-                self._schema.structure.build(leaves),
+                self._schema.stand_in(),
                 gradients,
                 redis=self._options.redis,
                 worker="chief",

@@ -18,8 +18,10 @@ from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.options import check_names, with_options
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
+from redisacc._training.checkpointer import folder_of
 from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
 from redisacc._training.follow import Follow, FollowOptions
@@ -31,6 +33,7 @@ from redisacc._training.options import (
     GradientOptions,
     TrainingOptions,
     checked_finite,
+    checkpoints,
     gradient_options,
 )
 from redisacc._training.patience import Patience
@@ -166,6 +169,12 @@ class Training(Closing):
                 self._worker = first.call(lambda: Follow(name, told), "to begin to work", in_steps=True)
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
+            # Each process may lead, also after it has changed its working directory.
+            if (checkpoint := options.get("checkpoint")) is not None:
+                checkpoint = checkpoints(checkpoint)
+                options["checkpoint"] = replace(checkpoint, folder=folder_of(checkpoint, name).path)
+            self._model = schema_of(parameters, "parameters")[0].stand_in()
+            first.call(self._check_model, "to open the training")
             on_failure.pop_all()
         # Each process may lead, and gives what it has been given.
         self._options = replace(
@@ -264,6 +273,10 @@ class Training(Closing):
                 steps = self._local.steps(steps, self._worker.apply, self._published)
             for found in steps:
                 self._raise_failure()
+                if self._model is not None:
+                    # It may have been published since this process has opened the training.
+                    self._patience.call(self._check_model, "to look at the parameters")
+                    self._model = None
                 yield found
         except CancelledError:
             self._raise_failure()
@@ -279,6 +292,12 @@ class Training(Closing):
                 self.shared_name,
                 self._step_of(self._published.step() or 0),
             )
+
+    def _check_model(self) -> None:
+        """Raises InvalidArgumentError if another model is trained under this name."""
+        # Others restore what is lost.
+        with suppress(NotFoundError):
+            self._published.check(self._model)
 
     def _lead(self) -> None:
         """Stands by and leads, until the training is finished or this is closed."""
