@@ -50,7 +50,7 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     if type(value) is int and low <= value <= high:
         return value
     number: int | None = None
-    value = foreign.host_array(value, what)
+    value = unmasked(foreign.host_array(value, what), what)
     if isinstance(value, np.ndarray):
         if value.ndim == 0 and value.dtype.kind in "iu":
             number = int(value)
@@ -80,7 +80,7 @@ def real(value: object, what: str) -> float:
 
     An array of rank 0, of any library, is a number as well. ``what`` is the argument's name in errors.
     """
-    value = foreign.host_array(value, what)
+    value = unmasked(foreign.host_array(value, what), what)
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
@@ -203,12 +203,7 @@ def array(value: object, what: str) -> Array:
     value = foreign.host_array(value, what)
     if type(value) is np.ndarray:
         return value
-    # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
-    # thread would wait for its lock forever, so we never ask: before the import, nobody can have a masked array.
-    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
-        raise InvalidArgumentError(
-            f"{what} must not be a masked array, because its mask would be lost: call filled() first"
-        )
+    unmasked(value, what)
     if _has_missing(value):
         raise InvalidArgumentError(
             f"{what} must not have missing values (NA, null), because they would become numbers: fill them first"
@@ -226,6 +221,21 @@ def array(value: object, what: str) -> Array:
     if given.dtype.kind == "O":
         raise InvalidArgumentError(f"{what} must be an array of numbers, but numpy finds objects in {shown(value)}")
     return given
+
+
+def unmasked(value: object, what: str) -> object:
+    """Returns a value that is no masked array.
+
+    Raises:
+        InvalidArgumentError: it is one.
+    """
+    # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
+    # thread would wait for its lock forever, so we never ask: before the import, nobody can have a masked array.
+    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+        raise InvalidArgumentError(
+            f"{what} must not be a masked array, because its mask would be lost: call filled() first"
+        )
+    return value
 
 
 def _has_missing(value: object) -> bool:

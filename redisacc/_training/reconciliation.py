@@ -118,8 +118,9 @@ class Reconciliation(Participant):
         )
         self._keys = ParameterKeys(self.shared_name)
         self._schema, _ = schema_of(options.parameters, "parameters")
+        self._parameters._reader.note_given("tree", self._schema.structure)
         if options.state is not None:
-            schema_of(options.state, "state")
+            self._parameters._reader.note_given("state", schema_of(options.state, "state")[0].structure)
         # What to begin with, until something is published.
         self._given: tuple[Any, Any] | None = options.parameters, options.state
         self._state = options.state

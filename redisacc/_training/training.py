@@ -173,6 +173,11 @@ class Training(Closing):
             if (checkpoint := options.get("checkpoint")) is not None:
                 checkpoint = checkpoints(checkpoint)
                 options["checkpoint"] = replace(checkpoint, folder=folder_of(checkpoint, name).path)
+            # What the program gets has the form of what it has given.
+            if self._worker is not None:
+                self._worker._parameters._reader.given = self._published._reader.given
+            if state is not None:
+                self._published._reader.note_given("state", schema_of(state, "state")[0].structure)
             self._model = schema_of(parameters, "parameters")[0].stand_in()
             first.call(self._check_model, "to open the training")
             on_failure.pop_all()
