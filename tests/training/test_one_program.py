@@ -491,5 +491,7 @@ def test_another_model_under_this_name_is_refused_in_every_process(real_client):
         ):
             with pytest.raises(redisacc.InvalidArgumentError, match=message):
                 opened(model, 2)
+        # Nobody waits for those that were refused.
+        training.apply({"w": np.ones(2, np.float32)})
         for _ in steps:
             training.apply({"w": np.ones(2, np.float32)})
