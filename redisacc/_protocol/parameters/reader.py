@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._arrays.tree.structure import Structure
+from redisacc._arrays.trees import Structure
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
