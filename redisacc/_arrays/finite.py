@@ -48,9 +48,8 @@ def _error(section: Section, number: int, place: int, value: Any, spec: Accumula
     where = f"at {list(index)}" if index else "as its only element"
     why = ", which encoding='bfloat16' rounds to infinity" if np.isfinite(value) else ""
     return NotFiniteError(
-        f"{spec.name_of(number, place)} must be finite, because the accumulator was opened with finite=True, but has "
-        f"{value} {where}{why}: "
-        "nothing was sent",
+        f"{spec.name_of(number, place)} must be finite, because the option finite is set, but has "
+        f"{value} {where}{why}: nothing was sent",
         path=leaf.path or None,
         index=index,
     )

@@ -7,6 +7,7 @@ import numbers
 import re
 from collections.abc import Iterable, Mapping
 
+from redisacc._arrays.validation import unmasked
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -61,6 +62,7 @@ def metric_name(name: object) -> str:
 
 def _checked(name: str, value: object) -> float:
     """Returns a value as a float: a number, or an array of another library that has one element."""
+    unmasked(value, f"metric {name}")
     if not isinstance(value, numbers.Real):
         item = getattr(value, "item", None)
         # An array with more elements raises an error of its own library.

@@ -15,7 +15,8 @@ class ApplyResult:
     Attributes:
         outcome: "applied"; "stale" if the gradient was dropped because its step was more than ``staleness`` below
             the accumulator's; "repeated" if it was dropped because the round had a gradient of this worker, and accepts
-            one only.
+            one only; or "skipped", only from a training: the worker's gradient was left out of the step, which does not
+            wait for it.
         global_step: the accumulator's step at that moment.
         num_accumulated: the number of gradients in the current round, this one included if it was accepted.
 
@@ -30,7 +31,7 @@ class ApplyResult:
         stale: the step is 5
     """
 
-    outcome: Literal["applied", "stale", "repeated"]
+    outcome: Literal["applied", "stale", "repeated", "skipped"]
     global_step: int
     num_accumulated: int
 

@@ -21,6 +21,7 @@ from redisacc._arrays.slices import IndexedSlices
 from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum, is_above
 from redisacc._arrays.trees import Structure, flatten, parse_structure
 from redisacc._arrays.validation import INT64_MAX, Array, Shape, shape_text
+from redisacc._arrays.weights import is_nothing
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
@@ -347,6 +348,15 @@ class AccumulatorSpec:
             weight: the sum of their weights; None if all are 1.
         """
         return number if weight is None or self.normalize == "count" else weight
+
+    def update_divisor(self, number: int, weight: float | None) -> float:
+        """Returns what an optimizer divides the sum of a round by; 0 if every worker has skipped the step.
+
+        The arguments are those of ``divisor``.
+        """
+        if is_nothing(number, weight):
+            return 0
+        return self.divisor(number, weight) if self.reduction_type == "MEAN" else 1
 
     def weight_of(self, round_sum: RoundSum, counted: float | None) -> float | None:
         """Returns the sum of the weights of a round, added in the order of its gradients; None if all are 1.

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -53,14 +53,22 @@ class Structure:
     Attributes:
         node: the tree, with the number of each leaf in its place.
         paths: the path of each leaf, such as "layers/0/w": the keys on the way to it.
+        form: the node as the program has given it: with the keys of dicts in its order, and named tuples of its
+            classes. None: dicts are sorted by key, and all tuples plain, as other processes know it.
     """
 
     node: _Node
     paths: tuple[str, ...]
+    form: _Node = field(default=None, compare=False)
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """Returns the tree with these leaves. Dicts are sorted by key, and a named tuple has become a plain one."""
-        return _build(self.node, leaves)
+        """Returns the tree with these leaves, in its form."""
+        return _build(self.node if self.form is None else self.form, leaves)
+
+    def formed(self, tree: Any) -> Any:
+        """Returns a tree in the form of this structure if it has this structure, and else as it is."""
+        other, leaves = flatten(tree, "the tree")
+        return self.build(leaves) if other == self else tree
 
     def leaves_of(self, tree: object, what: str) -> list[Any]:
         """Returns the leaves of a tree of this structure. Whatever is in the place of a leaf is that leaf.
@@ -129,16 +137,19 @@ def flatten(tree: object, what: str, *, is_leaf: Callable[[object], bool] | None
         if len(keys) == MAX_DEPTH:
             raise InvalidArgumentError(f"{what} has more than {MAX_DEPTH} levels at {shown('/'.join(keys))}")
         parents.add(id(node))
-        inner = {key: visit(child, (*keys, key)) for key, child in branches}
+        is_dict = isinstance(node, Mapping)
+        # Sorted, so that processes which built their dicts in different orders agree on the structure.
+        ordered = sorted(branches, key=itemgetter(0)) if is_dict else branches
+        inner = {key: visit(child, (*keys, key)) for key, child in ordered}
         parents.discard(id(node))
-        if isinstance(node, Mapping):
-            return inner
-        return tuple(inner.values()) if isinstance(node, tuple) else list(inner.values())
+        if is_dict:
+            return {key: inner[key] for key, _ in branches}
+        return _tuple_like(node, inner.values()) if isinstance(node, tuple) else list(inner.values())
 
-    node = visit(tree, ())
+    form = visit(tree, ())
     if not leaves:
         raise InvalidArgumentError(f"{what} must have at least one leaf, but {shown(tree)} has none")
-    return Structure(node, tuple(paths)), leaves
+    return Structure(_plain(form), tuple(paths), form), leaves
 
 
 def parse_structure(text: str) -> tuple[Structure, list[str]]:
@@ -231,8 +242,7 @@ def _branches(
             path = keys
     except Exception as error:  # noqa: BLE001 - raised again
         _raise_unreadable(node, path, what, error)
-    # Sorted, so that processes which built their dicts in different orders agree on the structure.
-    return sorted(found, key=itemgetter(0))
+    return found
 
 
 def _raise_unreadable(node: object, keys: tuple[str, ...], what: str, error: Exception) -> NoReturn:
@@ -265,7 +275,21 @@ def _build(node: _Node, leaves: Sequence[Any]) -> Any:
         return {key: leaves[child] if type(child) is int else _build(child, leaves) for key, child in node.items()}
     if isinstance(node, list):
         return [_build(child, leaves) for child in node]
-    return None if node is None else tuple([_build(child, leaves) for child in node])
+    return None if node is None else _tuple_like(node, [_build(child, leaves) for child in node])
+
+
+def _tuple_like(node: Any, children: Iterable[Any]) -> Any:
+    """Returns a tuple of the class of another one, if that is a named tuple; else a plain one."""
+    return type(node)._make(children) if hasattr(type(node), "_make") else tuple(children)
+
+
+def _plain(form: _Node) -> _Node:
+    """Returns a node with sorted dicts and plain tuples."""
+    if isinstance(form, dict):
+        return {key: _plain(form[key]) for key in sorted(form)}
+    if isinstance(form, (list, tuple)):
+        return (list if isinstance(form, list) else tuple)(map(_plain, form))
+    return form
 
 
 def _collect(node: _Node, tree: object, keys: tuple[str, ...], leaves: list[Any], what: str) -> None:

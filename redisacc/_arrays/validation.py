@@ -50,7 +50,7 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     if type(value) is int and low <= value <= high:
         return value
     number: int | None = None
-    value = foreign.host_array(value, what)
+    value = unmasked(foreign.host_array(value, what), what)
     if isinstance(value, np.ndarray):
         if value.ndim == 0 and value.dtype.kind in "iu":
             number = int(value)
@@ -75,8 +75,14 @@ def flag(value: object, what: str) -> bool:
     return bool(value)
 
 
-def real(value: object) -> float:
-    """Returns a real number as a float; an infinity if it is beyond all floats; NaN if it is none, as True is none."""
+def real(value: object, what: str) -> float:
+    """Returns a real number as a float; an infinity if it is beyond all floats; NaN if it is none, as True is none.
+
+    An array of rank 0, of any library, is a number as well. ``what`` is the argument's name in errors.
+    """
+    value = unmasked(foreign.host_array(value, what), what)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         return math.nan
     try:
@@ -89,7 +95,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
     """Returns a number of seconds, at least 0. None and infinity become None, which means forever."""
     if value is None:
         return None
-    seconds = real(value)
+    seconds = real(value, what)
     if not seconds >= 0:
         raise InvalidArgumentError(f"{what} must be None or a number of seconds that is at least 0, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
@@ -97,7 +103,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
 
 def seconds(value: object, what: str, *, high: float) -> float:
     """Returns a number of seconds in [0, high]."""
-    number = real(value)
+    number = real(value, what)
     if not 0 <= number <= high:
         raise InvalidArgumentError(f"{what} must be a number of seconds in [0, {high:.0f}], not {shown(value)}")
     return number
@@ -197,12 +203,7 @@ def array(value: object, what: str) -> Array:
     value = foreign.host_array(value, what)
     if type(value) is np.ndarray:
         return value
-    # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
-    # thread would wait for its lock forever, so we never ask: before the import, nobody can have a masked array.
-    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
-        raise InvalidArgumentError(
-            f"{what} must not be a masked array, because its mask would be lost: call filled() first"
-        )
+    unmasked(value, what)
     if _has_missing(value):
         raise InvalidArgumentError(
             f"{what} must not have missing values (NA, null), because they would become numbers: fill them first"
@@ -220,6 +221,21 @@ def array(value: object, what: str) -> Array:
     if given.dtype.kind == "O":
         raise InvalidArgumentError(f"{what} must be an array of numbers, but numpy finds objects in {shown(value)}")
     return given
+
+
+def unmasked(value: object, what: str) -> object:
+    """Returns a value that is no masked array.
+
+    Raises:
+        InvalidArgumentError: it is one.
+    """
+    # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
+    # thread would wait for its lock forever, so we never ask: before the import, nobody can have a masked array.
+    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+        raise InvalidArgumentError(
+            f"{what} must not be a masked array, because its mask would be lost: call filled() first"
+        )
+    return value
 
 
 def _has_missing(value: object) -> bool:

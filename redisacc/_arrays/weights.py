@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from redisacc._arrays import foreign, validation
+from redisacc._arrays import validation
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -23,27 +23,38 @@ CONSTANT: Literal["constant"] = "constant"
 INVERSE_SQRT: Literal["inverse_sqrt"] = "inverse_sqrt"
 
 
-def checked_weight(value: object, what: str = "weight") -> float:
+def checked_weight(value: object, what: str = "weight", *, or_zero: bool = False) -> float:
     """Returns a weight as a float.
 
     Args:
         value: a real number, or an array of rank 0 that holds one, of any library. Booleans are refused.
         what: the argument's name in errors.
+        or_zero: whether it may be 0.
 
     Raises:
         InvalidArgumentError: it is not a number in [LEAST_WEIGHT, MOST_WEIGHT].
     """
     if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
         return value
-    given = foreign.host_array(value, what)
-    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
-        given = given.item()
-    number = validation.real(given)
-    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+    number = validation.real(value, what)
+    if not (LEAST_WEIGHT <= number <= MOST_WEIGHT or (or_zero and number == 0)):
+        kind = "0 or a number" if or_zero else "a number"
         raise InvalidArgumentError(
-            f"{what} must be a number in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
+            f"{what} must be {kind} in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
         )
     return number
+
+
+def is_nothing(number: int, weight: float | None) -> bool:
+    """Returns whether all gradients of a round are zeros of the smallest weight, by which workers skip a step.
+
+    In the sum of any usual weights, the smallest one is lost in rounding, so the mean of the others keeps its bits.
+
+    Args:
+        number: how many gradients the round holds.
+        weight: the sum of their weights; None if all are 1.
+    """
+    return weight is not None and weight <= number * LEAST_WEIGHT
 
 
 def checked_staleness_weight(

@@ -11,9 +11,11 @@ those that it has read once. It reads another one only before it would remove so
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,7 @@ class Folder:
     """The checkpoints of one training. One process writes them.
 
     Args:
-        path: the folder. It is created with the first checkpoint.
+        path: the folder. ``claim`` creates it.
         name: the name of the training.
         keep: how many of the latest are kept, at least 1.
         keep_every: also keeps the first checkpoint of each interval of this many steps. None: only the latest.
@@ -110,7 +112,8 @@ class Folder:
     """
 
     def __init__(self, path: Path, name: str, *, keep: int, keep_every: int | None) -> None:
-        self.path = path
+        # The program may change its working directory.
+        self.path = path.absolute()
         self._name = name
         self._keep = keep
         self._keep_every = keep_every
@@ -119,11 +122,11 @@ class Folder:
         self._unlisted: dict[str, dict[str, Any]] = {}
         self._check_owner()
 
-    def write(self, checkpoint: Checkpoint) -> Path:
-        """Writes a checkpoint, and then removes those that are not to be kept.
+    def claim(self) -> None:
+        """Creates the folder, and notes in it whose it is.
 
         Raises:
-            OSError: the disk is full, say. Earlier checkpoints stay.
+            OSError: that cannot be done.
             InvalidArgumentError: it is another training's folder. Nothing was changed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
@@ -133,6 +136,30 @@ class Folder:
             with suppressed(FileExistsError):
                 self._write_manifest({}, is_new=True)
             self._check_owner()
+
+    def try_out(self) -> None:
+        """Claims the folder, and writes a file that leaves nothing. A full disk is a warning: there may be room later.
+
+        Raises:
+            OSError, InvalidArgumentError: as ``claim``.
+        """
+        try:
+            self.claim()
+            with tempfile.TemporaryFile(dir=self.path) as file:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            logger.warning("%s: no checkpoint can be written to %s now: %s", self._name, self.path, error)
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Writes a checkpoint, and then removes those that are not to be kept.
+
+        Raises:
+            OSError: the disk is full, say. Earlier checkpoints stay.
+            InvalidArgumentError: it is another training's folder. Nothing was changed.
+        """
+        self.claim()
         path = self.path / f"step-{checkpoint.step:08d}.safetensors"
         listed = self._manifest()[1]
         if path.name in listed:

@@ -200,6 +200,10 @@ class Schema:
         structure, texts = parse_structure(text)
         return cls(structure, [Leaf.parse(leaf) for leaf in texts])
 
+    def stand_in(self) -> Any:
+        """Returns a tree with this schema, whose arrays take no memory."""
+        return self.structure.build([np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in self.leaves])
+
     def stored(self, encoding: str) -> Schema:
         """Returns the schema of the leaves in blobs. For "bfloat16", leaves of float32 become leaves of bfloat16."""
         if encoding == "float32":

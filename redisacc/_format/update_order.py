@@ -39,7 +39,8 @@ class Order:
         previous: the id of the version that it begins with.
         optimizer: a digest of the optimiser's name and options.
         digest: the digest of the gradients of the round, in their order.
-        divisor: what the mean divides their sum by: an int, or a sum of weights as a float.
+        divisor: what the mean divides their sum by: an int, or a sum of weights as a float. 0: every worker has skipped
+            the step, so weights and state stay as they are.
         clip: what the mean is multiplied by.
         scalars: the numbers of the step, for each group of leaves.
     """
@@ -87,8 +88,9 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
             and DIGEST.fullmatch(digest_of_optimizer)
             and DIGEST.fullmatch(digest)
         ):
-            by: float = int(divisor) if _COUNT.fullmatch(divisor) else parse_hex(divisor)
-            if math.isfinite(by) and by > 0:
+            is_count = divisor == "0" or _COUNT.fullmatch(divisor)
+            by: float = int(divisor) if is_count else parse_hex(divisor)
+            if math.isfinite(by) and (by > 0 or is_count):
                 numbers = unpack_scalars(scalars, optimizer)
                 return Order(previous, digest_of_optimizer, digest, by, unpack_scale(clip), numbers), int(number)
     raise ValueError(f"an order is not {shown(event)}")

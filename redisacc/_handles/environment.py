@@ -19,6 +19,10 @@ variable                   meaning
 =========================  ====================================================================
 
 Any launcher may set them: a container's configuration, or a batch system. An empty variable counts as unset.
+
+The variables of torchrun, ``RANK`` and ``WORLD_SIZE``, give the number of a worker and the number of workers where
+``REDISACC_ROLE`` and ``REDISACC_WORKER_NUMBER`` are unset. `redisacc run` sets them as well, with ``LOCAL_RANK`` and
+``LOCAL_WORLD_SIZE``, for programs and libraries that read them.
 """
 
 from __future__ import annotations
@@ -43,6 +47,10 @@ RESTARTED = "REDISACC_RESTARTED"
 
 # In the order of the attributes of a place.
 VARIABLES = (ROLE, WORKER_NUMBER, WORKERS, RUN_ID, CHIEF_RUN_ID)
+
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+# How torchrun names the number of a worker, that on this machine, and the numbers of workers there are.
+TORCHRUN = (RANK, "LOCAL_RANK", WORLD_SIZE, "LOCAL_WORLD_SIZE")
 
 # The largest number of workers on all machines. The largest number of a worker is one less.
 MAX_WORKERS = 1_000_000
@@ -81,10 +89,19 @@ class Place:
         """Returns what people call the process: "chief", "worker 3"."""
         return (self.role or "process") + ("" if self.number is None else f" {self.number}")
 
-    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns a copy of the environment that says this place, and nothing of any other."""
-        others = {name: value for name, value in environment.items() if name not in VARIABLES}
-        values = zip(VARIABLES, dataclasses.astuple(self), strict=True)
+    def added_to(
+        self, environment: Mapping[str, str], local: tuple[int, int] | tuple[None, None] = (None, None)
+    ) -> dict[str, str]:
+        """Returns a copy of the environment that says this place, and nothing of any other.
+
+        Args:
+            environment: the environment.
+            local: for a worker, which one it is of those on this machine, from 0, and how many they are.
+        """
+        names = (*VARIABLES, *TORCHRUN)
+        others = {name: value for name, value in environment.items() if name not in names}
+        of_worker = (self.number, local[0], None if self.number is None else self.workers, local[1])
+        values = zip(names, (*dataclasses.astuple(self), *of_worker), strict=True)
         return others | {name: str(value) for name, value in values if value is not None}
 
 
@@ -93,7 +110,8 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
 
     `redisacc run` sets the variables ``REDISACC_ROLE``, ``REDISACC_WORKER_NUMBER``, ``REDISACC_WORKERS``,
     ``REDISACC_RUN_ID`` and ``REDISACC_CHIEF_RUN_ID`` for each process that it starts; so may any other launcher.
-    ``Chief`` and ``Worker`` read them, too. An empty variable counts as unset.
+    ``Chief`` and ``Worker`` read them, too. An empty variable counts as unset. Without a role and a number,
+    torchrun's ``RANK`` and ``WORLD_SIZE`` are the number of a worker and the number of workers.
 
     Example:
         >>> import redisacc
@@ -112,15 +130,18 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
     role = environment.get(ROLE) or None
     if role not in (None, "chief", "worker"):
         raise InvalidArgumentError(f"the environment variable {ROLE} must be chief or worker, not {shown(role)}")
-    number = _number(environment, WORKER_NUMBER, 0, MAX_WORKERS - 1)
-    workers = _number(environment, WORKERS, 1, MAX_WORKERS)
+    of_number, of_workers = WORKER_NUMBER, WORKERS
+    if role is None and not environment.get(WORKER_NUMBER) and environment.get(RANK):
+        of_number, of_workers = RANK, WORKERS if environment.get(WORKERS) else WORLD_SIZE
+    number = _number(environment, of_number, 0, MAX_WORKERS - 1)
+    workers = _number(environment, of_workers, 1, MAX_WORKERS)
     if role == "chief" and number is not None:
         raise InvalidArgumentError(
             f"the environment variable {WORKER_NUMBER} is {number}, but {ROLE} is chief: only workers have numbers"
         )
     if number is not None and workers is not None and number >= workers:
         raise InvalidArgumentError(
-            f"the environment variable {WORKER_NUMBER} is {number}, but {WORKERS} is {workers}: workers count from 0, "
+            f"the environment variable {of_number} is {number}, but {of_workers} is {workers}: workers count from 0, "
             f"so the last one has the number {workers - 1}"
         )
     return Place(

@@ -237,7 +237,9 @@ class Parameters(Closing):
 
     def _forget(self) -> None:
         """Makes this handle one on whatever is published under its name now."""
+        given = self._reader.given
         self._reader = ParameterReader(self._transport, ParameterKeys(self.shared_name))
+        self._reader.given = given
         self._publisher = Publisher(
             self._transport, self._keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
         )
@@ -310,8 +312,9 @@ class Parameters(Closing):
         """Returns the latest version without waiting for a newer one.
 
         Returns:
-            The step and the tree, or None if nothing has been published. Dicts are sorted by key, a named tuple has
-            become a plain one, and arrays are read-only.
+            The step and the tree, or None if nothing has been published. Arrays are read-only. Dicts have the order and
+            named tuples the classes of a tree that this handle has published; else dicts are sorted by key, and all
+            tuples plain.
 
         Raises:
             NotFoundError: the parameters were deleted since this handle has seen them.

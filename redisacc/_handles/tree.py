@@ -25,7 +25,8 @@ class TreeAccumulator(Accumulator[Any, Any]):
 
     A *tree* is a nested dict, list or tuple whose leaves are arrays: for example a dict from the names of a model's
     parameters to their gradients. There is one step, one count and one decision for the whole tree, so a gradient is
-    in a round with all of its leaves or not at all. Results are trees of the same structure; dicts are sorted by key.
+    in a round with all of its leaves or not at all. Results have the same structure, and the form of ``spec``: the
+    order of dicts, the classes of named tuples.
     The *path* of a leaf consists of the keys on the way to it, such as "layers/0/w"; no two leaves may have the same.
 
     Args:

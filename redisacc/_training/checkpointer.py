@@ -48,6 +48,24 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
     return Checkpoint(name, record.step, *unpacked(tree, published, name))
 
 
+def folder_of(wanted: Checkpoints, name: str) -> Folder:
+    """Returns the folder of a training's checkpoints, which is created, claimed, and tried.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
+        OSError: the folder cannot be created, read or written to.
+    """
+    folder, firsts = wanted.folder, wanted.keep_every
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
+    kept = validation.integer(wanted.keep, "checkpoint.keep", low=1)
+    if firsts is not None:
+        firsts = validation.integer(firsts, "checkpoint.keep_every", low=1)
+    found = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
+    found.try_out()
+    return found
+
+
 class Checkpointer:
     """Writes the checkpoints of a chief.
 
@@ -58,19 +76,12 @@ class Checkpointer:
 
     Raises:
         InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
-        OSError: the folder cannot be read.
+        OSError: the folder cannot be created, read or written to.
     """
 
     def __init__(self, transport: Transport, name: str, wanted: Checkpoints) -> None:
-        folder = wanted.folder
-        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
         self._steps, self._seconds = _interval(wanted.every)
-        kept = validation.integer(wanted.keep, "checkpoint.keep", low=1)
-        firsts = wanted.keep_every
-        if firsts is not None:
-            firsts = validation.integer(firsts, "checkpoint.keep_every", low=1)
-        self._folder = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
+        self._folder = folder_of(wanted, name)
         self._transport = transport
         self._name = name
         # What follows is guarded by the condition.

@@ -136,7 +136,9 @@ class Chief(Closing):
             says how often: the parameters, the state and the step, in one file of the format safetensors each.
             A thread reads them from the server, so no step waits for a disk.
             The last step of ``rounds(until=…)`` always gets one. A chief continues from the newest checkpoint that can
-            be read if the server has nothing, or only an earlier step; a warning says so. None: no checkpoints.
+            be read if the server has nothing, or only an earlier step; a warning says so. The folder is created,
+            claimed for this training and tried at once, which raises OSError, or InvalidArgumentError if it is another
+            training's; later, a full disk is a warning in each interval. None: no checkpoints.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
 from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.weights import checked_weight
 from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles import exit_code
@@ -34,8 +35,15 @@ from redisacc._protocol.waiting.wait import until
 from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.decision import Found, Next, next_of_follower
-from redisacc._training.gradients import apply_gradient, gradient_as_encoded, has_no_gradients
+from redisacc._training.gradients import (
+    apply_gradient,
+    gradient_as_encoded,
+    has_no_gradients,
+    no_gradient,
+    warn_of_skip,
+)
 from redisacc._training.loss import Claimant
+from redisacc._training.options import SKIP, Finite, checked_finite
 from redisacc._training.participant import Participant
 from redisacc._training.upload import OpenUpload, Upload
 from redisacc.errors import (
@@ -43,6 +51,7 @@ from redisacc.errors import (
     DataLossError,
     FinishedError,
     InvalidArgumentError,
+    NotFiniteError,
     NotFoundError,
     RedisAccError,
 )
@@ -82,7 +91,7 @@ class FollowOptions:
         number: its number; None: the one of its predecessor, or the lowest that is free.
         redis: the way to the server.
         encoding: how its gradients travel.
-        finite: whether it refuses gradients that hold NaN or an infinity.
+        finite: what it does with a gradient that holds NaN or an infinity.
         patience: for how many seconds to wait for a silent server; None: forever.
         here: the place of this process in a run.
         beside: the training of which it is a part; None: it is a worker by itself.
@@ -91,7 +100,7 @@ class FollowOptions:
     number: int | None
     redis: object
     encoding: Encoding | None
-    finite: bool
+    finite: Finite
     patience: float | None
     here: Place
     beside: Beside | None = None
@@ -112,7 +121,7 @@ class Follow(Participant):
     def __init__(self, shared_name: str, options: FollowOptions) -> None:
         here, number = options.here, options.number
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
-        validation.flag(options.finite, "finite")
+        checked_finite(options.finite)
         super().__init__("worker", shared_name, here, redis=options.redis, patience=options.patience)
         self._options, self._beside = options, options.beside
         with self._closed_on_failure():
@@ -129,6 +138,8 @@ class Follow(Participant):
         # metrics.
         self.step: int | None = None
         self._applied: tuple[Any, float, Mapping[str, SupportsFloat] | None] | None = None
+        # Whether a gradient of this step was refused because of NaN; and how many were skipped for that.
+        self._has_refused, self._skipped = False, 0
         self._next_check = self._next_look = 0.0
         self._pause = durations.look_after
         self._went_back = False
@@ -189,6 +200,9 @@ class Follow(Participant):
         log: WaitLog | None = None
         while True:
             self._check_lease()
+            if self._has_refused and self._applied is None:
+                # The program has gone on to the next step. Without this, the others would wait for it.
+                self.skip()
             try:
                 step, tree = self._made(self._wait, "to wait for parameters")
             except FinishedError:
@@ -215,7 +229,7 @@ class Follow(Participant):
             self._upload.end()
             if self.step is not None:
                 exit_code.advanced()
-            self.step, self._applied = step, None
+            self.step, self._applied, self._has_refused = step, None, False
             self._claimant.latest = step, tree
             # Another chief may need another number.
             self._workers = None
@@ -359,10 +373,16 @@ class Follow(Participant):
     def _describe(self) -> str | None:
         """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
         clauses = [crew_text(self._crew)]
+        if self.step is not None and self._applied is None:
+            clauses.append(
+                f"this process has applied no gradient of step {self.step}: if others wait for it, call skip() before "
+                "the loop continues"
+            )
         try:
             # Once the round of this step is taken, this worker waits for the chief, and not for other workers.
             if self._accumulator is not None and (self.step is None or self._accumulator.global_step() <= self.step):
-                if self._beside is not None and self.step is not None and self._is_said_by_another():
+                has_applied = self.step is not None and self._applied is not None
+                if self._beside is not None and has_applied and self._is_said_by_another():
                     return None
                 clauses = states_text(read_contributors(self._transport, Keys(self.shared_name))) + clauses
         except RedisAccError as error:
@@ -383,22 +403,50 @@ class Follow(Participant):
         self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None
     ) -> ApplyResult:
         """Applies the gradient of the current step, as ``Worker.apply`` does."""
-        step = self.step
-        if step is None:
-            raise InvalidArgumentError("apply() needs the step of a loop over steps()")
+        step = self._started("apply()")
+        return self._kept(gradient, weight, metrics, lambda: self._apply(gradient, weight, metrics, step))
+
+    def skip(self) -> ApplyResult:
+        """Ends the current step without a gradient of this worker, as ``Worker.skip`` does."""
+        step = self._started("skip()")
+        nothing, weight = self._made(lambda: no_gradient(self._gradients()), "to open the accumulator")
+        result = self._apply(nothing, weight, None, step)
+        self._applied = nothing, weight, None
+        return replace(result, outcome="skipped") if result else result
+
+    def _started(self, call: str) -> int:
+        """Returns the current step, in which a call begins that sends a gradient."""
+        if self.step is None:
+            raise InvalidArgumentError(f"{call} needs the step of a loop over steps()")
         self._check_lease()
         self._upload.end()
-        result = self._apply(gradient, weight, metrics, step)
+        return self.step
+
+    def _kept(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, SupportsFloat] | None,
+        apply: Callable[[], ApplyResult],
+    ) -> ApplyResult:
+        """Applies a gradient and keeps it, in case that the server loses it; or skips the step."""
+        if not checked_weight(weight, or_zero=True):
+            return self.skip()
+        try:
+            result = apply()
+        except NotFiniteError as error:
+            self._has_refused = True
+            if self._options.finite != SKIP:
+                raise
+            self._skipped += 1
+            warn_of_skip(self.shared_name, self.step or 0, self._skipped, error)
+            return self.skip()
         self._applied = gradient, weight, metrics
         return result
 
     def begin(self) -> Upload:
         """Begins the upload of the gradient of the current step, as ``Worker.begin`` does."""
-        step = self.step
-        if step is None:
-            raise InvalidArgumentError("begin() needs the step of a loop over steps()")
-        self._check_lease()
-        self._upload.end()
+        step = self._started("begin()")
         gradients = self._made(self._gradients, "to open the accumulator")
         spec = None
         if isinstance(gradients, TreeAccumulator):
@@ -412,13 +460,15 @@ class Follow(Participant):
             if step != self.step or (streamed is not None and streamed is not self._upload.streamed):
                 raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
             self._check_lease()
-            try:
-                result = self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
-            finally:
-                self._upload.end()
-            if not missing:
-                self._applied = gradient, weight, metrics
-            return result
+
+            def apply() -> ApplyResult:
+                try:
+                    return self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
+                finally:
+                    self._upload.end()
+
+            # An incomplete gradient is of a step that is over.
+            return apply() if missing else self._kept(gradient, weight, metrics, apply)
 
         return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
@@ -486,7 +536,7 @@ class Follow(Participant):
                 redis=self._options.redis,
                 worker=self._place,
                 encoding=self._options.encoding,
-                finite=self._options.finite,
+                finite=bool(self._options.finite),
             )
             with ExitStack() as on_failure:
                 on_failure.callback(opened.close)

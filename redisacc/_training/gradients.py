@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, SupportsFloat, Unpack
 
+import numpy as np
+
 from redisacc._arrays import validation
 from redisacc._arrays.results import ApplyResult
+from redisacc._arrays.weights import LEAST_WEIGHT
 from redisacc._format.keys import DELETING, Keys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import AccumulatorOptions, Mean
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
+from redisacc._text import shown
 from redisacc._training.options import GradientOptions
 from redisacc._wire.transport import Transport
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import InvalidArgumentError, NotFiniteError
+
+logger = logging.getLogger("redisacc")
 
 
 def open_gradients(
@@ -52,6 +59,51 @@ def has_no_gradients(transport: Transport, shared_name: str) -> bool:
     """Returns whether there is no accumulator of this name, or only one that is being deleted."""
     found = transport.call("HGET", Keys(shared_name).record, "incarnation")
     return found is None or found.startswith(DELETING.encode())
+
+
+def no_gradient(accumulator: ConditionalAccumulatorBase[Any]) -> tuple[Any, float]:
+    """Returns a gradient, and its weight, that leave the mean of the others as it is.
+
+    Raises:
+        InvalidArgumentError: the leaves are integers, and each gradient counts for their mean.
+    """
+    spec = accumulator._spec
+    leaf = spec.leaves[0]
+    nothing: Any = spec.structure.build([None] * len(spec.leaves))
+    if spec.kind == "dense":
+        nothing = np.zeros(leaf.known_shape, leaf.dtype.storage)
+    elif spec.kind == "sparse":
+        nothing = np.empty(0, np.int64), np.empty((0, *leaf.known_shape), leaf.dtype.storage)
+    if spec.can_weigh:
+        return nothing, LEAST_WEIGHT
+    if spec.reduction_type == "MEAN" and spec.missing == "zero":
+        raise InvalidArgumentError(
+            "a step cannot be skipped with a mean of integers, because each gradient has the weight 1 in it: use "
+            'reduction_type="SUM", or mean=redisacc.Mean(missing="skip")'
+        )
+    return nothing, 1.0
+
+
+def warn_of_skip(name: str, step: int, number: int, error: NotFiniteError) -> None:
+    """Logs that a gradient was skipped. In a row of many, each is twice as far from the first as the one before.
+
+    Args:
+        name: the training.
+        step: the step.
+        number: how many gradients this worker has skipped for this reason.
+        error: what is wrong with the gradient.
+    """
+    if number & (number - 1) == 0:
+        logger.warning(
+            "%s: step %d continues without this worker's gradient, because of NaN or an infinity in it%s; %d of its "
+            "gradients so far %s left out",
+            name,
+            step,
+            f", at {shown(error.path)}" if error.path else "",
+            number,
+            "was" if number == 1 else "were",
+            extra={"accumulator": name},
+        )
 
 
 def gradient_as_encoded(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from redisacc._arrays.results import Round
 from redisacc._arrays.trees import as_arrays
+from redisacc._arrays.weights import is_nothing
 from redisacc._clock import clock, durations
 from redisacc._format.history_entries import PastStep, history_text
 from redisacc._handles import exit_code
@@ -76,6 +77,10 @@ class Lead(Reconciliation):
         while (found := self._round()) is not None:
             self.is_with_program = True
             try:
+                if is_nothing(found.round.num_accumulated, found.round.total_weight):
+                    assert isinstance(self.weights, ProgramWeights)
+                    self.publish(self.weights.tree, None, self.weights.state, finished=False)
+                    continue
                 yield found.round
                 if self.is_with_program:
                     raise RedisAccError(

@@ -26,7 +26,9 @@ from redisacc._arrays.weights import checked_weight
 from redisacc._clock import clock, durations
 from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError
+from redisacc._training.gradients import warn_of_skip
+from redisacc._training.options import SKIP, Finite
+from redisacc.errors import InvalidArgumentError, NotFiniteError, NotFoundError, RedisAccError
 from redisacc.optim import SGD, Optimizer
 from redisacc.optim.base import check_dtype
 from redisacc.optim.kernel import sum_of_squares, update_part
@@ -203,19 +205,22 @@ class LocalLoop:
     Args:
         model: the weights, and what makes the steps alone.
         every: how many steps a worker makes alone.
-        finite: whether gradients with NaN or infinities are refused.
+        finite: what is done with gradients that hold NaN or infinities.
 
     Raises:
         InvalidArgumentError: ``every`` is invalid.
     """
 
-    def __init__(self, model: InnerModel, every: int, *, finite: bool) -> None:
+    def __init__(self, model: InnerModel, every: int, *, finite: Finite) -> None:
         self.every = validation.integer(every, "every", low=1)
         self._model = model
         self._finite = finite
         self._send: Callable[..., ApplyResult] | None = None
         self._version = self._done = 0
         self._has_applied = False
+        # Whether a step of this version was made without a gradient, and how many because of NaN.
+        self._has_skipped, self._skipped = False, 0
+        self._name = ""
         self._weights: list[float] = []
         self._notes: list[bytes] = []
         self._next_look = 0.0
@@ -243,14 +248,16 @@ class LocalLoop:
             send: applies a gradient of the version that was yielded last, as ``Worker.apply`` does.
             published: the training's parameters.
         """
-        self._send = send
+        self._send, self._name = send, published.shared_name
         for version, weights in versions:
             self._model.set(weights)
             self._version, self._done, self._weights, self._notes = version, 0, [], []
+            self._has_skipped = False
             while self._done < self.every and not self._is_over(published):
                 self._has_applied = False
                 yield version * self.every + self._done, self._model.weights
-                if self._done == self.every - 1 and not self._has_applied and self._weights:
+                is_last = self._done == self.every - 1
+                if is_last and not self._has_applied and (self._weights or self._has_skipped):
                     self._send_outer_gradient(send)
                 self._done += 1
 
@@ -275,19 +282,30 @@ class LocalLoop:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         if self._has_applied:
             return ApplyResult("repeated", self._version, 0)
-        weight = checked_weight(weight)
-        notes = metric_notes(metrics, weight).encode().split()
-        if self._finite:
-            self._model.check_finite(gradient)
-        self._model.update(gradient, self._version * self.every + self._done, mean_metrics(notes))
-        self._has_applied = True
-        self._weights.append(weight)
-        self._notes += notes
+        weight, step = checked_weight(weight, or_zero=True), self._version * self.every + self._done
+        if weight and self._finite:
+            try:
+                self._model.check_finite(gradient)
+            except NotFiniteError as error:
+                self._has_skipped = True
+                if self._finite != SKIP:
+                    raise
+                self._skipped += 1
+                warn_of_skip(self._name, step, self._skipped, error)
+                weight = 0.0
+        if weight:
+            notes = metric_notes(metrics, weight).encode().split()
+            self._model.update(gradient, step, mean_metrics(notes))
+            self._weights.append(weight)
+            self._notes += notes
+        self._has_applied, self._has_skipped = True, self._has_skipped or not weight
         if self._done < self.every - 1:
-            return ApplyResult("applied", self._version, 0)
+            return ApplyResult("applied" if weight else "skipped", self._version, 0)
         return self._send_outer_gradient(self._send)
 
     def _send_outer_gradient(self, send: Callable[..., ApplyResult]) -> ApplyResult:
+        if not self._weights:
+            return send(None, weight=0)
         return send(
             self._model.outer_gradient(),
             weight=math.fsum(self._weights) / len(self._weights),

@@ -15,6 +15,24 @@ from redisacc._handles.options import Limits, Mean, check_names, group_of
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
+SKIP: Literal["skip"] = "skip"
+
+# What a worker does with a gradient that holds NaN or an infinity: see ``Worker``.
+Finite = bool | Literal["skip"]
+
+
+def checked_finite(value: object) -> Finite:
+    """Returns the option ``finite`` of a worker.
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
+    if isinstance(value, str) and value == SKIP:
+        return SKIP
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgumentError(f"finite must be True, False or 'skip', not {shown(value)}")
+
 
 @dataclass(frozen=True)
 class Checkpoints:
@@ -43,7 +61,7 @@ class GradientOptions(TypedDict, total=False):
     """What a training passes on to the accumulator of its gradients. ``Chief`` describes each of them."""
 
     sparse: Collection[str] | bool
-    finite: bool
+    finite: Finite
     reduction_type: str | None
     order: Order | None
     mean: Mean | None

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from redisacc._arrays.trees import as_arrays
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
@@ -120,8 +118,9 @@ class Reconciliation(Participant):
         )
         self._keys = ParameterKeys(self.shared_name)
         self._schema, _ = schema_of(options.parameters, "parameters")
+        self._parameters._reader.note_given("tree", self._schema.structure)
         if options.state is not None:
-            schema_of(options.state, "state")
+            self._parameters._reader.note_given("state", schema_of(options.state, "state")[0].structure)
         # What to begin with, until something is published.
         self._given: tuple[Any, Any] | None = options.parameters, options.state
         self._state = options.state
@@ -351,11 +350,10 @@ class Reconciliation(Participant):
         gradients = self._options.gradients
         if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
             gradients = {**gradients, "order": "worker"}
-        leaves = [np.broadcast_to(leaf.given.type(0), leaf.shape) for leaf in self._schema.leaves]
         self._accumulator = handle = self._opened.enter_context(
             open_gradients(
                 self.shared_name,
-                self._schema.structure.build(leaves),
+                self._schema.stand_in(),
                 gradients,
                 redis=self._options.redis,
                 worker="chief",

@@ -18,14 +18,24 @@ from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.options import check_names, with_options
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
+from redisacc._training.checkpointer import folder_of
 from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
 from redisacc._training.follow import Follow, FollowOptions
 from redisacc._training.lead import Lead
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
-from redisacc._training.options import GradientOptions, TrainingOptions, gradient_options
+from redisacc._training.options import (
+    SKIP,
+    Finite,
+    GradientOptions,
+    TrainingOptions,
+    checked_finite,
+    checkpoints,
+    gradient_options,
+)
 from redisacc._training.patience import Patience
 from redisacc._training.program_weights import ProgramWeights
 from redisacc._training.quorum import CrewQuorum
@@ -129,7 +139,7 @@ class Training(Closing):
             if function is not None and not callable(function):
                 raise InvalidArgumentError(f"{name} must be a function, not {type(function).__name__}")
         gradients = gradient_options(options.get("accumulator"))
-        finite = gradients.pop("finite", False)
+        finite = checked_finite(gradients.pop("finite", SKIP))
         encoding, quorum = options.get("encoding"), options.get("quorum")
         seconds = validation.timeout(patience, "patience")
         self._local, optimizer = _local_loop(optimizer, parameters, gradients, finite=finite)
@@ -159,6 +169,17 @@ class Training(Closing):
                 self._worker = first.call(lambda: Follow(name, told), "to begin to work", in_steps=True)
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
+            # Each process may lead, also after it has changed its working directory.
+            if (checkpoint := options.get("checkpoint")) is not None:
+                checkpoint = checkpoints(checkpoint)
+                options["checkpoint"] = replace(checkpoint, folder=folder_of(checkpoint, name).path)
+            # What the program gets has the form of what it has given.
+            if self._worker is not None:
+                self._worker._parameters._reader.given = self._published._reader.given
+            if state is not None:
+                self._published._reader.note_given("state", schema_of(state, "state")[0].structure)
+            self._model = schema_of(parameters, "parameters")[0].stand_in()
+            first.call(self._check_model, "to open the training")
             on_failure.pop_all()
         # Each process may lead, and gives what it has been given.
         self._options = replace(
@@ -257,6 +278,10 @@ class Training(Closing):
                 steps = self._local.steps(steps, self._worker.apply, self._published)
             for found in steps:
                 self._raise_failure()
+                if self._model is not None:
+                    # It may have been published since this process has opened the training.
+                    self._patience.call(self._check_model, "to look at the parameters")
+                    self._model = None
                 yield found
         except CancelledError:
             self._raise_failure()
@@ -272,6 +297,12 @@ class Training(Closing):
                 self.shared_name,
                 self._step_of(self._published.step() or 0),
             )
+
+    def _check_model(self) -> None:
+        """Raises InvalidArgumentError if another model is trained under this name."""
+        # Others restore what is lost.
+        with suppress(NotFoundError):
+            self._published.check(self._model)
 
     def _lead(self) -> None:
         """Stands by and leads, until the training is finished or this is closed."""
@@ -360,6 +391,18 @@ class Training(Closing):
             return self._local.apply(gradient, weight, metrics)
         return self._worker.apply(gradient, weight=weight, metrics=metrics)
 
+    def skip(self) -> ApplyResult:
+        """Ends the current step without a gradient of this worker, as ``Worker.skip`` does.
+
+        Others do not wait for it. If every worker skips, the weights stay, the step counts, and an ``update`` of the
+        program is not called.
+
+        Raises:
+            InvalidArgumentError: there is no step; or each gradient counts, in a mean of integers.
+            RedisAccError: as ``Worker.apply``; or the error of this process as the one that leads.
+        """
+        return self.apply(None, weight=0)
+
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step, as ``Worker.begin`` does.
 
@@ -443,7 +486,7 @@ class Training(Closing):
 
 
 def _local_loop(
-    optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: bool
+    optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: Finite
 ) -> tuple[LocalLoop | None, Optimizer | None]:
     """Returns the loop of local steps, if there are any, and the optimiser of the training."""
     if not isinstance(optimizer, LocalSteps):

@@ -238,7 +238,7 @@ class Updating:
             if not self._commits.commit(found, self._record, self._optimizer, finished=finished):
                 return False
             # From now on, this is what a server loses that loses its data.
-            self._known = self._version.following(self._commits.version)
+            self._known = self._version.following(self._commits.version, self._commits.updates)
         self.refresh()
         return True
 

@@ -10,6 +10,7 @@ from redisacc._arrays.results import ApplyResult
 from redisacc._handles.environment import place
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._training.follow import Follow, FollowOptions
+from redisacc._training.options import Finite
 from redisacc._training.upload import Upload
 from redisacc.errors import InvalidArgumentError
 
@@ -39,8 +40,11 @@ class Worker(Closing):
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         encoding: how the float32 elements of this worker's gradients travel: "float32" (or None), "bfloat16" or "int8",
             as for ``ConditionalAccumulator``. Workers may differ.
-        finite: True: ``apply`` raises NotFiniteError for a gradient that holds NaN or an infinity, as for
-            ``ConditionalAccumulator``.
+        finite: what happens to a gradient that holds NaN or an infinity. "skip": the step continues without it, as with
+            ``skip``, and a warning says so. It is the default, because one such gradient would make all weights NaN,
+            for all processes and for good, and refusing it would leave the others to wait. True: ``apply`` raises
+            NotFiniteError; another gradient may follow, and if the loop continues without one, this worker skips the
+            step. False: nothing is checked, which saves reading each gradient once more.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
             error is raised after a few seconds.
@@ -64,7 +68,7 @@ class Worker(Closing):
         number: int | None = None,
         redis: object = None,
         encoding: Encoding | None = None,
-        finite: bool = False,
+        finite: Finite = "skip",
         patience: float | None = None,
     ) -> None:
         here = place()
@@ -133,15 +137,16 @@ class Worker(Closing):
             gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
                 single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. It must
                 not be written to before the next step.
-            weight: factor applied to the gradient, and its share in the mean: a number in [1.2e-38,
-                3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes accept 1 only.
+            weight: factor applied to the gradient, and its share in the mean: 0 for nothing, as ``skip`` does, whatever
+                the gradient is; else a number in [1.2e-38, 3.4e38], such as the number of examples whose mean the
+                gradient is. Integer dtypes accept 1 only, and 0 in sums.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The chief gets their means by
                 weight, over those gradients of the step that have them.
 
         Returns:
-            The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"
-            if the round has been taken. The loop continues in all three cases.
+            The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; "stale" if
+            the round has been taken; or "skipped", with weight 0 or because of NaN. The loop continues in all cases.
 
         Raises:
             InvalidArgumentError: the gradient is invalid, and the message names the first path where that is so; or the
@@ -153,6 +158,22 @@ class Worker(Closing):
             RedisAccError: any other error of ``apply_grad``.
         """
         return self._follow.apply(gradient, weight=weight, metrics=metrics)
+
+    def skip(self) -> ApplyResult:
+        """Ends the current step of ``steps()`` without a gradient of this worker, which the step does not wait for.
+
+        The mean is that of the others, to the bit, unless ``Mean(by="count")`` divides it by the number of workers. If
+        every worker skips, weights and state stay as they are, and the step counts. For a ``quorum``, a skip counts as
+        a gradient. Blocks as ``apply`` does, and sends as much: dense leaves as zeros, with the smallest weight.
+
+        Returns:
+            The result. Its ``outcome`` is "skipped"; or as for ``apply``, if this worker is late or has applied before.
+
+        Raises:
+            InvalidArgumentError: there is no step; or each gradient counts, in a mean of integers.
+            RedisAccError: as ``apply``.
+        """
+        return self._follow.skip()
 
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step of ``steps()``, leaf by leaf.

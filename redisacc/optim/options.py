@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from redisacc._arrays.trees import MAX_PATH_BYTES
+from redisacc._arrays.validation import real
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
@@ -29,7 +27,7 @@ def number(value: object, what: str, *, low: float = 0.0, below: float = math.in
     """Returns a finite number in [low, below).
 
     Args:
-        value: a Python or numpy number. Booleans are refused.
+        value: a number, or an array of rank 0 that holds one, of any library. Booleans are refused.
         what: the name of the option in errors.
         low: the smallest value that is allowed.
         below: the smallest value above those that are allowed.
@@ -37,10 +35,7 @@ def number(value: object, what: str, *, low: float = 0.0, below: float = math.in
     Raises:
         InvalidArgumentError: it is something else.
     """
-    found = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
-        with contextlib.suppress(OverflowError):
-            found = float(value)
+    found = real(value, what)
     if not low <= found < below:
         bounds = f"in [{low:g}, {below:g})" if low > -math.inf else "that is finite"
         raise InvalidArgumentError(f"{what} must be a number {bounds}, not {shown(value)}")

@@ -92,6 +92,14 @@ def test_a_masked_array_is_refused(open_dense):
     acc = open_dense("float32", [2])
     with pytest.raises(redisacc.InvalidArgumentError, match=r"mask would be lost: call filled\(\) first"):
         acc.apply_grad(np.ma.masked_array([1.0, 2.0], [True, False]))
+    step, number = np.ma.masked_array(1, True), np.ma.masked_array(1.0, True)
+    for name, options in (
+        ("local_step", {"local_step": step}),
+        ("weight", {"weight": number}),
+        ("metric loss", {"metrics": {"loss": number}}),
+    ):
+        with pytest.raises(redisacc.InvalidArgumentError, match=f"{name} must not be a masked array"):
+            acc.apply_grad([1.0, 2.0], **options)
     assert acc.num_accumulated() == 0
 
 

@@ -57,6 +57,12 @@ def test_steps_may_be_arrays(open_dense):
     assert acc.take_grad(jnp.array(1)) == 2
 
 
+def test_options_of_an_optimizer_may_be_arrays():
+    optimizer = redisacc.optim.Adam(lambda step: jnp.where(step < 2, 0.5, 0.25), eps=jnp.float32(0.125))
+    assert optimizer.eps == 0.125
+    assert [optimizer.scalars(step, 1)[0][0] * (1 - 0.9) for step in (1, 2)] == [0.5, 0.25]
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.make_jaxpr], ids=lambda f: f.__name__)
 def test_inside_of_a_transformed_function_there_are_no_values(open_dense, open_sparse, transform):
     dense, rows = open_dense("float32", None), open_sparse("float32", None)

@@ -14,6 +14,7 @@ from support.selection import thorough
 from support.until import until
 
 from redisacc import place
+from redisacc.tools.launch.run import Run, gpus_of, places
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -65,6 +66,38 @@ def test_what_each_process_finds_in_its_environment(start, real_server):
         assert environment["REDISACC_URL"] == real_server.url
         assert environment["A.B%%"] == "kept"
         assert environment["PYTHONUNBUFFERED"] == ""
+
+
+def test_what_libraries_find_that_torchrun_starts(start):
+    options = ("--chief", "--workers", 3, "--first-worker", 1, "--total-workers", 5, "--gpus", 2)
+    found = environments(start(*options, script=ENVIRONMENT, RANK="9", CUDA_VISIBLE_DEVICES="4,7"))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    assert {name: [environment.get(each) for each in names] for name, environment in found.items()} == {
+        "chief": [None, None, None, None, ""],
+        "worker 1": ["1", "0", "5", "3", "4"],
+        "worker 2": ["2", "1", "5", "3", "7"],
+        "worker 3": ["3", "2", "5", "3", "4"],
+    }
+
+
+def test_each_worker_may_have_several_gpus():
+    assert [gpus_of((worker, 2), 5, "") for worker in range(2)] == ["0,2,4", "1,3"]
+    assert gpus_of((3, 4), 2, "") == "1"
+
+
+def test_a_worker_that_ends_early_is_mentioned(tmp_path, durations):
+    durations(report=0.1)
+    said = []
+
+    class Told(Run):
+        def say(self, text):
+            said.append(text)
+            (tmp_path / "finish").touch()
+
+    script = HEAD + f"while number and not pathlib.Path({str(tmp_path / 'finish')!r}).exists(): time.sleep(0.01)"
+    members = places(chief=False, workers=3, first_worker=0, total_workers=3)
+    assert Told(members, [sys.executable, "-c", script], os.environ, restarts=0, grace=10).wait() == 0
+    assert said == ["worker 0 ended with exit code 0, which is final. Still there: worker 1, worker 2"]
 
 
 MACHINES = [

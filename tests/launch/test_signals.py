@@ -39,6 +39,25 @@ def test_signal_stops_everything(start, number):
     assert run.err == (said if number == signal.SIGINT else "")
 
 
+def test_signals_for_programs_are_passed_on(start):
+    """The child of each process, which does not expect SIGUSR1, lives on."""
+    script = """
+import signal, subprocess
+child = subprocess.Popen(["sleep", "1000"])
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(number, lambda number, _: print("got", signal.Signals(number).name, child.poll()))
+print("listens")
+signal.pause(), signal.pause(), signal.pause()
+"""
+    run = start("--workers", 2, script=script)
+    run.seen("listens", 2)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        run.signal(number)
+        run.seen(f"got {number.name}" + " None" * (number != signal.SIGHUP), 2)
+    assert run.code() == 128 + signal.SIGHUP
+    assert run.err == ""
+
+
 @pytest.mark.thorough
 def test_second_ctrl_c_kills(start):
     run = start("--chief", "--workers", 2, "--grace", 1000, script=DEAF)

@@ -270,8 +270,8 @@ RULES = (
     Rule(
         "An optimizer counts its updates",
         "redisacc/_protocol/updates/committer.py",
-        "        updates = before.updates + 1\n",
-        "        updates = before.updates\n",
+        "before.updates + bool(update.of.divisor)\n",
+        "before.updates\n",
         "tests/training/test_updates.py -k 'every_optimizer and amsgrad'",
     ),
     # Connections.

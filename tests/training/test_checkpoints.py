@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -64,8 +66,7 @@ def test_the_folder_of_another_training_is_refused(training, tmp_path, saved, fi
 
 def test_two_trainings_that_begin_with_the_same_folder(training, tmp_path, caplog, until):
     chief = training.chief(LARGE, checkpoint=tmp_path / "new", checkpoint_every=1)
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "new").mkdir()
+    assert names(tmp_path / "new") == ["manifest.json"]
     (tmp_path / "new" / "manifest.json").write_text(OTHERS)
     before = contents(tmp_path / "new")
     for step in rounds_of(training, chief, 2):
@@ -160,15 +161,47 @@ def test_the_newest_of_worker_and_checkpoint(training, background, tmp_path, sav
     assert (waiting.result() if step != 3 else next(steps))[0] == 4
 
 
-def test_a_folder_that_cannot_be_made(training, tmp_path, caplog):
+def one_process(client, name, folder):
+    """Opens a training in which this process leads, and works."""
+    return redisacc.Training(
+        name,
+        {"w": np.zeros(2)},
+        update=lambda taken, weights, state: (weights, state),
+        workers=1,
+        checkpoint=redisacc.Checkpoints(folder, every=1),
+        redis=client,
+    )
+
+
+def test_a_folder_that_cannot_be_made(training, tmp_path):
     (tmp_path / "file").write_text("")
-    chief = training.chief(checkpoint=tmp_path / "file" / "folder", checkpoint_every=1)
-    one = training.work()
-    lead(chief, 3)
-    one.join()
-    chief.close()
-    assert chief.step == 3
-    assert "no checkpoint was written to" in caplog.text
+    with pytest.raises(NotADirectoryError, match="folder"):
+        training.chief(checkpoint=tmp_path / "file" / "folder")
+    with pytest.raises(NotADirectoryError, match="folder"):
+        one_process(training.client, "train", tmp_path / "file" / "folder")
+
+
+def test_a_folder_is_resolved_created_and_claimed_when_a_training_opens(training, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with one_process(training.client, "train", "new/saved") as one:
+        assert names(tmp_path / "new" / "saved") == ["manifest.json"]
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"of the training 'train'\. Give each"):
+            one_process(training.client, "another", tmp_path / "new" / "saved")
+        monkeypatch.chdir("/")
+        for _, weights in one.steps(until=1):
+            one.apply(weights)
+    assert names(tmp_path / "new" / "saved") == ["manifest.json", "step-00000001.safetensors"]
+
+
+def test_a_full_disk_at_the_beginning_is_a_warning(training, tmp_path, caplog, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with one_process(training.client, "train", tmp_path):
+        assert "no checkpoint can be written to" in caplog.text
+        assert "No space left on device" in caplog.text
+    caplog.clear()
 
 
 LARGE = {"w": np.zeros(1 << 16, np.float32)}
@@ -251,6 +284,7 @@ def test_an_error_that_nobody_expects_ends_no_thread(training, tmp_path, monkeyp
 def blocked(folder):
     """In this block, whoever reads the manifest waits."""
     manifest = folder / "manifest.json"
+    manifest.unlink()
     os.mkfifo(manifest)
     yield
     end = os.open(manifest, os.O_WRONLY)

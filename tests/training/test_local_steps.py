@@ -268,5 +268,5 @@ def test_invalid_calls(join):
         with pytest.raises(redisacc.InvalidArgumentError, match="gradient at 'w' must have the declared shape"):
             one.apply({"w": np.zeros(4)})
         with pytest.raises(redisacc.InvalidArgumentError, match=r"^weight must be"):
-            one.apply(START, weight=0)
+            one.apply(START, weight=-1)
         one.apply({"w": np.full(3, step)})

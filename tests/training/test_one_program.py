@@ -469,3 +469,30 @@ def test_an_error_of_the_program_ends_it_whatever_its_class(join, function):
     with pytest.raises(redisacc.ConflictError, match="the mirror is ahead"):
         train(join(workers=1, **options), 3)
     assert fails.calls == 1
+
+
+def test_another_model_under_this_name_is_refused_in_every_process(real_client):
+    """Also in one that does not lead, whether it opens the training before the first version or after."""
+
+    def opened(model, number):
+        optimizer = redisacc.optim.SGD(0.5)
+        return redisacc.Training("train", model, optimizer=optimizer, workers=1, number=number, redis=real_client)
+
+    early = opened({"w": np.zeros((2, 3), np.float32)}, 1)
+    with early, opened({"w": np.zeros(2, np.float32)}, 0) as training:
+        steps = training.steps(until=2)
+        next(steps)
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"'w'.*float32 \[2\].*float32 \[2,3\]"):
+            next(early.steps(until=2))
+        for model, message in (
+            ({"w": np.zeros(3, np.float32)}, r"'w'.*float32 \[2\].*float32 \[3\]"),
+            ({"v": np.zeros(2, np.float32)}, "tree lacks 'w'"),
+            ({"w": np.zeros(2)}, r"'w'.*float32 \[2\].*float64 \[2\]"),
+            ({"w": np.ma.masked_array([1.0], [True])}, "'w' must not be a masked array"),
+        ):
+            with pytest.raises(redisacc.InvalidArgumentError, match=message):
+                opened(model, 2)
+        # Nobody waits for those that were refused.
+        training.apply({"w": np.ones(2, np.float32)})
+        for _ in steps:
+            training.apply({"w": np.ones(2, np.float32)})

@@ -237,7 +237,7 @@ def test_a_step_needs_a_weight(training, background):
     next(first.steps())
     next(second.steps())
     with pytest.raises(redisacc.InvalidArgumentError, match="weight must be"):
-        first.apply({"w": [1, 1]}, weight=0)
+        first.apply({"w": [1, 1]}, weight=-1)
     assert first.apply({"w": [1, 1]}, weight=1)
     assert training.record[b"num_accumulated"] == b"1"
     assert second.apply({"w": [5, 3]}, weight=2)

@@ -23,6 +23,29 @@ def test_the_environment_of_another_place_is_replaced():
     assert inside == {"HOME": "/", "REDISACC_ROLE": "chief", "REDISACC_WORKERS": "3", "REDISACC_RUN_ID": "a-1_B"}
 
 
+def test_the_variables_of_torchrun_are_those_of_a_worker():
+    inside = WORKER.added_to({"RANK": "7", "LOCAL_RANK": "6"}, (0, 2))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert [inside.get(name) for name in names] == ["2", "0", "3", "2"]
+    assert not CHIEF.added_to(inside).keys() & set(names)
+    assert "WORLD_SIZE" not in Place("worker", 0).added_to(inside, (0, 1))
+
+
+@every_row(
+    "environment, expected",
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, Place(None, 1, 4)),
+        ({"RANK": "1"}, Place(None, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "REDISACC_WORKERS": "3"}, Place(None, 1, 3)),
+        ({"WORLD_SIZE": "4"}, Place()),
+        ({"RANK": "1", "WORLD_SIZE": "4", "REDISACC_WORKER_NUMBER": "2"}, Place(None, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "REDISACC_ROLE": "chief"}, Place("chief")),
+    ],
+)
+def test_a_process_of_torchrun_knows_its_place(environment, expected):
+    assert place(environment) == expected
+
+
 def test_the_environment_of_this_process_is_the_default(monkeypatch):
     for name, value in WORKER.added_to({}).items():
         monkeypatch.setenv(name, value)
@@ -42,6 +65,7 @@ def test_what_people_call_it():
     "name, value, expected",
     [
         ("REDISACC_ROLE", "Chief", "must be chief or worker, not 'Chief'"),
+        ("RANK", "one", "must be a whole number from 0 to 999999, not "),
         ("REDISACC_ROLE", "w\x1b[2J" * 1000, "must be chief or worker"),
         *(
             ("REDISACC_WORKER_NUMBER", value, "must be a whole number from 0 to 999999, not ")

@@ -176,6 +176,23 @@ def test_the_schedule_gets_the_step_and_bias_correction_the_updates():
     assert all(type(each) is float for each in (size, bias, decay))
 
 
+def test_a_schedule_may_return_what_numpy_makes_of_a_step():
+    optimizer = optim.SGD(lambda step: np.where(step < 2, 0.1, 0.05))
+    assert [optimizer.scalars(step, 1)[0][0] for step in (1, 2)] == [0.1, 0.05]
+    assert all(type(each) is float for each in optimizer.scalars(2, 1)[0])
+
+
+@pytest.mark.parametrize("form", [np.array, np.float64, np.float32, lambda value: np.where(True, value, 0)])
+def test_arrays_without_dimensions_are_numbers(form):
+    given = {"lr": 0.5, "weight_decay": 0.25, "clip_norm": 2.0, "ema": 0.5, "eps": 0.125}
+    wanted = optim.Adam(**given, betas=(0.5, 0.25), lr_factor={"w": 0.5})
+    made = {name: form(value) for name, value in given.items()}
+    assert optim.Adam(**made, betas=(form(0.5), form(0.25)), lr_factor={"w": form(0.5)}) == wanted
+    for wrong in (np.array([0.5]), np.array(True), np.array("0.5"), np.array(0.5j)):
+        with pytest.raises(InvalidArgumentError, match="lr must be a number"):
+            optim.SGD(wrong)
+
+
 def test_numbers_of_a_step_that_there_cannot_be():
     for returned in (-1, math.nan, math.inf, None, "0.1"):
         with pytest.raises(InvalidArgumentError, match=r"what lr\(3\) returns must be a number in \[0, inf\), not"):

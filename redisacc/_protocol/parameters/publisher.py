@@ -141,6 +141,9 @@ class Publisher:
         schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
         rows = {} if changed is None else _checked_rows(schema, changed)
         given = None if state is None else schema_of(state, "state")
+        self._reader.note_given("tree", schema.structure)
+        if given is not None:
+            self._reader.note_given("state", given[0].structure)
         return Wanted(tree, schema, arrays, step, rows, given, finished, ended)
 
     def publish(self, wanted: Wanted, publisher: str, *, restores: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from redisacc._arrays.trees import Structure
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import DELETING, ParameterKeys
@@ -54,6 +55,8 @@ class ParameterReader:
         self.incarnation = incarnation
         self._command = ParameterRecord.command(keys)
         self._schema: Schema | None = None
+        # "tree" or "state" → the structure that the program has given, in whose form it gets what is read.
+        self.given: dict[str, Structure] = {}
         # Guards what follows.
         self._lock = transport.waits.lock()
         self._process = os.getpid()
@@ -65,6 +68,15 @@ class ParameterReader:
     def fetch_ahead(self, ahead: PartsAhead) -> None:
         """Fetches parts of each next version before it is published, if an optimiser makes it."""
         self._ahead = ahead
+
+    def note_given(self, what: str, structure: Structure) -> None:
+        """Notes the form of a tree that the program has given: "tree" or "state"."""
+        if self.given.get(what) != structure:
+            self.given[what] = structure
+
+    def _build(self, what: str, structure: Structure, leaves: Sequence[Any]) -> Any:
+        given = self.given.get(what)
+        return (given if given == structure else structure).build(leaves)
 
     @property
     def keys(self) -> ParameterKeys:
@@ -244,11 +256,13 @@ class ParameterReader:
                 self._read = known = update.snapshot()
                 if self._ahead is not None and update.flat is not None:
                     self._ahead.expect(self._keys, update.flat, update.spare())
-            return schema.structure.build(
+            return self._build(
+                "tree",
+                schema.structure,
                 [
                     place.memory.array(place.offset, leaf.shape, leaf.given)
                     for place, leaf in zip(known.places, schema.leaves, strict=True)
-                ]
+                ],
             )
 
     def _take_ahead(self, update: Update) -> Collection[str]:
@@ -283,12 +297,17 @@ class ParameterReader:
         (data,) = fetched_blobs(self._transport, self._keys, [blob])
         check_booleans(schema, range(len(schema.leaves)), layout.offset_of, data, self._keys.part(blob.id, 0))
         # The caller's own, so it may write to it.
-        return schema.structure.build(
+        state = self._build(
+            "state",
+            schema.structure,
             [
                 np.ndarray(leaf.shape, leaf.given, data, offset)
                 for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
-            ]
+            ],
         )
+        if isinstance(state, dict) and EXACT in state and state.get("state") is not None and "state" in self.given:
+            state["state"] = self.given["state"].formed(state["state"])
+        return state
 
     def _state_of_optimizer(self, record: ParameterRecord, manifest: Manifest) -> dict[str, Any] | None:
         """Returns an optimiser's state: the leaves of each slot, by its name, and how many updates it has seen.
@@ -315,5 +334,5 @@ class ParameterReader:
             if blob.id.endswith("-exact"):
                 exact = [leaf for leaf in leaves if leaf.dtype == np.float32]
             else:
-                found[blob.id.rpartition("-")[2]] = schema.structure.build(leaves)
+                found[blob.id.rpartition("-")[2]] = self._build("tree", schema.structure, leaves)
         return found if exact is None else {EXACT: exact, "state": found}

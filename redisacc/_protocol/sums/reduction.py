@@ -295,9 +295,7 @@ class Reduction:
 
     def _use(self, part: SumPart) -> None:
         assert self._spec is not None
-        is_mean = self._spec.reduction_type == "MEAN"
-        divisor = self._spec.divisor(part.gradients, part.weight) if is_mean else 1
-        if self.updates.update(part, divisor):
+        if self.updates.update(part, self._spec.update_divisor(part.gradients, part.weight)):
             return
         digest, number = part.digest, part.number
         key = self.keys.sum(digest, number)

@@ -141,6 +141,8 @@ class Committer:
         self._round: _Round | None = None
         # The means of the metrics of the round that was used last.
         self.metrics: dict[str, float] = {}
+        # How many updates the state of the version that was published last has seen.
+        self.updates = 0
         self._patience = Patience()
 
     def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> bool:
@@ -170,7 +172,11 @@ class Committer:
         follows = Follows(record.incarnation, record.version, step + 1)
         writer = VersionWriter(self._transport, record.keys)
         update = _Update(of, before, optimizer, finished, follows, writer)
-        scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
+        if of.divisor:
+            scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
+        else:
+            # A learning rate that is a metric came with no gradient.
+            scalars = before.scalars or ((0.0,) * optimizer.scalars_per_group,) * optimizer.num_groups
         digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
         order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
         number = before.number
@@ -278,12 +284,10 @@ class Committer:
             and granted.num_accumulated == sum([gradient.number for gradient in buffered])
             and all(before.model.fits_all(gradient.cut) for gradient in buffered)
         )
-        divisor: float = 1
-        if self._spec.reduction_type == "MEAN":
-            total = counted(buffered)
-            # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
-            weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
-            divisor = self._spec.divisor(granted.num_accumulated, weight)
+        total = counted(buffered)
+        # Updaters add the weights in the order of the gradients, too, and the server in that of their arrival.
+        weight = total.weight if in_parts else self._spec.weight_of(total, granted.total_weight)
+        divisor = self._spec.update_divisor(granted.num_accumulated, weight)
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         ended = ended_round(self._gradients, self._taker.scripts, granted.token, buffered)
         ended.past = history_text(granted.global_step, granted.num_accumulated, contents.metrics)
@@ -327,7 +331,7 @@ class Committer:
     def _clip(self, of: _Round, model: UpdateModel) -> float:
         if of.clip is None:
             of.clip = 1.0
-            if model.optimizer.clip_norm is not None:
+            if of.divisor and model.optimizer.clip_norm is not None:
                 of.clip = model.optimizer.clip_scale(self._sum_of_squares(of, model))
         return of.clip
 
@@ -487,7 +491,7 @@ class Committer:
     def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
         before, model, step = update.before, update.model, update.follows.step
         manifest, retired, removed = version_manifest(before, version, step, tables)
-        updates = before.updates + 1
+        updates = self.updates = before.updates + bool(update.of.divisor)
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
         scalars = None if update.finished else update.optimizer.scalars_ahead(step, updates + 1)

@@ -49,9 +49,9 @@ class KnownVersion:
         """Returns the version that a record names."""
         return cls(record.record.version, record.record.step, record.updates, record.model)
 
-    def following(self, version: str) -> KnownVersion:
+    def following(self, version: str, updates: int) -> KnownVersion:
         """Returns the version that an update has made of this one."""
-        return KnownVersion(version, self.step + 1, self.updates + 1, self.model)
+        return KnownVersion(version, self.step + 1, updates, self.model)
 
 
 def gather(

@@ -260,7 +260,9 @@ class UpdateModel:
         """
         slots = self.optimizer.slots
         found = {sort: np.zeros(self.lengths[number], np.uint8) for sort in (self.base, *slots)}
-        for segment in self._segments[number]:
+        if not order.divisor:
+            found = {sort: values[sort].copy() for sort in found}
+        for segment in self._segments[number] if order.divisor else ():
             elements = gradient[segment.run][segment.first : segment.first + segment.size]
             span = slice(segment.start, segment.start + elements.nbytes)
             update_part(

@@ -144,7 +144,7 @@ class PartUpdater:
 
         Args:
             part: the part of the sum. Its memory is read now, and not kept.
-            divisor: what the mean divides the sum by.
+            divisor: what the mean divides the sum by; 0 if every worker has skipped the step.
 
         Returns:
             Whether there is an optimiser that updates it. If not, the sum has to be stored.

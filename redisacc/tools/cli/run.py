@@ -25,7 +25,7 @@ from redisacc.tools.cli.shared.several_hosts import SeveralHosts, several_hosts_
 from redisacc.tools.launch.hosts.events import workers_text
 from redisacc.tools.launch.hosts.host import HostOptions, ThisHost
 from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
-from redisacc.tools.launch.run import CannotStartError, Look, Run, places
+from redisacc.tools.launch.run import VISIBLE_GPUS, CannotStartError, Look, Run, places
 from redisacc.tools.launch.server_keeper import ServerKeeper
 
 __all__ = ["run"]
@@ -70,6 +70,13 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     type=click.IntRange(1, MAX_WORKERS),
     metavar="N",
     help="Number of workers on all machines, if there are others.  [default: --workers, unless the first one is not 0]",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Number of GPUs that the workers on this machine share, in turn. Each process sees its own in "
+    "CUDA_VISIBLE_DEVICES, and a chief none.  [default: each sees all]",
 )
 @click.option(
     "--restarts",
@@ -134,6 +141,7 @@ def run(
     with_chief: bool,
     first_worker: int,
     total_workers: int | None,
+    gpus: int | None,
     restarts: int,
     restart_window: float,
     give_up_on: tuple[int, ...],
@@ -152,11 +160,13 @@ def run(
       redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
-    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that fails or is killed restarts at once, or after a
-    growing pause if it fails within seconds. A worker that exits with 0 has finished. The run ends when all have
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID; and, as from torchrun, RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE. A process that fails or is killed restarts at once, or after a growing pause if it fails within
+    seconds. A worker that exits with 0 has finished. The run ends when all have
     finished; with --chief, when the chief has.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
+    SIGUSR1 and SIGUSR2 are passed on to them. SIGHUP is passed on, and ends the run.
 
     On several hosts, start the same command on each. They meet at the address of one of them:
 
@@ -193,6 +203,9 @@ def run(
     if total_workers is None and workers and (has_server or with_chief or not first_worker):
         total_workers = first_worker + workers
     _check_program(program[0])
+    visible = os.environ.get(VISIBLE_GPUS, "")
+    if gpus is not None and visible and gpus > len(visible.split(",")):
+        raise click.UsageError(f"--gpus is {gpus}, but {VISIBLE_GPUS} lists only {shown(visible)}")
 
     def new_run(
         members: Sequence[Place],
@@ -205,6 +218,7 @@ def run(
             program,
             # Lines appear when they are written, and not when a block of them is full.
             {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
+            gpus=gpus,
             restarts=restarts,
             restart_window=restart_window,
             give_up_on=give_up_on,

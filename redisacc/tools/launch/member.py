@@ -156,6 +156,11 @@ class Member:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, number)
 
+    def pass_on(self, number: int) -> None:
+        """Sends a signal to the process alone: its children, such as those that load data, may not expect it."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def read(self, descriptor: int) -> None:
         """Reads what has arrived in a pipe, and passes complete lines on."""
         lines, output = self._pipes[descriptor]

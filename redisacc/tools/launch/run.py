@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import NamedTuple
 
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._handles.environment import Place
 from redisacc._text import MESSAGE, printable
 from redisacc.tools.launch.guard import Guard
@@ -26,6 +26,12 @@ __all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Look", "Run", "places"]
 
 # A shell's exit code for a program that was ended by a signal is this plus the signal's number.
 STOPPED_BY_SIGNAL = 128
+
+# The signals that the processes get, which do not end the run.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+# CUDA reads it: the numbers or ids of the GPUs that a process may use, separated by commas.
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 # Seconds between two looks at what nothing wakes this process for, usually and while something is about to end.
 _TICK = 0.5
@@ -77,6 +83,22 @@ def places(*, chief: bool, workers: int, first_worker: int, total_workers: int |
     ]
 
 
+def gpus_of(local: tuple[int, int] | tuple[None, None], gpus: int, visible: str) -> str:
+    """Returns which GPUs a worker may use: each has one or more if there are enough, else several share one.
+
+    Args:
+        local: which worker of this machine it is, from 0, and how many there are; a chief, which has none, may use no
+            GPU.
+        gpus: how many GPUs the workers of this machine share.
+        visible: the GPUs that this process may use, as the variable lists them; "": all.
+    """
+    number, workers = local
+    if number is None or workers is None:
+        return ""
+    listed = visible.split(",") if visible else list(map(str, range(gpus)))
+    return ",".join(listed[number:gpus:workers] or [listed[number % gpus]])
+
+
 class Run:
     """The processes of a run on this machine. Call `wait` once.
 
@@ -84,6 +106,7 @@ class Run:
         members: their places; at most one is the chief's.
         command: the program of every process, and its arguments.
         environment: the variables of every process, except the ones that name its place.
+        gpus: how many GPUs the workers share; None: each process may use all.
         restarts: how often a process is started again within the window after it has died.
         restart_window: seconds for which a death counts.
         give_up_on: exit codes after which no process is started again.
@@ -104,6 +127,7 @@ class Run:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        gpus: int | None = None,
         restarts: int,
         restart_window: float = WINDOW,
         give_up_on: Collection[int] = PERMANENT,
@@ -121,10 +145,18 @@ class Run:
         self._guard = Guard(math.ceil(grace))
         self._members: list[Member] = []
         self._chief: Member | None = None
+        # The workers that have ended with 0 since that was last said, and when to say it.
+        self._early: list[str] = []
+        self._say_early_at = 0.0
+        workers = [place for place in members if place.role != "chief"]
         for place in members:
             is_chief = place.role == "chief"
+            local = (None, None) if is_chief else (workers.index(place), len(workers))
+            variables = place.added_to(environment, local)
+            if gpus is not None:
+                variables[VISIBLE_GPUS] = gpus_of(local, gpus, environment.get(VISIBLE_GPUS, ""))
             colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
-            member = self._add(str(place), command, place.added_to(environment), colour, restarts)
+            member = self._add(str(place), command, variables, colour, restarts)
             if is_chief:
                 self._chief = member
         self._companions = [
@@ -139,6 +171,8 @@ class Run:
         self._kill_at: float | None = None
         self._unwritable = False
         self._signals: list[int] = []
+        # The signal that processes get first when the run ends: SIGHUP if that has ended it.
+        self._ends_with: int = signal.SIGTERM
         self._interrupted = False
         self._woken: socket.socket | None = None
 
@@ -180,6 +214,7 @@ class Run:
                     self._read()
                     self._look_at_members()
                     self._look_at_server_and_guard()
+                    self._say_who_ended_early()
                     self._flush()
                     self._hurry()
         finally:
@@ -199,7 +234,7 @@ class Run:
             self._signals.append(number)
 
         handlers = {signal.SIGTERM: note, signal.SIGCHLD: lambda *_: None}
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, *PASSED_ON):
             # Under nohup, SIGHUP stays ignored; so does Ctrl-C in a shell's background job.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 handlers[number] = note
@@ -316,8 +351,23 @@ class Run:
         if member is self._chief:
             # The loops of the workers end as well, once they see that the chief has finished.
             self._end(0, patience=self._grace)
-        elif self._chief is None and not any(other.running or other.restart_at is not None for other in self._main):
+        elif self._chief is None and not self._still_there:
             self._end(0)
+        else:
+            self._say_early_at = self._say_early_at if self._early else clock.now() + durations.report
+            self._early.append(member.name)
+
+    @property
+    def _still_there(self) -> list[str]:
+        """The names of the members that run, or are to be started again."""
+        return [other.name for other in self._main if other.running or other.restart_at is not None]
+
+    def _say_who_ended_early(self) -> None:
+        """Says which workers have ended with 0, if others still run after a while: at the end of a run, all end."""
+        if self._early and self._code is None and clock.now() >= self._say_early_at:
+            names, self._early = ", ".join(self._early), []
+            there = ", ".join(self._still_there)
+            self.say(f"{names} ended with exit code 0, which is final. Still there: {there}")
 
     @property
     def _main(self) -> list[Member]:
@@ -345,6 +395,12 @@ class Run:
     def _handle_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
+            if number in PASSED_ON:
+                for member in self._main:
+                    member.pass_on(number)
+                continue
+            if number == signal.SIGHUP:
+                self._ends_with = number
             self.is_stopped = self.is_stopped or self._code is None
             self._end(STOPPED_BY_SIGNAL + number)
             # A terminal that is closed sends SIGHUP more than once, so only Ctrl-C counts as impatience.
@@ -357,7 +413,7 @@ class Run:
                 self.say("stopping; Ctrl-C again kills what still runs")
 
     def _end(self, code: int, *, patience: float = 0.0) -> None:
-        """Ends the run: nothing is started any more, and what runs gets SIGTERM when the patience is exhausted."""
+        """Ends the run: nothing is started any more, and what runs gets a signal when the patience is exhausted."""
         if self._code is None:
             self._code = code
         for member in self._members:
@@ -379,7 +435,7 @@ class Run:
                     f"{self._grace:g} s after the end of the {whose}, still running and stopped: {', '.join(late)}"
                 )
             for member in self._members:
-                member.signal(signal.SIGTERM)
+                member.signal(self._ends_with)
             self._terminate_at, self._kill_at = None, now + self._grace
         if self._kill_at is not None and now >= self._kill_at:
             for member in self._members:
