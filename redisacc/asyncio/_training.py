@@ -130,6 +130,7 @@ class Worker(Handle[worker.Worker]):
 
     steps = iterated(worker.Worker.steps)
     apply = awaited(worker.Worker.apply)
+    skip = awaited(worker.Worker.skip)
 
     async def begin(self) -> Upload:
         """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
@@ -174,6 +175,7 @@ class Training(Handle[training.Training]):
 
     steps = iterated(training.Training.steps)
     apply = awaited(training.Training.apply)
+    skip = awaited(training.Training.skip)
 
     async def begin(self) -> Upload:
         """Does what :meth:`redisacc.Training.begin` does, and is to be awaited."""
