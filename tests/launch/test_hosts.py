@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 from click.testing import CliRunner
-from several_hosts import PORT, all_trained, kill, number_of, says, training
+from several_hosts import PORT, SECRET, all_trained, kill, number_of, says, training
 from support.rows import every_row
 
+from redisacc.tools.cli import main
 from redisacc.tools.cli.run import run as run_command
 from redisacc.tools.launch.hosts.agreement import Agreement, Terms
 
@@ -32,6 +33,9 @@ def test_a_host_that_dies_takes_its_place_again(host, victim):
     runs = {name: host(name, 2, script=script) for name in "ab"}
     for run in runs.values():
         run.seen("step 20")
+    (url,) = re.findall("with the password in REDISACC_PASSWORD: redisacc ls --redis '(.*)'", runs["a"].err)
+    listed = CliRunner().invoke(main, ["ls", "--redis", url], env={"REDISACC_PASSWORD": SECRET})
+    assert "hosts" in listed.output
     number = number_of(runs[victim])
     kill(runs[victim])
     runs[victim] = host(victim, 2, script=script)

@@ -38,6 +38,8 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 
 @command(
     json=False,
+    # With --hosts, it is that of the hosts.
+    password=False,
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "

@@ -17,7 +17,7 @@ import click
 from redisacc._text import shown
 from redisacc.embedded import TLS
 from redisacc.tools.cli.shared.failures import fail
-from redisacc.tools.cli.shared.options import NonEmptyPath
+from redisacc.tools.cli.shared.options import PASSWORD, NonEmptyPath
 from redisacc.tools.launch.hosts.agreement import MOST_HOSTS, NAME, Terms
 from redisacc.tools.launch.hosts.host import HostOptions
 from redisacc.tools.launch.hosts.meeting_point import Meet
@@ -28,7 +28,6 @@ __all__ = ["SeveralHosts", "several_hosts_options"]
 
 R = TypeVar("R")
 
-PASSWORD = "REDISACC_PASSWORD"  # noqa: S105 - the name of a variable
 _LONGEST_PASSWORD = 512
 
 _MEET = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
