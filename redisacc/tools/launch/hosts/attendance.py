@@ -194,11 +194,10 @@ class Attendance:
     def _not_answered(self, error: Exception) -> None:
         if not self.is_silent and clock.now() - self._answered_at >= LEASE:
             self.is_silent = True
-            text = (
-                f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). Processes "
-                "continue; what happens on other hosts is not heard until it is back"
-            )
-            self._looks.put(Look(text, is_over=False))
+            works = self.agreement is not None and self.agreement.phase == READY
+            what = "Processes continue; what happens on other hosts is not heard" if works else "All hosts wait"
+            text = f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). {what} until"
+            self._looks.put(Look(f"{text} the same command runs on its host again", is_over=False))
 
     def _fail(self, error: str) -> None:
         self.error = error
