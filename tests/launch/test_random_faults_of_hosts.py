@@ -90,6 +90,8 @@ class Training:
         """Lets one host or two of them fail, and brings them back in another order."""
         victims = self._choice.sample(sorted(self.runs), self._choice.choice([1, 1, 2]))
         stopped = {}
+        told = "does not answer" if "a" in victims else f"host {victims[-1]} is gone"
+        before = {name: run.err.count(told) for name, run in self.runs.items()}
         for name in victims:
             if self._choice.random() < 0.4:
                 stopped[name] = self._stop(self.runs[name])
@@ -98,13 +100,12 @@ class Training:
         self.told.append(f"{victims}, of which stopped {list(stopped)}")
         for name, run in self.runs.items():
             if name not in victims:
-                for victim in victims:
-                    says(run, "does not answer" if "a" in victims else f"host {victim} is gone")
+                says(run, told, before[name] + 1)
         if stopped:
             end = monotonic() + BEYOND_LEASES
             until(lambda: monotonic() >= end)
         for name in self._choice.sample(victims, len(victims)):
-            self._bring_back(name, stopped.get(name, []))
+            self._bring_back(name, stopped.get(name, []), alone=len(victims) == 1)
         for name in list(self._twice):
             self._one_stays(name)
 
@@ -115,9 +116,10 @@ class Training:
                 os.kill(pid, signal.SIGSTOP)
         return pids
 
-    def _bring_back(self, name, stopped):
+    def _bring_back(self, name, stopped, *, alone):
         ways = ["returns", "returns twice"] if not stopped else ["continues", "continues, and is started again"]
-        if name != "a" and "a" in self.runs and self.runs["a"].process.poll() is None:
+        if name != "a" and alone:
+            # Of several that are gone, a host that joins replaces the first.
             ways.append("is replaced")
         way = self._choice.choice(ways)
         self.told.append(f"{name} {way}")
@@ -126,7 +128,7 @@ class Training:
             del self.runs[name]
             new = next(self._unused)
             self.runs[new] = self._start(new, "--join")
-            says(self.runs[new], "runs worker")
+            says(self.runs["a"], f"host {new} takes the place of host {name}")
             self._refused.append(self._start(name) if not stopped else before)
         elif way != "continues":
             new = self._start(name)

@@ -183,6 +183,13 @@ def test_joining_brings_more_workers_if_no_host_is_gone():
     assert meeting.names.index("e") == 4
 
 
+def test_a_host_that_has_joined_and_been_replaced_takes_no_other_place():
+    """It was stopped for a while, and hears of it when it continues."""
+    meeting = working("a", "b", "c")
+    meeting.hear(host("a", WORKS), host("d", WORKS, role=JOINS))
+    assert meeting.names == ["a", "b", "c"]
+
+
 def test_a_host_that_does_not_join_gets_no_place_later():
     meeting = working("a", "b", "c")
     meeting.hear(host("a", WORKS), host("c", WORKS), host("d"))

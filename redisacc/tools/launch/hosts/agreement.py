@@ -261,9 +261,11 @@ def advance(
     if agreement.phase == STARTING and after.members == formed and nodes_started(after, hosts):
         after = dataclasses.replace(after, phase=READY)
     elif agreement.phase == READY:
-        for name in sorted(hosts):
-            if hosts[name].role != TAKES_PART and hosts[name].terms == terms.text and name not in after.names:
-                after = _admitted(after, hosts, hosts[name])
+        for host in sorted(hosts.values()):
+            # One that works has lost its place, and is about to hear that.
+            is_new = host.stage == CAME and host.name not in after.names
+            if is_new and host.role != TAKES_PART and host.terms == terms.text:
+                after = _admitted(after, hosts, host)
         after = _ended(after, hosts, terms)
     return agreement if after == agreement else dataclasses.replace(after, version=agreement.version + 1)
 

@@ -124,6 +124,9 @@ class Attendance:
             try:
                 self._beat()
                 self._answered()
+            except redis.WatchError:
+                # Another host wrote meanwhile.
+                continue
             except redis.AuthenticationError:
                 self._fail(f"the meeting point at {self._meet} does not accept the password any more")
             except (redis.RedisError, MeetingError) as error:
