@@ -17,6 +17,7 @@ from support.until import until
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.thorough,
+    pytest.mark.timeout(600),
     pytest.mark.servers("valkey"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
 ]
