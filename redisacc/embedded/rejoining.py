@@ -13,13 +13,17 @@ import redis
 from redisacc.embedded.forming import Node
 from redisacc.errors import ServerError
 
-__all__ = ["configuration_of", "find_master_to_follow", "hand_over"]
+__all__ = ["NoNodeAnswersError", "configuration_of", "find_master_to_follow", "hand_over"]
 
 _PAUSE = 0.05  # seconds
 
 # From this release on, the nodes of a shard have an id in common. A node that begins without one crashes when it
 # publishes a message to its shard.
 _FIRST_WITH_SHARD_IDS = (7, 2)
+
+
+class NoNodeAnswersError(ServerError):
+    """No other node answers, which may pass."""
 
 
 class _Line(NamedTuple):
@@ -54,7 +58,7 @@ def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
     """Returns what the first node that answers knows of the cluster, and its current epoch.
 
     Raises:
-        ServerError: none answers.
+        NoNodeAnswersError: none answers.
     """
     errors = []
     for node in nodes:
@@ -66,7 +70,7 @@ def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
             continue
         known = [_Line(line[0], line[1], line[2].split(","), line[3], line[4:]) for line in lines if len(line) >= 8]
         return known, facts.get("cluster_current_epoch", "0")
-    raise ServerError(f"no other node of the cluster answers ({'; '.join(errors) or 'there is none'})")
+    raise NoNodeAnswersError(f"no other node of the cluster answers ({'; '.join(errors) or 'there is none'})")
 
 
 def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, int]) -> bytes:
@@ -78,7 +82,7 @@ def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, 
         release: the release of the node's server program.
 
     Raises:
-        ServerError: no other node answers, or they have forgotten this one.
+        NoNodeAnswersError: no other node answers, or they have forgotten this one.
     """
     lines, epoch = _view(others)
     if not any(line.identity == identity for line in lines):
@@ -120,7 +124,7 @@ def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
     owns no slots, or has no replica that answers.
 
     Raises:
-        ServerError: no other node answers, or the replica did not take over in time.
+        NoNodeAnswersError: no other node answers, or the replica did not take over in time.
     """
     while True:
         lines, _ = _view(others)
@@ -158,7 +162,7 @@ def find_master_to_follow(identity: str, others: Sequence[Node], host: str) -> s
         host: the address of this host.
 
     Raises:
-        ServerError: no other node answers.
+        NoNodeAnswersError: no other node answers.
     """
     lines, _ = _view(others)
     own = next((line for line in lines if line.identity == identity), None)

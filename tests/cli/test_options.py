@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from terminals import on_a_terminal
 
+from redisacc.embedded import Server
+from redisacc.embedded.addresses import free_port
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -29,6 +32,20 @@ def test_wrong_usage(offline_cli, words, message):
     found = offline_cli(*words)
     assert found.exit_code == 2
     assert message in found.stderr
+
+
+@pytest.mark.servers("valkey")
+def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli):
+    with Server(port=(port := free_port()), password="a:b@c d"):
+        where = f"127.0.0.1:{port}"
+        for url, password, code in [
+            (f"redis://{where}", "a:b@c d", 0),
+            (f"redis://{where}", "wrong", 1),
+            (f"redis://{where}", "", 1),
+            (f"redis://:a%3Ab%40c%20d@{where}", "wrong", 0),
+        ]:
+            for words, variable in ((["--redis", url], {}), ([], {"REDISACC_URL": url})):
+                assert cli("ls", *words, env={"REDISACC_PASSWORD": password, **variable}).exit_code == code
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -12,10 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 from click.testing import CliRunner
-from several_hosts import PORT, all_trained, kill, number_of, says, training
+from several_hosts import PORT, SECRET, all_trained, kill, number_of, says, training
 from support.rows import every_row
 
+from redisacc.tools.cli import main
 from redisacc.tools.cli.run import run as run_command
+from redisacc.tools.launch.hosts.agreement import Agreement, Terms
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,6 +33,9 @@ def test_a_host_that_dies_takes_its_place_again(host, victim):
     runs = {name: host(name, 2, script=script) for name in "ab"}
     for run in runs.values():
         run.seen("step 20")
+    (url,) = re.findall("with the password in REDISACC_PASSWORD: redisacc ls --redis '(.*)'", runs["a"].err)
+    listed = CliRunner().invoke(main, ["ls", "--redis", url], env={"REDISACC_PASSWORD": SECRET})
+    assert "hosts" in listed.output
     number = number_of(runs[victim])
     kill(runs[victim])
     runs[victim] = host(victim, 2, script=script)
@@ -67,9 +71,10 @@ def test_a_host_too_many_and_another_training_are_refused(waiting, host):
         "host c is one too many for the 2 hosts": waiting("c", 2),
         f"host a is in the training at {host.meet} already, and its command runs. If this is another host, "
         "give it a --host-name of its own; another training needs another port in --meet": waiting("a", 2),
-        "--hosts is 2 there and 3 here. Give the same command on every host, and another port in --meet for another "
-        "training": waiting("c", 3),
-        "it was started with --redis, and this command is not": host("c", 2, script=WAIT),
+        "it was started with `--hosts 2 --workers 1 --replicas 0 --redis URL -- ": waiting("c", 3),
+        "Give the same command on every host, and another port in --meet for another training": host(
+            "c", 2, script=WAIT
+        ),
         "has another password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD="wrong"),
         "has a password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD=""),
     }
@@ -80,6 +85,86 @@ def test_a_host_too_many_and_another_training_are_refused(waiting, host):
     for run in runs:
         assert run.process.poll() is None
         assert "gone" not in run.err
+
+
+def test_hosts_return_in_any_order_when_the_meeting_host_is_gone(waiting):
+    """Those that are back first find an empty meeting point, and wait until the one that lives has told it all."""
+    runs = {name: waiting(name, 3) for name in "abc"}
+    for run in runs.values():
+        run.seen("ready")
+    numbers = {name: number_of(run) for name, run in runs.items()}
+    runs["b"].signal(signal.SIGSTOP)
+    for name in "ca":
+        kill(runs[name])
+        runs[name] = waiting(name, 3)
+    for name in "ca":
+        says(runs[name], "waiting for 1 of 3 hosts; a, c have come")
+    runs["b"].signal(signal.SIGCONT)
+    for name in "ca":
+        runs[name].seen("ready")
+        says(runs["b"], f"host {name} is back")
+    assert {name: number_of(run) for name, run in runs.items()} == numbers
+
+
+def test_the_meeting_host_dies_while_hosts_gather(waiting):
+    runs = {name: waiting(name, 3) for name in "ab"}
+    for run in runs.values():
+        says(run, "waiting for 1 of 3 hosts; a, b have come")
+    kill(runs["a"])
+    says(runs["b"], "does not answer")
+    for name in "ac":
+        runs[name] = waiting(name, 3)
+    for run in runs.values():
+        run.seen("ready")
+
+
+def test_a_host_that_is_started_a_second_time_while_the_meeting_host_is_gone(waiting):
+    """Both find an empty meeting point; the one whose processes work stays."""
+    runs = {name: waiting(name, 3) for name in "abc"}
+    for run in runs.values():
+        run.seen("ready")
+    runs["b"].signal(signal.SIGSTOP)
+    for name in "ac":
+        kill(runs.pop(name))
+    again = waiting("b", 3)
+    runs["a"] = waiting("a", 3)
+    says(again, "waiting for 1 of 3 hosts; a, b have come")
+    runs["b"].signal(signal.SIGCONT)
+    assert again.code() == 1
+    assert "another command has come as host b: each host needs a --host-name of its own" in again.err
+    runs["a"].seen("ready")
+    assert runs["b"].process.poll() is None
+
+
+DIES = """
+import os, pathlib, time
+print("ready")
+while not pathlib.Path("die").exists():
+    time.sleep(0.05)
+os.environ["REDISACC_WORKER_NUMBER"] == "0" and exit(1)
+print("lives")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_no_process_is_given_up_while_another_host_is_gone(host, real_server, tmp_path):
+    """It may have died of that."""
+    options = ("--redis", real_server.url, "--restarts", 0)
+    runs = {name: host(name, 2, *options, script=DIES) for name in "ab"}
+    for run in runs.values():
+        run.seen("ready")
+    kill(runs["b"])
+    says(runs["a"], "host b is gone")
+    (tmp_path / "die").touch()
+    says(runs["a"], "worker 0 ended with exit code 1; it starts again", 2)
+    (tmp_path / "die").unlink()
+    runs["b"] = host("b", 2, *options, script=DIES)
+    says(runs["a"], "host b is back")
+    (tmp_path / "die").touch()
+    assert runs["a"].code() == 1
+    assert "a process on host a was given up (exit code 1)" in runs["a"].err
+    assert runs["b"].code() == 1
 
 
 def test_a_host_joins_with_more_workers_and_leaves(waiting):
@@ -117,7 +202,7 @@ def test_a_host_that_never_comes_is_waited_for_with_words(host):
 
 def test_what_answers_is_no_meeting_point(waiting, host, real_server):
     run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")
-    says(run, "waiting for 2 of 2 hosts; none has come")
+    says(run, f"waiting for the host that has the meeting point at 127.0.0.1:{real_server.port}")
     run.signal(signal.SIGINT)
     assert run.code() == 130
 
@@ -166,16 +251,15 @@ def test_an_address_that_is_not_this_hosts(host):
 
 
 def test_a_training_that_has_just_ended(waiting, real_server):
-    program = f"{Path(sys.executable).name} script.py"
-    terms = {"hosts": 2, "workers": 1, "replicas": 0, "chief": False, "nodes": False, "program": program}
-    ended = {"meeting": "0" * 32, "training": "0" * 32, "version": 1, "terms": terms, "phase": "finished"}
+    terms = Terms(2, 1, 0, chief=False, nodes=False, program=f"{Path(sys.executable).name} script.py")
+    ended = Agreement("0" * 32, 1, "finished", terms.text, ())
     with redis.Redis(port=real_server.port) as client:
-        client.set("redisacc:meeting:agreement", json.dumps({**ended, "members": [], "guests": [], "events": []}))
+        client.hset("redisacc:meeting", mapping=ended.fields)
     run = waiting("b", 2, meet=f"127.0.0.1:{real_server.port}", REDISACC_PASSWORD="")
     assert run.code() == 1
     assert "has just ended: wait a few seconds" in run.err
     with redis.Redis(port=real_server.port) as client:
-        client.delete("redisacc:meeting:agreement")
+        client.delete("redisacc:meeting")
 
 
 def test_a_name_that_is_the_loopback_interface_here(monkeypatch):

@@ -386,8 +386,8 @@ RULES = (
     Rule(
         "Hosts with other settings do not count among those of a training",
         "redisacc/tools/launch/hosts/agreement.py",
-        "and not host.joins and host.terms == self._terms:",
-        "and not host.joins:",
+        "if host.terms == terms.text and host.role != JOINS]",
+        "if host.role != JOINS]",
         "tests/unit/test_launch_agreement.py -k other_terms",
     ),
     Rule(

@@ -72,7 +72,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
         try:
             members = places(chief=True, workers=settings.workers, first_worker=0, total_workers=settings.workers)
             keeper = ServerKeeper(server, Restarts(5), keeps_data=False)
-            run = Run(members, program, environment, restarts=5, grace=10, look=keeper.look)
+            run = Run(members, program, environment, restarts=lambda: Restarts(5), grace=10, look=keeper.look)
             if code := run.wait():
                 raise SystemExit(code)
             _, parameters = redisacc.Parameters(name, redis=address).wait()

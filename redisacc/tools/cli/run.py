@@ -22,8 +22,8 @@ from redisacc.tools.cli.server import own_server
 from redisacc.tools.cli.shared.failures import fail, interrupts_raise
 from redisacc.tools.cli.shared.options import NonEmptyPath, Seconds, command, transport_of
 from redisacc.tools.cli.shared.several_hosts import SeveralHosts, several_hosts_options
-from redisacc.tools.launch.hosts.events import workers_text
 from redisacc.tools.launch.hosts.host import HostOptions, ThisHost
+from redisacc.tools.launch.hosts.news import workers_text
 from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
 from redisacc.tools.launch.run import VISIBLE_GPUS, CannotStartError, Look, Run, places
 from redisacc.tools.launch.server_keeper import ServerKeeper
@@ -38,6 +38,8 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 
 @command(
     json=False,
+    # With --hosts, it is that of the hosts.
+    password=False,
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; the code of a process that "
@@ -212,6 +214,7 @@ def run(
         url: str,
         look: Callable[[], Look | None],
         companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        lacks_hosts: Callable[[], bool] = lambda: False,
     ) -> Run:
         return Run(
             members,
@@ -219,16 +222,15 @@ def run(
             # Lines appear when they are written, and not when a block of them is full.
             {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
             gpus=gpus,
-            restarts=restarts,
-            restart_window=restart_window,
+            restarts=lambda: new_restarts(lacks_hosts),
             give_up_on=give_up_on,
             grace=grace,
             look=look,
             companions=companions,
         )
 
-    def new_restarts() -> Restarts:
-        return Restarts(restarts, restart_window)
+    def new_restarts(lacks_hosts: Callable[[], bool] = lambda: False) -> Restarts:
+        return Restarts(restarts, restart_window, lacks_hosts)
 
     try:
         if several.hosts is None:
@@ -297,13 +299,17 @@ def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..
     with interrupts_raise(signal.SIGTERM, signal.SIGHUP), ThisHost(options, say) as host:
         host.come()
         total = None if host.is_guest else terms.hosts * terms.workers
-        chief = terms.chief and host.is_first
-        members = places(chief=chief, workers=terms.workers, first_worker=host.first_worker, total_workers=total)
+        first = host.number * terms.workers
+        chief = terms.chief and host.number == 0
+        members = places(chief=chief, workers=terms.workers, first_worker=first, total_workers=total)
         reduce = [sys.executable, "-m", "redisacc", "reduce", "--quiet", "--node"]
         names = [f"reducer {number}" if number > 1 else "reducer" for number in range(1, len(host.addresses) + 1)]
         reducers = {name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)}
-        started = new_run(members, url or host.url, host.look, reducers)
-        started.say(f"process {os.getpid()} runs {workers_text(host.first_worker, terms.workers)} on this host")
+        started = new_run(members, url or host.url(password=True), host.look, reducers, lambda: host.lacks_hosts)
+        started.say(f"process {os.getpid()} runs {workers_text(first, terms.workers)} on this host")
+        if url is None:
+            secret = "" if options.password is None else ", with the password in REDISACC_PASSWORD"
+            started.say(f"to see the training{secret}: redisacc ls --redis '{host.url(password=False)}'")
         code = started.wait()
         return host.finish(code, stopped=started.is_stopped)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 __all__ = ["PERMANENT", "STEADY", "WINDOW", "Restarts"]
 
@@ -27,11 +28,16 @@ class Restarts:
     Args:
         limit: maximum number of restarts within the window, at least 0.
         window: seconds for which a death counts: one that is exactly this old no longer does.
+        lacks_hosts: whether something on another host is missing, of which a process may die: its deaths do not count.
+
+    Attributes:
+        window: as given.
     """
 
-    def __init__(self, limit: int, window: float = WINDOW) -> None:
+    def __init__(self, limit: int, window: float = WINDOW, lacks_hosts: Callable[[], bool] = lambda: False) -> None:
         self._limit = limit
-        self._window = window
+        self.window = window
+        self._lacks_hosts = lacks_hosts
         self._deaths: deque[float] = deque()
         self._in_succession = 0
 
@@ -47,12 +53,13 @@ class Restarts:
             lived: the number of seconds that the process lived.
             now: the time of its death, in seconds of a clock that never goes back.
         """
-        while self._deaths and now - self._deaths[0] >= self._window:
+        while self._deaths and now - self._deaths[0] >= self.window:
             self._deaths.popleft()
-        self._deaths.append(now)
         self._in_succession = 0 if lived >= STEADY else self._in_succession + 1
-        if len(self._deaths) > self._limit:
-            return None
+        if not self._lacks_hosts():
+            self._deaths.append(now)
+            if len(self._deaths) > self._limit:
+                return None
         if not self._in_succession:
             return 0.0
         # The exponent is bounded, because any number of restarts may be allowed.

@@ -20,7 +20,7 @@ from redisacc._text import MESSAGE, printable
 from redisacc.tools.launch.guard import Guard
 from redisacc.tools.launch.member import Member
 from redisacc.tools.launch.output import outputs
-from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
+from redisacc.tools.launch.restarts import PERMANENT, Restarts
 
 __all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Look", "Run", "places"]
 
@@ -107,8 +107,7 @@ class Run:
         command: the program of every process, and its arguments.
         environment: the variables of every process, except the ones that name its place.
         gpus: how many GPUs the workers share; None: each process may use all.
-        restarts: how often a process is started again within the window after it has died.
-        restart_window: seconds for which a death counts.
+        restarts: returns what is known of the deaths of a process, which are none yet.
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
@@ -128,15 +127,14 @@ class Run:
         environment: Mapping[str, str],
         *,
         gpus: int | None = None,
-        restarts: int,
-        restart_window: float = WINDOW,
+        restarts: Callable[[], Restarts],
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
         look: Callable[[], Look | None] = lambda: None,
         companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.is_stopped = False
-        self._restart_window = restart_window
+        self._restarts = restarts
         self._give_up_on = give_up_on
         self._grace = grace
         self._look = look
@@ -156,11 +154,11 @@ class Run:
             if gpus is not None:
                 variables[VISIBLE_GPUS] = gpus_of(local, gpus, environment.get(VISIBLE_GPUS, ""))
             colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
-            member = self._add(str(place), command, variables, colour, restarts)
+            member = self._add(str(place), command, variables, colour)
             if is_chief:
                 self._chief = member
         self._companions = [
-            self._add(name, its_command, environment, _OWN_COLOUR, restarts) for name, its_command in companions.items()
+            self._add(name, its_command, environment, _OWN_COLOUR) for name, its_command in companions.items()
         ]
         # The exit code, once the run is ending. From then on nothing is started.
         self._code: int | None = None
@@ -176,15 +174,13 @@ class Run:
         self._interrupted = False
         self._woken: socket.socket | None = None
 
-    def _add(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str, restarts: int
-    ) -> Member:
+    def _add(self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str) -> Member:
         member = Member(
             len(self._members),
             name,
             command,
             environment,
-            restarts=Restarts(restarts, self._restart_window),
+            restarts=self._restarts(),
             guard=self._guard,
             prefix=self._prefix(name),
             colour=colour,
@@ -340,7 +336,7 @@ class Run:
             self.say(f"{member.name} {how} too often; the run continues without it")
             return
         deaths = member.restarts.deaths
-        often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(self._restart_window)}"
+        often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(member.restarts.window)}"
         self.say(
             f"{member.name} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
             "--restarts allows more deaths"

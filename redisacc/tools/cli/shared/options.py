@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 from click.shell_completion import CompletionItem
@@ -50,12 +52,28 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-_REDIS = click.Option(
-    ["--redis", "url"],
-    envvar="REDISACC_URL",
-    metavar="URL",
-    help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
-)
+PASSWORD = "REDISACC_PASSWORD"  # noqa: S105 - the name of a variable
+
+
+def _with_password(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    """Returns a URL with the password of the environment, if it has none."""
+    scheme, mark, rest = (url or "").partition("://")
+    password = os.environ.get(PASSWORD)
+    if not password or not mark or "@" in rest or "password=" in rest:
+        return url
+    return f"{scheme}://:{quote(password, safe='')}@{rest}"
+
+
+def _redis(*, password: bool) -> click.Option:
+    return click.Option(
+        ["--redis", "url"],
+        envvar="REDISACC_URL",
+        metavar="URL",
+        callback=_with_password if password else None,
+        help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+    )
+
+
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 _YES = click.Option(["--yes", "-y"], is_flag=True, help="Do not ask for confirmation.")
 
@@ -65,7 +83,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def command(
-    *, json: bool = True, yes: bool = False, epilog: str = EXIT_CODES, **settings: Any
+    *, json: bool = True, yes: bool = False, password: bool = True, epilog: str = EXIT_CODES, **settings: Any
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Makes a command of a function: it ends with one line and an exit code if something expected goes wrong.
 
@@ -74,6 +92,7 @@ def command(
     Args:
         json: whether it has the option --json, as the parameter ``as_json``.
         yes: whether it has the option --yes.
+        password: whether the server's password may be in the environment.
         epilog: the last lines of its help.
         settings: further arguments of ``click.command``.
     """
@@ -81,7 +100,7 @@ def command(
     def make(function: Callable[..., None]) -> click.Command:
         settings["context_settings"] = {**HELP, **settings.get("context_settings", {})}
         made = click.command(cls=click.Command, epilog=epilog, **settings)(report_failures(function))
-        made.params += [_REDIS, *([_YES] if yes else []), *([_JSON] if json else [])]
+        made.params += [_redis(password=password), *([_YES] if yes else []), *([_JSON] if json else [])]
         return made
 
     return make

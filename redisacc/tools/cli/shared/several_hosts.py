@@ -17,8 +17,8 @@ import click
 from redisacc._text import shown
 from redisacc.embedded import TLS
 from redisacc.tools.cli.shared.failures import fail
-from redisacc.tools.cli.shared.options import NonEmptyPath
-from redisacc.tools.launch.hosts.documents import MOST_HOSTS, NAME, Terms
+from redisacc.tools.cli.shared.options import PASSWORD, NonEmptyPath
+from redisacc.tools.launch.hosts.agreement import MOST_HOSTS, NAME, Terms
 from redisacc.tools.launch.hosts.host import HostOptions
 from redisacc.tools.launch.hosts.meeting_point import Meet
 from redisacc.tools.launch.hosts.nodes import BUS_OFFSET
@@ -28,7 +28,6 @@ __all__ = ["SeveralHosts", "several_hosts_options"]
 
 R = TypeVar("R")
 
-PASSWORD = "REDISACC_PASSWORD"  # noqa: S105 - the name of a variable
 _LONGEST_PASSWORD = 512
 
 _MEET = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
@@ -79,7 +78,7 @@ class SeveralHosts:
         program: tuple[str, ...],
         directory: Path | None,
         durable: bool,
-        restarts: Callable[[], Restarts],
+        restarts: Callable[[Callable[[], bool]], Restarts],
         grace: float,
     ) -> HostOptions:
         """Returns what they mean.
@@ -91,7 +90,7 @@ class SeveralHosts:
             program: the command of each process.
             directory: where nodes keep their data.
             durable: whether they write every change to disk.
-            restarts: returns what is known of the deaths of a server.
+            restarts: returns what is known of the deaths of a server, given what says whether hosts are gone.
             grace: as for a run on one host.
         """
         assert self.hosts is not None, "checked before"

@@ -2,17 +2,17 @@
 
 | module | what it knows |
 | --- | --- |
-| `documents` | what hosts tell each other: each one about itself, and the meeting host about the training |
-| `agreement` | what the meeting host makes of what the hosts say: a pure function |
-| `events` | the line for each thing that happens anywhere |
-| `meeting_point` | where the documents are: a server on the meeting host |
-| `nodes` | the nodes of this host: they start, return and are kept |
+| `agreement` | what each host says about itself, what is agreed, and what the meeting host makes of both |
+| `meeting_point` | where that is: a server on the meeting host, with a lease for each host and one hash |
 | `attendance` | this host at the meeting: it shows that it lives, and reads what was agreed |
+| `news` | the line for each thing that happens anywhere |
+| `nodes` | the nodes of this host: they start, return and are kept |
 | `host` | the life of this host in the training, from its coming to its end |
 
-There are two kinds of documents, and each key has one writer. A host writes one about itself, with an expiry, twice a
-second: if it no longer does, the host is gone. The meeting host writes the agreement, which says who has which place.
-Times are intervals of the meeting point's server or of a monotonic clock, so clocks may differ. If the meeting host is
-gone, the training continues without news; when it returns, its meeting point is empty, and the others bring the
-agreement back.
+A host says twice a second in its lease what it does: if it no longer does, it is gone. Until all have come, there is
+nothing else. Then the hash says which host has which number; only the meeting host changes it, and each change has a
+higher version. Every host remembers the hash, and writes it back if the server has none or an older one. So if the
+meeting host is gone, the training continues without news; and when it returns, it finds what the others know.
+
+Times are intervals of the meeting point's server or of a monotonic clock, so clocks may differ.
 """

@@ -1,188 +1,306 @@
-"""What the meeting host makes of what the hosts say about themselves."""
+"""What hosts say about themselves, what they have agreed, and what the meeting host makes of both: a pure function."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-from redisacc.tools.launch.hosts.documents import (
-    CAME,
-    FAILED,
-    FINISHED,
-    GATHERING,
-    READY,
-    STARTED,
-    STARTING,
-    WORKS,
-    Agreement,
-    Event,
-    Host,
-    Member,
-    Terms,
-)
+from redisacc._text import printable
 
-__all__ = ["advance", "new_agreement"]
+__all__ = [
+    "CAME",
+    "FAILED",
+    "FINISHED",
+    "JOINS",
+    "MEETS",
+    "MOST_HOSTS",
+    "NAME",
+    "READY",
+    "STARTED",
+    "STARTING",
+    "TAKES_PART",
+    "WORKS",
+    "Agreement",
+    "Host",
+    "MeetingError",
+    "Member",
+    "Terms",
+    "advance",
+    "begin",
+    "come_by_now",
+    "nodes_started",
+    "read",
+    "read_agreement",
+    "text_of",
+]
 
-# How many events are kept. Every host reads them twice a second.
-_EVENTS = 50
+MOST_HOSTS = 500
+
+# Stages of a host: it has come; its nodes have started; its processes work; they have ended with 0; one was given up.
+CAME, STARTED, WORKS, FINISHED, FAILED = "came", "started", "works", "finished", "failed"
+# Phases of a training: hosts start their nodes; processes work; it is FINISHED, or FAILED as a host has.
+STARTING, READY = "starting", "ready"
+# Roles of a host: it has the meeting point; or takes the place of one that is gone, or comes as a guest; or neither.
+MEETS, JOINS, TAKES_PART = "meets", "joins", "member"
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+Entry = TypeVar("Entry", "Host", "Member")
 
 
-def new_agreement(own: str, terms: Terms) -> Agreement:
-    """Returns the agreement of a meeting host that nobody has come to yet.
+class MeetingError(Exception):
+    """Something at the meeting point is not what a host writes. Its text says what."""
 
-    Args:
-        own: the name of the meeting host, which gets the first place.
+
+class Terms(NamedTuple):
+    """What the command must say on every host.
+
+    Attributes:
+        hosts: the number of hosts.
+        workers: the number of workers on each.
+        replicas: the number of replicas of each node.
+        chief: whether the first host runs a chief.
+        nodes: whether hosts start nodes; otherwise there are servers.
+        program: the names of the program and of its first argument, usually the script.
+    """
+
+    hosts: int
+    workers: int
+    replicas: int
+    chief: bool
+    nodes: bool
+    program: str
+
+    @property
+    def text(self) -> str:
+        """The command that they come from."""
+        more = f"{' --chief' * self.chief}{' --redis URL' * (not self.nodes)}"
+        options = f"--hosts {self.hosts} --workers {self.workers} --replicas {self.replicas}{more}"
+        return printable(f"{options} -- {self.program}", 300)
+
+
+class Member(NamedTuple):
+    """A host that has a place: its name, IP address, and the ports and ids of its nodes, with commas between them."""
+
+    name: str
+    address: str
+    ports: str
+    nodes: str
+
+    @property
+    def node_ports(self) -> list[int]:
+        """The ports of its nodes."""
+        return [int(port) for port in self.ports.split(",") if port]
+
+
+class Host(NamedTuple):
+    """What a host says about itself.
+
+    Attributes:
+        name: its name.
+        run: a random id of the command that runs there.
+        role: whether it has the meeting point, or joins.
+        stage: how far it is.
+        address: its IP address.
+        ports: those of its nodes, with commas between them.
+        nodes: the ids of its nodes, once they have started, with commas between them.
+        starts: how often its nodes have been started again.
+        code: the exit code with which it has failed.
         terms: what its command says.
     """
-    return Agreement(secrets.token_hex(16), secrets.token_hex(16), 0, terms, members=(Member(own),))
+
+    name: str
+    run: str
+    role: str
+    stage: str
+    address: str
+    ports: str
+    nodes: str
+    starts: str
+    code: str
+    terms: str
 
 
-def advance(agreement: Agreement, hosts: Mapping[str, Host], *, settled: bool, formed: bool) -> Agreement:
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """What the hosts know about the training, once all have come.
+
+    Attributes:
+        training: a random id.
+        version: grows with each change, from 1.
+        phase: how far the training is.
+        terms: what every command says.
+        members: the hosts that have a node, by their number.
+        guests: the names of hosts that have joined with workers only. Their numbers follow.
+        failed: "NAME CODE" of the host that has failed.
+    """
+
+    training: str
+    version: int
+    phase: str
+    terms: str
+    members: tuple[Member, ...]
+    guests: tuple[str, ...] = ()
+    failed: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all hosts, by their number."""
+        return [*(member.name for member in self.members), *self.guests]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Its hash."""
+        facts = {name: str(getattr(self, name)) for name in _FACTS}
+        members = {f"host {number}": text_of(member) for number, member in enumerate(self.members)}
+        return facts | members | {f"guest {number}": name for number, name in enumerate(self.guests)}
+
+
+_TEXTS = {
+    "name": NAME.pattern,
+    "run": "[0-9a-f]{32}",
+    "role": "|".join((MEETS, JOINS, TAKES_PART)),
+    "stage": "|".join((CAME, STARTED, WORKS, FINISHED, FAILED)),
+    "address": "[0-9A-Fa-f:.]{2,45}",
+    "ports": r"|\d{1,5}(?:,\d{1,5})?",
+    "nodes": "|[0-9a-f]{40}(?:,[0-9a-f]{40})?",
+    "starts": r"\d{1,9}",
+    "code": r"\d{1,3}",
+    "terms": ".{1,300}",
+}
+_FORMS: dict[type[Host | Member], re.Pattern[str]] = {
+    kind: re.compile(" ".join(f"{name}=(?P<{name}>{_TEXTS[name]})" for name in kind._fields), re.ASCII)
+    for kind in (Host, Member)
+}
+_FACTS = {
+    "training": _TEXTS["run"],
+    "version": r"\d{1,15}",
+    "phase": "|".join((STARTING, READY, FINISHED, FAILED)),
+    "terms": _TEXTS["terms"],
+    "failed": rf"|{_TEXTS['name']} {_TEXTS['code']}",
+}
+
+
+def text_of(entry: Host | Member) -> str:
+    """Returns an entry as people and other hosts read it: ``name=a run=… stage=works``."""
+    return " ".join(f"{name}={value}" for name, value in entry._asdict().items())
+
+
+def read(kind: type[Entry], data: bytes) -> Entry | None:
+    """Reads an entry. Returns None if it is none."""
+    found = _FORMS[kind].fullmatch(data.decode(errors="replace"))
+    return None if found is None else kind(**found.groupdict())
+
+
+def read_agreement(fields: Mapping[bytes, bytes]) -> Agreement | None:
+    """Reads the hash. Returns None if it is empty.
+
+    Raises:
+        MeetingError: it holds something else.
+    """
+    if not fields:
+        return None
+    texts = {name.decode(errors="replace"): value for name, value in fields.items()}
+    facts = {name: texts.pop(name, b"?").decode(errors="replace") for name in _FACTS}
+    wrong = [name for name, pattern in _FACTS.items() if not re.fullmatch(pattern, facts[name], re.ASCII)]
+    members: list[Member | None] = []
+    guests: list[str] = []
+    while data := texts.pop(f"host {len(members)}", None):
+        members.append(read(Member, data))
+    while data := texts.pop(f"guest {len(guests)}", None):
+        guests.append(data.decode(errors="replace"))
+    if wrong or texts or None in members or not all(map(NAME.fullmatch, guests)):
+        raise MeetingError(f"the hash has fields that no host writes: {printable(', '.join([*wrong, *texts]), 100)}")
+    return Agreement(
+        facts["training"],
+        int(facts["version"]),
+        facts["phase"],
+        facts["terms"],
+        tuple(member for member in members if member is not None),
+        tuple(guests),
+        facts["failed"],
+    )
+
+
+def begin(hosts: Mapping[str, Host], terms: Terms) -> Agreement | None:
+    """Returns the agreement of a training whose hosts have all come; None if some have not.
+
+    Args:
+        hosts: what each host that is alive says about itself, by its name.
+        terms: what the command of the meeting host says.
+    """
+    come = come_by_now(hosts, terms)
+    if len(come) < terms.hosts or come[0].role != MEETS:
+        return None
+    members = tuple(Member(host.name, host.address, host.ports, "") for host in come[: terms.hosts])
+    return Agreement(secrets.token_hex(16), 1, STARTING, terms.text, members)
+
+
+def come_by_now(hosts: Mapping[str, Host], terms: Terms) -> list[Host]:
+    """Returns the hosts that count while hosts gather, the meeting host first."""
+    counted = [host for host in hosts.values() if host.terms == terms.text and host.role != JOINS]
+    return sorted(counted, key=lambda host: (host.role != MEETS, host.name))
+
+
+def advance(
+    agreement: Agreement, hosts: Mapping[str, Host], terms: Terms, *, formed: Sequence[Member] | None
+) -> Agreement:
     """Returns the agreement after what the hosts say now; the same object if it has not changed.
 
     Args:
         agreement: what was agreed.
         hosts: what each host that is alive says about itself, by its name.
-        settled: whether hosts that worked under an earlier agreement have had time to say so.
-        formed: whether the nodes are a cluster.
+        terms: what the command of the meeting host says.
+        formed: the members whose nodes are a cluster. None: they are none yet.
     """
-    change = _Change(agreement, hosts)
-    if agreement.phase == GATHERING:
-        change.gather(settled=settled)
-    elif agreement.phase == STARTING:
-        change.start(formed=formed)
-    elif agreement.phase == READY and settled:
-        change.follow()
-    return change.result()
+    members = [_told(member, hosts.get(member.name)) for member in agreement.members]
+    after = dataclasses.replace(agreement, members=tuple(members))
+    if agreement.phase == STARTING and after.members == formed and nodes_started(after, hosts):
+        after = dataclasses.replace(after, phase=READY)
+    elif agreement.phase == READY:
+        for host in sorted(hosts.values()):
+            # One that works has lost its place, and is about to hear that.
+            is_new = host.stage == CAME and host.name not in after.names
+            if is_new and host.role != TAKES_PART and host.terms == terms.text:
+                after = _admitted(after, hosts, host)
+        after = _ended(after, hosts, terms)
+    return agreement if after == agreement else dataclasses.replace(after, version=agreement.version + 1)
 
 
-class _Change:
-    def __init__(self, agreement: Agreement, hosts: Mapping[str, Host]) -> None:
-        self._before = agreement
-        self._hosts = hosts
-        self._terms = agreement.terms
-        self._phase = agreement.phase
-        self._training = agreement.training
-        self._members = list(agreement.members)
-        self._guests = list(agreement.guests)
-        self._events = list(agreement.events)
-
-    def result(self) -> Agreement:
-        after = replace(
-            self._before,
-            training=self._training,
-            phase=self._phase,
-            members=tuple(self._members),
-            guests=tuple(self._guests),
-            events=tuple(self._events[-_EVENTS:]),
-        )
-        return self._before if after == self._before else replace(after, version=self._before.version + 1)
-
-    def _note(self, kind: str, host: str, detail: object = "") -> None:
-        number = self._events[-1].number + 1 if self._events else 1
-        self._events.append(Event(number, kind, host, str(detail)))
-
-    # While hosts come
-
-    def gather(self, *, settled: bool) -> None:
-        earlier = [host.seen for host in self._hosts.values() if host.seen is not None]
-        if earlier:
-            self._adopt(max(earlier, key=lambda seen: seen.version))
-            return
-        for member in self._members[1:]:
-            if member.name not in self._hosts:
-                self._members.remove(member)
-                self._note("gone", member.name)
-        for name in sorted(self._hosts):
-            host = self._hosts[name]
-            known = self._before.index_of(name)
-            if known == 0 and not self._members[0].run:
-                self._members[0] = _told(Member(name), host)
-                self._note("came", name, 1)
-            has_room = len(self._members) < self._terms.hosts
-            if known is None and has_room and not host.joins and host.terms == self._terms:
-                self._members.append(_told(Member(name), host))
-                self._note("came", name, len(self._members))
-        if len(self._members) == self._terms.hosts and self._members[0].run and settled:
-            self._phase = STARTING
-
-    def _adopt(self, seen: Agreement) -> None:
-        """Continues with the agreement under which the other hosts work."""
-        if seen.terms != self._terms or not seen.members:
-            # Its own command differs, which ends it (`attendance`).
-            return
-        self._training, self._phase = seen.training, seen.phase
-        first, *others = seen.members
-        # Another machine may have the address of the meeting point now.
-        self._members = [replace(first, name=self._members[0].name, here=False), *others]
-        self._guests = list(seen.guests)
-        # That the meeting host has come is no news: it is back once it works.
-        self._events = []
-
-    # While nodes start
-
-    def start(self, *, formed: bool) -> None:
-        for index, member in enumerate(self._members):
-            host = self._hosts.get(member.name)
-            if host is not None:
-                self._members[index] = _told(member, host)
-        if formed or not self._terms.nodes:
-            self._phase = READY
-            self._members = [replace(member, here=member.name in self._hosts) for member in self._members]
-            self._note("ready", self._members[0].name)
-
-    # While processes work
-
-    def follow(self) -> None:
-        self._members = [self._followed(member) for member in self._members]
-        self._guests = [self._followed(guest) for guest in self._guests]
-        for name in sorted(self._hosts):
-            if self._hosts[name].joins and self._hosts[name].terms == self._terms:
-                self._admit(self._hosts[name])
-        present = [self._hosts[member.name] for member in self._members if member.name in self._hosts]
-        first = self._hosts.get(self._members[0].name)
-        failed = next((host for host in present if host.stage == FAILED), None)
-        chief_finished = self._terms.chief and first is not None and first.stage == FINISHED
-        if failed is not None:
-            self._phase = FAILED
-            self._note("failed", failed.name, failed.exit_code)
-        elif chief_finished or (present and all(host.stage == FINISHED for host in present)):
-            self._phase = FINISHED
-            self._note("finished", self._members[0].name)
-
-    def _followed(self, member: Member) -> Member:
-        host = self._hosts.get(member.name)
-        # A host that is killed and comes back within the time of a look has another run.
-        is_new = host is not None and host.run != member.run
-        if member.here and (host is None or is_new):
-            self._note("gone", member.name)
-            member = replace(member, here=False)
-        if host is None:
-            return member
-        told = _told(member, host)
-        if not member.here and host.stage not in (CAME, STARTED):
-            self._note("back", member.name)
-            return replace(told, here=True)
-        if host.node_starts > member.node_starts and not is_new:
-            self._note("node", member.name)
-        return told
-
-    def _admit(self, host: Host) -> None:
-        """Gives a host that joins a place, unless it has one."""
-        if any(member.name == host.name for member in (*self._members, *self._guests)):
-            return
-        for index, member in enumerate(self._members):
-            if not member.here and member.name not in self._hosts:
-                self._note("replaced", host.name, member.name)
-                # It becomes the same nodes.
-                self._members[index] = replace(member, name=host.name, run="")
-                return
-        self._guests.append(_told(Member(host.name, here=True), host))
-        self._note("joined", host.name, len(self._guests) - 1)
+def nodes_started(agreement: Agreement, hosts: Mapping[str, Host]) -> bool:
+    """Returns whether every member is there and has started its nodes."""
+    return all(name in hosts and hosts[name].stage == STARTED for name in agreement.names)
 
 
-def _told(member: Member, host: Host) -> Member:
+def _told(member: Member, host: Host | None) -> Member:
     """Returns a member with what its host says about itself."""
-    told = replace(member, run=host.run, address=host.address, ports=host.ports, node_starts=host.node_starts)
-    return replace(told, nodes=host.nodes) if host.nodes and host.stage in (STARTED, WORKS) else told
+    if host is None:
+        return member
+    told = member._replace(address=host.address, ports=host.ports)
+    return told._replace(nodes=host.nodes) if host.stage in (STARTED, WORKS) else told
+
+
+def _admitted(agreement: Agreement, hosts: Mapping[str, Host], host: Host) -> Agreement:
+    """Gives a host that joins a place: that of one which is gone, whose nodes it becomes, or a further one."""
+    members = list(agreement.members)
+    # Another machine may have the address of the meeting point now.
+    gone = [0] if host.role == MEETS else [n for n, member in enumerate(members) if member.name not in hosts]
+    if not gone:
+        return dataclasses.replace(agreement, guests=(*agreement.guests, host.name))
+    members[gone[0]] = members[gone[0]]._replace(name=host.name)
+    return dataclasses.replace(agreement, members=tuple(members))
+
+
+def _ended(agreement: Agreement, hosts: Mapping[str, Host], terms: Terms) -> Agreement:
+    present = [hosts[member.name] for member in agreement.members if member.name in hosts]
+    failed = [host for host in present if host.stage == FAILED]
+    if failed:
+        return dataclasses.replace(agreement, phase=FAILED, failed=f"{failed[0].name} {failed[0].code}")
+    first = hosts.get(agreement.members[0].name)
+    chief_finished = terms.chief and first is not None and first.stage == FINISHED
+    if chief_finished or (present and all(host.stage == FINISHED for host in present)):
+        return dataclasses.replace(agreement, phase=FINISHED)
+    return agreement

@@ -1,11 +1,11 @@
-"""This host at the meeting: it shows that it lives, and reads what was agreed."""
+"""This host at the meeting: it shows that it lives, and reads what is agreed. The meeting host writes it, too."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -14,18 +14,24 @@ from redisacc._clock import clock
 from redisacc._text import printable
 from redisacc._wire import forks
 from redisacc.errors import ServerError
-from redisacc.tools.launch.hosts.coordinator import Coordinator, TermsError
-from redisacc.tools.launch.hosts.documents import (
+from redisacc.tools.launch.hosts.agreement import (
+    CAME,
     FAILED,
     FINISHED,
-    GATHERING,
+    MEETS,
     READY,
+    STARTING,
     Agreement,
-    DocumentError,
     Host,
+    MeetingError,
+    Member,
+    Terms,
+    advance,
+    begin,
+    nodes_started,
 )
-from redisacc.tools.launch.hosts.events import LAST, line_of
-from redisacc.tools.launch.hosts.meeting_point import LEASE, Meet, MeetingPoint
+from redisacc.tools.launch.hosts.meeting_point import LATE, LEASE, Meet, MeetingPoint
+from redisacc.tools.launch.hosts.news import News, Seen
 from redisacc.tools.launch.run import Look
 
 __all__ = ["Attendance"]
@@ -33,6 +39,10 @@ __all__ = ["Attendance"]
 # Seconds between two beats, usually and before the training begins.
 _BEAT = 0.5
 _EARLY_BEAT = 0.2
+# Within this many seconds, hosts that live have told an empty meeting point so.
+_SETTLED = 1.5
+# The exit code of the run in the phases that end it.
+_CODES = {FINISHED: 0, FAILED: 1}
 
 
 class Attendance:
@@ -42,43 +52,44 @@ class Attendance:
         meet: the address of the meeting point, as the command says it.
         point: the meeting point.
         host: what this host says about itself. It has come already.
-        coordinator: on the meeting host, what keeps the agreement.
+        terms: what the command says.
+        form: makes the nodes of all hosts a cluster, on the meeting host.
 
     Attributes:
         agreement: the latest one. None before there is one.
+        hosts: what each host that is alive says about itself, by its name.
         error: why this host cannot take part any more. None as long as it can.
+        is_silent: whether the meeting point does not answer.
     """
 
-    def __init__(self, meet: Meet, point: MeetingPoint, host: Host, coordinator: Coordinator | None) -> None:
+    def __init__(
+        self, meet: Meet, point: MeetingPoint, host: Host, terms: Terms, form: Callable[[Agreement], None]
+    ) -> None:
         self.agreement: Agreement | None = None
+        self.hosts: dict[str, Host] = {}
         self.error: str | None = None
+        self.is_silent = False
         self._meet = meet
         self._point = point
         self._host = host
-        self._coordinator = coordinator
+        self._terms = terms
+        self._form = form
+        self._forming: threading.Thread | None = None
+        # The members whose nodes are a cluster.
+        self._formed: tuple[Member, ...] | None = None
         self._lock = threading.Lock()
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
-        self._last_event = 0
-        self._answered_at = clock.now()
-        self._is_silent = False
+        self._news = News(str(meet), terms)
+        self._late: set[str] = set()
+        self._answered_at = self._empty_at = clock.now()
         self._stops = forks.event()
         self._thread = threading.Thread(target=self._run, name="redisacc-host", daemon=True)
         self._thread.start()
 
-    @property
-    def host(self) -> Host:
-        """What this host says about itself."""
-        return self._host
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the meeting point does not answer."""
-        return self._is_silent
-
     def tell(self, **changes: Any) -> None:
         """Changes what this host says about itself."""
         with self._lock:
-            self._host = dataclasses.replace(self._host, **changes)
+            self._host = self._host._replace(**changes)
 
     def look(self) -> Look | None:
         """Returns what has happened, None if nothing has. Never blocks."""
@@ -87,17 +98,23 @@ class Attendance:
         except queue.Empty:
             return None
 
+    @property
+    def lacks_hosts(self) -> bool:
+        """Whether a host that has a place may be gone, or is not back yet."""
+        names = set() if self.agreement is None else set(self.agreement.names)
+        is_late = clock.now() - self._answered_at >= LATE
+        return is_late or bool(names & (self._late | self._news.away | names.difference(self.hosts)))
+
     def leave(self) -> None:
         """Ends the thread, and says that this host is gone. Blocks for a few seconds at most."""
         self._stops.set()
         self._thread.join()
-        with contextlib.suppress(redis.RedisError):
-            if (
-                self._coordinator is not None
-                and self.agreement is not None
-                and self.agreement.phase in (FINISHED, FAILED)
-            ):
-                self._coordinator.say_farewell(self._point)
+        with contextlib.suppress(redis.RedisError, MeetingError):
+            if self._host.role == MEETS and self.agreement is not None and self.agreement.phase in _CODES:
+                # Hosts whose command has ended have read the end of the training within this time.
+                deadline = clock.now() + LEASE
+                while set(self._point.look()[1]) - {self._host.name} and clock.now() < deadline:
+                    clock.sleep(0.1)
             if self.error is None:
                 self._point.leave(self._host.name)
         self._point.close()
@@ -107,74 +124,83 @@ class Attendance:
             try:
                 self._beat()
                 self._answered()
+            except redis.WatchError:
+                # Another host wrote meanwhile.
+                continue
             except redis.AuthenticationError:
                 self._fail(f"the meeting point at {self._meet} does not accept the password any more")
-            except (redis.RedisError, DocumentError) as error:
+            except (redis.RedisError, MeetingError) as error:
                 self._not_answered(error)
-            except (ServerError, TermsError) as error:
-                self._fail(str(error))
             is_early = self.agreement is None or self.agreement.phase != READY
             self._stops.wait(_EARLY_BEAT if is_early else _BEAT)
 
     def _beat(self) -> None:
-        read = self._point.agreement()
-        known = self.agreement
         with self._lock:
             host = self._host
-        if known is not None and known.phase == READY and (read is None or read.training != known.training):
-            # The meeting host has returned without it.
-            host = dataclasses.replace(host, seen=known)
-        if not self._point.renew(host):
+        found = self._point.beat(host, self.agreement)
+        if found.is_taken:
             self._fail(f"another command has come as host {host.name}: each host needs a --host-name of its own")
             return
-        if self._coordinator is not None:
-            read = self._coordinator.beat(self._point, is_empty=read is None)
-        if read is not None:
-            self._read(read)
+        if found.holder is None or found.holder.run != host.run:
+            self._empty_at = clock.now()
+        settled = clock.now() - self._empty_at >= _SETTLED
+        agreement = found.agreement
+        if host.role == MEETS and settled:
+            agreement = self._lead(agreement, found.hosts)
+            if agreement is not None and agreement is not found.agreement:
+                self._point.write(agreement)
+        self._read(agreement, host)
+        if self.error is None:
+            self.agreement, self.hosts, self._late = agreement, found.hosts, found.late
+            code = None if agreement is None else _CODES.get(agreement.phase)
+            for line in self._news.lines(Seen(agreement, found.hosts), settled=settled):
+                self._looks.put(Look(printable(line), is_over=code is not None, code=code or 0))
 
-    def _read(self, read: Agreement) -> None:
+    def _lead(self, agreement: Agreement | None, hosts: dict[str, Host]) -> Agreement | None:
+        if agreement is None:
+            return begin(hosts, self._terms)
+        if agreement.terms != self._terms.text:
+            # Which ends this command.
+            return agreement
+        after = advance(agreement, hosts, self._terms, formed=self._formed)
+        if after.phase == STARTING and nodes_started(after, hosts) and self._forming is None:
+            self._forming = threading.Thread(target=self._run_form, args=(after,), daemon=True)
+            self._forming.start()
+        return after
+
+    def _run_form(self, agreement: Agreement) -> None:
+        try:
+            self._form(agreement)
+            self._formed = agreement.members
+        except ServerError as error:
+            # If a host was gone meanwhile, they are formed again when it is back.
+            now = self.agreement
+            if now is not None and now.members == agreement.members and nodes_started(now, self.hosts):
+                self._fail(str(error))
+        self._forming = None
+
+    def _read(self, agreement: Agreement | None, host: Host) -> None:
         known = self.agreement
-        if known is not None and known.training != read.training:
-            if read.phase == GATHERING or self._coordinator is not None:
-                # It has not heard of the training yet; or this host is the one that has just heard of it.
-                self.agreement = known if self._coordinator is None else read
-                return
+        if known is None or agreement is None or host.name not in known.names:
+            return
+        if host.stage != CAME and known.training != agreement.training:
             self._fail(f"another training has begun at {self._meet}")
-            return
-        name = self._host.name
-        if known is not None and known.first_worker_of(name) is not None and read.first_worker_of(name) is None:
-            self._fail(f"another host has taken the place of host {name}")
-            return
-        self._say_events(known, read)
-        self.agreement = read
-
-    def _say_events(self, known: Agreement | None, read: Agreement) -> None:
-        latest = read.events[-1].number if read.events else 0
-        if known is None and read.phase == READY:
-            # They happened before this host came, or came back.
-            self._last_event = latest
-        elif known is not None and known.meeting != read.meeting:
-            self._last_event = 0
-        for event in read.events:
-            if event.number > self._last_event:
-                line = printable(line_of(event, read, str(self._meet)))
-                self._looks.put(Look(line, is_over=event.kind in LAST, code=LAST.get(event.kind, 1)))
-        self._last_event = latest
+        elif host.name not in agreement.names:
+            self._fail(f"another host has taken the place of host {host.name}")
 
     def _answered(self) -> None:
         self._answered_at = clock.now()
-        if self._is_silent:
-            self._is_silent = False
+        if self.is_silent:
+            self.is_silent = False
             self._looks.put(Look(f"the meeting point at {self._meet} answers again", is_over=False))
 
     def _not_answered(self, error: Exception) -> None:
-        if not self._is_silent and clock.now() - self._answered_at >= LEASE:
-            self._is_silent = True
-            text = (
-                f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). Processes "
-                "continue; what happens on other hosts is not heard until it is back"
-            )
-            self._looks.put(Look(text, is_over=False))
+        if not self.is_silent and clock.now() - self._answered_at >= LEASE:
+            self.is_silent = True
+            works = self.agreement is not None and self.agreement.phase == READY
+            what = "Processes continue; what happens on other hosts is not heard" if works else "All hosts wait"
+            text = f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). {what} until"
+            self._looks.put(Look(f"{text} the same command runs on its host again", is_over=False))
 
     def _fail(self, error: str) -> None:
         self.error = error

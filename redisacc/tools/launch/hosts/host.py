@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,24 +19,27 @@ from redisacc._text import printable, seconds_text
 from redisacc.embedded import Server
 from redisacc.embedded.addresses import TLS, TCPAddress
 from redisacc.embedded.forming import RemoteNode
+from redisacc.embedded.rejoining import NoNodeAnswersError
 from redisacc.embedded.server_process import PortInUseError
 from redisacc.errors import ServerError
-from redisacc.tools.launch.hosts.attendance import Attendance
-from redisacc.tools.launch.hosts.coordinator import Coordinator, difference
-from redisacc.tools.launch.hosts.documents import (
+from redisacc.tools.launch.hosts.agreement import (
     CAME,
     FAILED,
     FINISHED,
-    GATHERING,
+    JOINS,
+    MEETS,
     READY,
     STARTED,
     STARTING,
+    TAKES_PART,
     WORKS,
     Agreement,
-    DocumentError,
     Host,
+    MeetingError,
     Terms,
+    come_by_now,
 )
+from redisacc.tools.launch.hosts.attendance import Attendance
 from redisacc.tools.launch.hosts.meeting_point import LEASE, Meet, MeetingPoint, can_listen_at, own_address_towards
 from redisacc.tools.launch.hosts.nodes import BUS_OFFSET, Nodes, form_cluster, remote_nodes
 from redisacc.tools.launch.restarts import Restarts
@@ -68,7 +71,7 @@ class HostOptions:
         tls: the files for TLS.
         directory: where its nodes keep their data. None: in temporary directories.
         durable: whether its nodes write every change to disk.
-        restarts: returns what is known of the deaths of a server.
+        restarts: returns what is known of the deaths of a server, given what says whether hosts are gone.
         grace: seconds that other hosts have to end when the meeting host is gone.
     """
 
@@ -82,7 +85,7 @@ class HostOptions:
     tls: TLS | None
     directory: Path | None
     durable: bool
-    restarts: Callable[[], Restarts]
+    restarts: Callable[[Callable[[], bool]], Restarts]
     grace: float
 
 
@@ -104,18 +107,19 @@ class ThisHost:
         self._attendance: Attendance | None = None
         self._nodes: Nodes | None = None
         self._node_starts = 0
+        # Why the nodes are not back yet.
+        self._why = ""
 
     # What processes need to know
 
-    @property
-    def url(self) -> str:
-        """The URL of the cluster, with the password."""
-        tls, password = self._options.tls, self._options.password
-        access = "" if password is None else f":{quote(password, safe='')}@"
+    def url(self, *, password: bool) -> str:
+        """Returns the URL of the cluster, with the password or without it."""
+        tls, secret = self._options.tls, self._options.password
+        access = f":{quote(secret, safe='')}@" if password and secret is not None else ""
         nodes = ",".join(
-            str(TCPAddress(port, member.address, password, tls))
+            str(TCPAddress(port, member.address, secret, tls))
             for member in self._agreement.members
-            for port in member.ports
+            for port in member.node_ports
         )
         if tls is None:
             return f"redis+cluster://{access}{nodes}"
@@ -130,21 +134,19 @@ class ThisHost:
         return [str(TCPAddress(port, self._address, self._options.password)) for port in self._ports]
 
     @property
-    def first_worker(self) -> int:
-        """The number of the first worker of this host."""
-        first = self._agreement.first_worker_of(self._options.name)
-        assert first is not None, "this host has come"
-        return first
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the meeting host, which has the chief."""
-        return self._agreement.index_of(self._options.name) == 0
+    def number(self) -> int:
+        """The number of this host. The first one, which has the chief, is 0."""
+        return self._agreement.names.index(self._options.name)
 
     @property
     def is_guest(self) -> bool:
         """Whether this host has joined with workers only."""
-        return self._agreement.index_of(self._options.name) is None
+        return self.number >= self._options.terms.hosts
+
+    @property
+    def lacks_hosts(self) -> bool:
+        """Whether another host may be gone. If so, a process may have died of that."""
+        return self._attendance is not None and self._attendance.lacks_hosts
 
     @property
     def _agreement(self) -> Agreement:
@@ -172,23 +174,12 @@ class ThisHost:
 
     def _come(self) -> None:
         address = self._find_meeting_point()
-        point = MeetingPoint(self._options.meet, self._options.password, self._options.tls)
-        host = Host(
-            self._options.name,
-            self._run,
-            self._options.terms,
-            self._options.joins,
-            CAME,
-            self._address,
-            self._ports,
-        )
-        self._register(point, host, address)
-        coordinator = None
-        if self._meeting_server is not None:
-            coordinator = Coordinator(self._options.name, self._options.terms, self._form)
-        self._attendance = Attendance(self._options.meet, point, host, coordinator)
+        options = self._options
+        point = MeetingPoint(options.meet, options.password, options.tls)
+        host = self._register(point, address)
+        self._attendance = Attendance(options.meet, point, host, options.terms, self._form)
         self._wait_until(self._has_place, self._who_is_missing)
-        if self.is_guest or not self._options.terms.nodes:
+        if self.is_guest:
             self._wait_until(self._is_ready, self._what_starts)
         else:
             self._start_nodes()
@@ -236,21 +227,24 @@ class ThisHost:
                 server.start()
                 self._meeting_server = server
                 self._meeting_keeper = ServerKeeper(
-                    server, self._options.restarts(), keeps_data=True, name="the meeting point"
+                    server, self._options.restarts(lambda: False), keeps_data=True, name="the meeting point"
                 )
 
-    def _register(self, point: MeetingPoint, host: Host, address: str) -> None:
-        """Blocks until the meeting point knows this host. Starts it if it is here."""
-        meet = self._options.meet
+    def _register(self, point: MeetingPoint, address: str) -> Host:
+        """Blocks until this host has its lease at the meeting point, which it starts if that is here."""
+        meet, options = self._options.meet, self._options
         reminder, alive_until = _Reminder(self._say), None
         while True:
             if self._meeting_server is None:
                 # At first, the server of an earlier command may still be there, and end.
                 self._start_meeting_point(address)
+            role = MEETS if self._meeting_server is not None else JOINS if options.joins else TAKES_PART
+            ports = ",".join(map(str, self._ports))
+            host = Host(options.name, self._run, role, CAME, self._address, ports, "", "0", "0", options.terms.text)
             try:
-                self._check_terms(point.agreement())
-                if point.come(host):
-                    return
+                self._check_terms(*point.look())
+                if not point.beat(host, None).is_taken:
+                    return host
                 # The command that was killed on this host a moment ago, or one that lives.
                 alive_until = alive_until or clock.now() + LEASE + 1
                 if clock.now() >= alive_until:
@@ -261,14 +255,14 @@ class ThisHost:
                         1,
                     )
                 reminder.remind("waiting for the end of the earlier command of this host")
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            except (redis.ConnectionError, redis.TimeoutError, redis.WatchError) as error:
                 if isinstance(error, redis.AuthenticationError):
                     raise self._wrong_password() from None
                 reminder.remind(
                     f"waiting for the meeting point at {meet} ({printable(str(error), 200)}). It is on the host that "
                     f"has this address: does the command run there, and is port {meet.port} open?"
                 )
-            except (redis.RedisError, DocumentError) as error:
+            except (redis.RedisError, MeetingError) as error:
                 if isinstance(error, redis.AuthenticationError) or "AUTH" in str(error):
                     raise self._wrong_password() from None
                 raise CannotStartError(
@@ -284,64 +278,70 @@ class ThisHost:
             1,
         )
 
-    def _check_terms(self, agreement: Agreement | None) -> None:
-        if agreement is None:
-            return
-        meet = self._options.meet
-        if agreement.terms != self._options.terms:
+    def _check_terms(self, agreement: Agreement | None, hosts: Mapping[str, Host]) -> None:
+        """Checks that this command may take part, as far as it can be seen now."""
+        meet, own = self._options.meet, self._options.terms.text
+        terms = next((host.terms for host in hosts.values() if host.role == MEETS), own)
+        terms = terms if agreement is None else agreement.terms
+        if terms != own:
             raise CannotStartError(
-                f"another training meets at {meet}, or the commands differ: "
-                f"{difference(self._options.terms, agreement.terms)}. Give the same command on every host, and "
-                "another port in --meet for another training",
+                f"another training meets at {meet}, or the commands differ: it was started with `{terms}`, and this "
+                f"command is `{own}`. Give the same command on every host, and another port in --meet for another "
+                "training",
                 1,
             )
-        self._check_room(agreement)
+        if agreement is not None:
+            self._check_room(agreement, hosts)
 
-    def _check_room(self, agreement: Agreement) -> None:
+    def _check_room(self, agreement: Agreement, hosts: Mapping[str, Host]) -> None:
         name = self._options.name
-        is_full = agreement.phase != GATHERING or len(agreement.members) == agreement.terms.hosts
         if agreement.phase in (FINISHED, FAILED):
             raise CannotStartError(f"the training at {self._options.meet} has just ended: wait a few seconds", 1)
-        if self._options.joins or not is_full or agreement.first_worker_of(name) is not None:
+        if self._options.joins or self._meeting_server is not None or name in agreement.names:
             return
-        gone = [member.name for member in agreement.members if not member.here and agreement.phase == READY]
-        also = f". Gone is {', '.join(gone)}: with --join, this host takes that place" if gone else ""
-        if not gone and agreement.phase == READY:
-            also = ". With --join, it comes with more workers"
+        members = [member.name for member in agreement.members]
+        gone = [member for member in members if member not in hosts]
+        also = f". Gone is {', '.join(gone)}: with --join, this host takes that place"
         raise CannotStartError(
-            f"host {name} is one too many for the {agreement.terms.hosts} hosts at {self._options.meet}, which are "
-            f"{', '.join(member.name for member in agreement.members)}{also}",
+            f"host {name} is one too many for the {len(members)} hosts at {self._options.meet}, which are "
+            f"{', '.join(members)}{also if gone else '. With --join, it comes with more workers'}",
             1,
         )
 
-    def _has_place(self, agreement: Agreement) -> bool:
-        if agreement.phase == GATHERING:
-            return False
-        has_place = agreement.first_worker_of(self._options.name) is not None
-        if not has_place:
-            self._check_room(agreement)
-        return has_place
+    def _has_place(self, agreement: Agreement | None) -> bool:
+        assert self._attendance is not None
+        self._check_terms(agreement, self._attendance.hosts)
+        return agreement is not None and self._options.name in agreement.names
 
     def _who_is_missing(self, agreement: Agreement | None) -> str:
-        terms, meet = self._options.terms, self._options.meet
-        members = [] if agreement is None else [member.name for member in agreement.members if member.run]
-        missing = terms.hosts - len(members)
+        assert self._attendance is not None
+        terms, meet, hosts = self._options.terms, self._options.meet, self._attendance.hosts
+        if agreement is not None:
+            return f"waiting for a place in the training at {meet}"
+        if all(host.role != MEETS for host in hosts.values()):
+            return f"waiting for the host that has the meeting point at {meet}: does the command run there?"
+        come = [host.name for host in come_by_now(hosts, terms)]
+        missing = terms.hosts - len(come)
         ports = f"port {meet.port}"
         if terms.nodes:
             nodes = " and ".join(map(str, [*self._ports, *(port + BUS_OFFSET for port in self._ports)]))
             ports += f" on {meet.host}, and {nodes} on all of them"
         return (
-            f"waiting for {missing} of {terms.hosts} hosts; {', '.join(members) or 'none'} "
-            f"{'have' if len(members) > 1 else 'has'} come to {meet}. On the others, check that the same command runs "
-            f"and can reach {ports}"
+            f"waiting for {missing} of {terms.hosts} hosts; {', '.join(come)} {'have' if len(come) > 1 else 'has'} "
+            f"come to {meet}. On the others, check that the same command runs and can reach {ports}"
         )
 
-    def _is_ready(self, agreement: Agreement) -> bool:
-        return agreement.phase not in (GATHERING, STARTING)
+    def _is_ready(self, agreement: Agreement | None) -> bool:
+        return agreement is not None and agreement.phase != STARTING
 
     def _what_starts(self, agreement: Agreement | None) -> str:
+        assert self._attendance is not None
         assert agreement is not None
-        late = [member.name for member in agreement.members if not member.nodes]
+        hosts = self._attendance.hosts
+        gone = [name for name in agreement.names if name not in hosts]
+        if gone:
+            return f"waiting for host {', '.join(gone)}, which is gone: start the same command there again"
+        late = [name for name in agreement.names if hosts[name].stage == CAME]
         if late:
             return f"waiting for the nodes of host {', '.join(late)}"
         return "waiting for the nodes of all hosts to become one cluster"
@@ -349,24 +349,34 @@ class ThisHost:
     def _start_nodes(self) -> None:
         assert self._attendance is not None
         options, agreement = self._options, self._agreement
-        self._check_ports()
-        self._nodes = Nodes(
-            self._address,
-            self._ports,
-            options.password,
-            options.tls,
-            directory=options.directory,
-            durable=options.durable,
-            restarts=options.restarts,
-            others=self._other_nodes,
-        )
-        identities = next(member.nodes for member in agreement.members if member.name == options.name)
-        if agreement.phase == READY and identities:
+        own = agreement.members[self.number].nodes
+        if options.terms.nodes:
+            self._check_ports()
+            self._nodes = Nodes(
+                self._address,
+                self._ports,
+                options.password,
+                options.tls,
+                directory=options.directory,
+                durable=options.durable,
+                restarts=lambda: options.restarts(lambda: self.lacks_hosts),
+                others=self._other_nodes,
+            )
+            if agreement.phase == STARTING:
+                own = ",".join(self._nodes.start())
+            else:
+                self._wait_until(lambda _: self._is_back(own.split(",")), lambda _: self._why)
+        self._attendance.tell(stage=STARTED, nodes=own)
+        self._wait_until(self._is_ready, self._what_starts)
+
+    def _is_back(self, identities: Sequence[str]) -> bool:
+        assert self._nodes is not None
+        try:
             self._nodes.come_back(identities)
-            self._attendance.tell(stage=STARTED, nodes=identities)
-        else:
-            self._attendance.tell(stage=STARTED, nodes=self._nodes.start())
-            self._wait_until(self._is_ready, self._what_starts)
+        except NoNodeAnswersError as error:
+            self._why = f"waiting for a node of another host: {error}"
+            return False
+        return True
 
     def _check_ports(self) -> None:
         for port in (*self._ports, *(port + BUS_OFFSET for port in self._ports)):
@@ -386,7 +396,8 @@ class ThisHost:
         return remote_nodes(others, self._options.password, self._options.tls)
 
     def _form(self, agreement: Agreement) -> None:
-        form_cluster(agreement, self._options.password, self._options.tls)
+        if self._options.terms.nodes:
+            form_cluster(agreement, self._options.password, self._options.tls)
 
     # While processes work
 
@@ -398,7 +409,7 @@ class ThisHost:
             found = self._nodes.look()
             if self._nodes.starts != self._node_starts:
                 self._node_starts = self._nodes.starts
-                self._attendance.tell(node_starts=self._node_starts)
+                self._attendance.tell(starts=str(self._node_starts))
         if found is None and self._meeting_keeper is not None:
             found = self._meeting_keeper.look()
         return found
@@ -419,7 +430,7 @@ class ThisHost:
         if stopped or self.is_guest or self._attendance.error is not None:
             return code
         if code:
-            self._attendance.tell(stage=FAILED, exit_code=min(code, 255))
+            self._attendance.tell(stage=FAILED, code=str(min(code, 255)))
             deadline = clock.now() + _LAST_WORDS
             while self._agreement.phase == READY and clock.now() < deadline:
                 clock.sleep(_PAUSE)
@@ -449,12 +460,12 @@ class ThisHost:
                 return found.code
         return None
 
-    def _wait_until(self, is_done: Callable[[Agreement], bool], text: Callable[[Agreement | None], str]) -> None:
+    def _wait_until(self, is_done: Callable[[Agreement | None], bool], text: Callable[[Agreement | None], str]) -> None:
         assert self._attendance is not None
         reminder = _Reminder(self._say)
         while True:
             agreement = self._attendance.agreement
-            done = agreement is not None and is_done(agreement)
+            done = is_done(agreement)
             while (found := self.look()) is not None:
                 if found.is_over:
                     raise CannotStartError(found.text, 1)

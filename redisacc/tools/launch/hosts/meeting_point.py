@@ -1,38 +1,36 @@
-"""The meeting point: a server on the meeting host, at which each host has a key, and the agreement has one."""
+"""The meeting point: a server on the meeting host, with a lease for each host, and one hash about the training.
+
+| key | holds |
+| --- | --- |
+| ``redisacc:meeting`` | a hash: version, phase, terms, and in ``host K`` and ``guest K`` who has this number |
+| ``redisacc:meeting:host:NAME`` | what a host says about itself, with an expiry: its lease |
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import socket
-from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redisacc.embedded.addresses import TLS
-from redisacc.tools.launch.hosts.documents import (
-    LARGEST,
-    MOST_HOSTS,
-    Agreement,
-    DocumentError,
-    Host,
-    decode_agreement,
-    decode_host,
-    encode,
-)
+from redisacc.tools.launch.hosts.agreement import CAME, MOST_HOSTS, Agreement, Host, read, read_agreement, text_of
 
-__all__ = ["LEASE", "Meet", "MeetingPoint", "can_listen_at", "own_address_towards"]
+__all__ = ["LATE", "LEASE", "Beat", "Meet", "MeetingPoint", "can_listen_at", "own_address_towards"]
 
 # A host that has not shown for this many seconds that it lives is gone.
 LEASE = 5.0
+# After this many, it may be.
+LATE = 2.0
 
 _TIMEOUT = 2.0
 
-_AGREEMENT = "redisacc:meeting:agreement"
+_AGREEMENT = "redisacc:meeting"
 _HOST = "redisacc:meeting:host:"
 
 
@@ -106,6 +104,24 @@ def own_address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+class Beat(NamedTuple):
+    """What a host has found at the meeting point.
+
+    Attributes:
+        agreement: what is agreed. None as long as hosts gather.
+        hosts: what each host that is alive says about itself, by its name.
+        late: the names of those that have not shown for a while that they live.
+        holder: what held this host's lease before. None: nothing did.
+        is_taken: whether another command has it, and keeps it.
+    """
+
+    agreement: Agreement | None
+    hosts: dict[str, Host]
+    late: set[str]
+    holder: Host | None
+    is_taken: bool
+
+
 class MeetingPoint:
     """A client of the meeting point. Its methods block for two seconds at most, and raise redis.RedisError.
 
@@ -128,65 +144,83 @@ class MeetingPoint:
             **settings,
         )
 
-    def come(self, host: Host) -> bool:
-        """Writes what a new command says about its host. False: another command of this host lives."""
-        return bool(self._client.set(_HOST + host.name, encode(host), nx=True, px=_ms(LEASE)))
+    def beat(self, host: Host, known: Agreement | None) -> Beat:
+        """Renews a host's lease, brings back the agreement if the server has lost it, and returns what is there.
 
-    def renew(self, host: Host) -> bool:
-        """Writes what a host says about itself. False: another command has its name, and nothing is written."""
-        key = _HOST + host.name
-        before = self._read([key])[0]
-        if before:
-            with contextlib.suppress(DocumentError):
-                if decode_host(before).run != host.run:
-                    return False
-        self._client.set(key, encode(host), px=_ms(LEASE))
-        return True
+        A host whose processes work takes its lease back from a command that has only just come: both find an empty
+        server if the meeting host was gone.
+
+        Args:
+            host: what the host says about itself.
+            known: the latest agreement that it knows.
+
+        Raises:
+            MeetingError: the hash is something else.
+        """
+        lease = _HOST + host.name
+        with self._client.pipeline() as pipeline:
+            # If another host writes meanwhile, this raises an error, and the next beat tries again.
+            pipeline.watch(_AGREEMENT, lease)  # type: ignore[no-untyped-call]
+            agreement = read_agreement(pipeline.hgetall(_AGREEMENT))  # type: ignore[arg-type]
+            holder = read(Host, pipeline.get(lease) or b"")  # type: ignore[arg-type]
+            is_taken = holder is not None and holder.run != host.run and (host.stage == CAME or holder.stage != CAME)
+            pipeline.multi()
+            if known is not None and (agreement is None or _is_older(agreement, known)):
+                agreement = known
+                _put(pipeline, known)
+            if not is_taken:
+                pipeline.set(lease, text_of(host), px=_ms(LEASE))
+            pipeline.execute()
+        return Beat(agreement, *self._hosts(), holder, is_taken)
+
+    def look(self) -> tuple[Agreement | None, dict[str, Host]]:
+        """Returns what is agreed, and what the hosts say, and writes nothing.
+
+        Raises:
+            MeetingError: the hash is something else.
+        """
+        return read_agreement(self._client.hgetall(_AGREEMENT)), self._hosts()[0]  # type: ignore[arg-type]
 
     def leave(self, name: str) -> None:
         """Removes what a host said about itself."""
         self._client.delete(_HOST + name)
 
-    def hosts(self) -> dict[str, Host]:
-        """Returns what each host that lives says about itself, by its name. What is no such document is left out."""
-        names = []
-        for key in self._client.scan_iter(match=_HOST + "*", count=1000):
-            names.append(key)
-            if len(names) >= 4 * MOST_HOSTS:
-                break
-        found = {}
-        for key, data in zip(names, self._read(names), strict=True):
-            # One that is empty has just expired.
-            with contextlib.suppress(DocumentError):
-                host = decode_host(data)
-                if key == (_HOST + host.name).encode():
-                    found[host.name] = host
-        return found
-
-    def _read(self, keys: Sequence[str | bytes]) -> list[bytes]:
-        """Returns the documents at these keys, and no more of each than a document may have; b"" if there is none."""
-        with self._client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.getrange(key, 0, LARGEST)
-            found: list[bytes] = pipeline.execute()
-        return found
-
     def write(self, agreement: Agreement) -> None:
         """Writes the agreement. Only the meeting host does."""
-        self._client.set(_AGREEMENT, encode(agreement))
+        with self._client.pipeline() as pipeline:
+            _put(pipeline, agreement)
+            pipeline.execute()
 
-    def agreement(self) -> Agreement | None:
-        """Returns the agreement; None if the meeting host has not written one yet.
-
-        Raises:
-            DocumentError: something else is in its place.
-        """
-        data = self._read([_AGREEMENT])[0]
-        return decode_agreement(data) if data else None
+    def _hosts(self) -> tuple[dict[str, Host], set[str]]:
+        """Returns what each host that lives says about itself, by its name; and who may live no longer."""
+        names = list(islice(self._client.scan_iter(match=_HOST + "*", count=1000), 4 * MOST_HOSTS))
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.get(name)
+                pipeline.pttl(name)
+            replies = pipeline.execute()
+        found, late = {}, set()
+        for name, data, left in zip(names, replies[::2], replies[1::2], strict=True):
+            host = read(Host, data or b"")
+            # Something else may be there; and a lease may just have run out.
+            if host is not None and name == (_HOST + host.name).encode():
+                found[host.name] = host
+                if left < _ms(LEASE - LATE):
+                    late.add(host.name)
+        return found, late
 
     def close(self) -> None:
         """Closes the connection."""
         self._client.close()
+
+
+def _is_older(agreement: Agreement, known: Agreement) -> bool:
+    return agreement.training == known.training and agreement.version < known.version
+
+
+def _put(pipeline: redis.client.Pipeline, agreement: Agreement) -> None:
+    pipeline.delete(_AGREEMENT)
+    pipeline.hset(_AGREEMENT, mapping=agreement.fields)  # type: ignore[arg-type]
 
 
 def _ms(seconds: float) -> int:

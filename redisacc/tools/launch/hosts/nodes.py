@@ -15,7 +15,7 @@ from redisacc.embedded.forming import Node, RemoteNode, form, is_complete
 from redisacc.embedded.program import find_program
 from redisacc.embedded.rejoining import configuration_of, find_master_to_follow, hand_over
 from redisacc.errors import ServerError
-from redisacc.tools.launch.hosts.documents import Agreement, Member
+from redisacc.tools.launch.hosts.agreement import Agreement, Member
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
@@ -119,10 +119,12 @@ class Nodes:
             identities: their ids.
 
         Raises:
-            ServerError: a node could not be started, or no other node answers.
+            NoNodeAnswersError: no other node answers. It may be called again.
+            ServerError: a node could not be started.
         """
         for number, identity in enumerate(identities):
-            self._start_as(number, identity)
+            if not self._nodes[number].running:
+                self._start_as(number, identity)
         found = self._identities()
         if found != tuple(identities):
             raise ServerError(
@@ -200,7 +202,7 @@ def remote_nodes(
     return [
         RemoteNode(TCPAddress(port, member.address, password, tls))
         for member in members
-        for port in (member.ports if number is None else member.ports[number : number + 1])
+        for port in (member.node_ports if number is None else member.node_ports[number : number + 1])
     ]
 
 
@@ -212,9 +214,8 @@ def form_cluster(agreement: Agreement, password: str | None, tls: TLS | None) ->
     """
     members = agreement.members
     nodes = remote_nodes(members, password, tls, 0)
-    if agreement.terms.replicas:
-        # The replica of each master is on the next host.
-        nodes += remote_nodes([*members[1:], members[0]], password, tls, 1)
+    # The replica of each master, if there are any, is on the next host.
+    nodes += remote_nodes([*members[1:], members[0]], password, tls, 1)
     try:
         form(nodes, len(members), time.monotonic() + _FORMING, lambda node: _explain(node, agreement))
     except redis.RedisError as error:
