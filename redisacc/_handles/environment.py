@@ -21,8 +21,8 @@ variable                   meaning
 Any launcher may set them: a container's configuration, or a batch system. An empty variable counts as unset.
 
 The variables of torchrun, ``RANK`` and ``WORLD_SIZE``, give the number of a worker and the number of workers where
-``REDISACC_ROLE`` and ``REDISACC_WORKER_NUMBER`` are unset. `redisacc run` sets them as well, with ``LOCAL_RANK`` and
-``LOCAL_WORLD_SIZE``, for programs and libraries that read them.
+``REDISACC_ROLE`` and ``REDISACC_WORKER_NUMBER`` are unset. `redisacc run --ranks` sets them as well, with
+``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``, for programs that read them.
 """
 
 from __future__ import annotations
@@ -89,18 +89,17 @@ class Place:
         """Returns what people call the process: "chief", "worker 3"."""
         return (self.role or "process") + ("" if self.number is None else f" {self.number}")
 
-    def added_to(
-        self, environment: Mapping[str, str], local: tuple[int, int] | tuple[None, None] = (None, None)
-    ) -> dict[str, str]:
+    def added_to(self, environment: Mapping[str, str], local: tuple[int, int] | None = None) -> dict[str, str]:
         """Returns a copy of the environment that says this place, and nothing of any other.
 
         Args:
             environment: the environment.
-            local: for a worker, which one it is of those on this machine, from 0, and how many they are.
+            local: for a worker that gets torchrun's variables, too: which one it is of those on this machine, from 0,
+                and how many they are.
         """
         names = (*VARIABLES, *TORCHRUN)
         others = {name: value for name, value in environment.items() if name not in names}
-        of_worker = (self.number, local[0], None if self.number is None else self.workers, local[1])
+        of_worker = (None,) * len(TORCHRUN) if local is None else (self.number, local[0], self.workers, local[1])
         values = zip(names, (*dataclasses.astuple(self), *of_worker), strict=True)
         return others | {name: str(value) for name, value in values if value is not None}
 

@@ -70,7 +70,7 @@ def test_what_each_process_finds_in_its_environment(start, real_server):
 
 
 def test_what_libraries_find_that_torchrun_starts(start):
-    options = ("--chief", "--workers", 3, "--first-worker", 1, "--total-workers", 5, "--gpus", 2)
+    options = ("--chief", "--workers", 3, "--first-worker", 1, "--total-workers", 5, "--gpus", 2, "--ranks")
     found = environments(start(*options, script=ENVIRONMENT, RANK="9", CUDA_VISIBLE_DEVICES="4,7"))
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
     assert {name: [environment.get(each) for each in names] for name, environment in found.items()} == {

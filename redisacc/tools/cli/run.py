@@ -81,6 +81,12 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "CUDA_VISIBLE_DEVICES, and a chief none.  [default: each sees all]",
 )
 @click.option(
+    "--ranks",
+    is_flag=True,
+    help="Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for each worker, as torchrun does. Not for programs "
+    "with Transformers, Lightning or accelerate, which would then start torch.distributed.",
+)
+@click.option(
     "--restarts",
     type=click.IntRange(0, 1_000_000),
     default=5,
@@ -144,6 +150,7 @@ def run(
     first_worker: int,
     total_workers: int | None,
     gpus: int | None,
+    ranks: bool,
     restarts: int,
     restart_window: float,
     give_up_on: tuple[int, ...],
@@ -162,9 +169,8 @@ def run(
       redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
-    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID; and, as from torchrun, RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE. A process that fails or is killed restarts at once, or after a growing pause if it fails within
-    seconds. A worker that exits with 0 has finished. The run ends when all have
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that fails or is killed restarts at once, or after a
+    growing pause if it fails within seconds. A worker that exits with 0 has finished. The run ends when all have
     finished; with --chief, when the chief has.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
@@ -222,6 +228,7 @@ def run(
             # Lines appear when they are written, and not when a block of them is full.
             {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
             gpus=gpus,
+            ranks=ranks,
             restarts=lambda: new_restarts(lacks_hosts),
             give_up_on=give_up_on,
             grace=grace,

@@ -83,7 +83,7 @@ def places(*, chief: bool, workers: int, first_worker: int, total_workers: int |
     ]
 
 
-def gpus_of(local: tuple[int, int] | tuple[None, None], gpus: int, visible: str) -> str:
+def gpus_of(local: tuple[int, int] | None, gpus: int, visible: str) -> str:
     """Returns which GPUs a worker may use: each has one or more if there are enough, else several share one.
 
     Args:
@@ -92,9 +92,9 @@ def gpus_of(local: tuple[int, int] | tuple[None, None], gpus: int, visible: str)
         gpus: how many GPUs the workers of this machine share.
         visible: the GPUs that this process may use, as the variable lists them; "": all.
     """
-    number, workers = local
-    if number is None or workers is None:
+    if local is None:
         return ""
+    number, workers = local
     listed = visible.split(",") if visible else list(map(str, range(gpus)))
     return ",".join(listed[number:gpus:workers] or [listed[number % gpus]])
 
@@ -107,6 +107,7 @@ class Run:
         command: the program of every process, and its arguments.
         environment: the variables of every process, except the ones that name its place.
         gpus: how many GPUs the workers share; None: each process may use all.
+        ranks: whether workers get torchrun's variables.
         restarts: returns what is known of the deaths of a process, which are none yet.
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
@@ -127,6 +128,7 @@ class Run:
         environment: Mapping[str, str],
         *,
         gpus: int | None = None,
+        ranks: bool = False,
         restarts: Callable[[], Restarts],
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
@@ -149,8 +151,8 @@ class Run:
         workers = [place for place in members if place.role != "chief"]
         for place in members:
             is_chief = place.role == "chief"
-            local = (None, None) if is_chief else (workers.index(place), len(workers))
-            variables = place.added_to(environment, local)
+            local = None if is_chief else (workers.index(place), len(workers))
+            variables = place.added_to(environment, local if ranks else None)
             if gpus is not None:
                 variables[VISIBLE_GPUS] = gpus_of(local, gpus, environment.get(VISIBLE_GPUS, ""))
             colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
