@@ -97,7 +97,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             >>> import redisacc
             >>> weights = {"embedding": np.zeros((1000, 2), np.float32), "bias": np.zeros(2, np.float32)}
             >>> redisacc.TreeAccumulator.like(weights, sparse=["embedding"]).spec
-            {'bias': ('float32', (2,)), 'embedding': Sparse(dtype='float32', shape=(1000, 2))}
+            {'embedding': Sparse(dtype='float32', shape=(1000, 2)), 'bias': ('float32', (2,))}
         """
         spec = AccumulatorSpec.of_tree(*described_like(tree, sparse), reduction_type="MEAN").tree
         return cls(spec, shared_name, name, reduction_type, **options)

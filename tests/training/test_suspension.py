@@ -14,7 +14,7 @@ from support.proxy import Fault, proxy_before_server
 from support.selection import thorough
 
 PROGRAM = Path(__file__).with_name("suspended_program.py")
-UNTIL = 8
+UNTIL = 16
 # In seconds: longer than the leases of the program.
 STANDS_STILL = 3.0
 
@@ -70,7 +70,7 @@ def pair(real_server):
 
 @pytest.mark.slow
 @pytest.mark.loses_data
-@pytest.mark.parametrize("after", thorough(range(30), usual=[0, 9, 21]))
+@pytest.mark.parametrize("after", thorough(range(24), usual=[0, 8, 16]))
 @pytest.mark.parametrize("direction", ["request", "reply"])
 @pytest.mark.parametrize("kind", ["optimizer", "update"])
 def test_at_each_exchange(pair, real_server, real_client, until, kind, direction, after):
