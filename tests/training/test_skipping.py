@@ -67,7 +67,7 @@ def test_a_mean_of_integers_has_no_place_for_it(training, background):
     chief = training.chief(workers=1, reduction_type="MEAN")
     worker = training.worker()
     next(worker.steps())
-    with pytest.raises(redisacc.InvalidArgumentError, match='a mean of integers.*: use reduction_type="SUM"'):
+    with pytest.raises(redisacc.InvalidArgumentError, match=r'a mean of integers.*: use reduction_type="SUM"'):
         worker.skip()
     chief.close()
 
