@@ -283,6 +283,9 @@ class Training(Closing):
                     self._patience.call(self._check_model, "to look at the parameters")
                     self._model = None
                 yield found
+        except GeneratorExit:
+            # The interpreter may end: by then, the names of this module are gone.
+            raise
         except CancelledError:
             self._raise_failure()
             raise
