@@ -381,8 +381,7 @@ class Follow(Participant):
         try:
             # Once the round of this step is taken, this worker waits for the chief, and not for other workers.
             if self._accumulator is not None and (self.step is None or self._accumulator.global_step() <= self.step):
-                has_applied = self.step is not None and self._applied is not None
-                if self._beside is not None and has_applied and self._is_said_by_another():
+                if self._beside is not None and self._applied is not None and self._is_said_by_another():
                     return None
                 clauses = states_text(read_contributors(self._transport, Keys(self.shared_name))) + clauses
         except RedisAccError as error:
