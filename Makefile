@@ -144,7 +144,7 @@ lint: $(VENV)/.lint ## 15 s | check style, imports between layers, Lua and shell
 	rm -rf build/lua && $(BIN)/python -c \
 	  'import pathlib, redisacc._wire.script_loader as loader; loader.write(pathlib.Path("build/lua"))'
 	luacheck --quiet build/lua lua/inspect
-	shellcheck .ci/run redisacc/embedded/guard.sh redisacc/tools/launch/guard.sh
+	shellcheck .ci/run redisacc/embedded/guard.sh
 
 size: ## 2 s | count tokens and lines, and fail if a part is larger than its limit in .ci/size.py
 	@$(PYTHON) .ci/size.py

@@ -1,4 +1,4 @@
-"""The process of a server, and the shell script that ends it when this process is gone."""
+"""The process of a server, and the shell script that ends processes when the process that started them is gone."""
 
 from __future__ import annotations
 
@@ -7,30 +7,105 @@ import logging
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from redisacc._clock import durations
 from redisacc.embedded.data_directory import DataDirectory
 
-__all__ = ["GuardedProcess", "status_text"]
+__all__ = ["Guard", "GuardedProcess", "status_text"]
 
 _log = logging.getLogger("redisacc")
 
 _SCRIPT = Path(__file__).with_name("guard.sh")
+# The pipe to the guard is the standard output, so that the server doesn't keep it.
+_TELL_AND_EXECUTE = 'echo "0 $$" && exec "$@" >&2'
+
+
+class Guard:
+    """A running `guard.sh`, which ends processes and their children when this process is gone.
+
+    Ctrl-C in the terminal doesn't reach it.
+
+    Args:
+        grace: whole seconds that the processes have between SIGTERM and SIGKILL.
+        leaders: the processes that are there already, by slot. It knows them from its first moment on.
+        directory: its working directory, where servers save their snapshots. None: this process's.
+        temporary: whether it removes the directory once the processes have ended.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(
+        self,
+        grace: int,
+        leaders: Mapping[int, int] = MappingProxyType({}),
+        *,
+        directory: Path | None = None,
+        temporary: bool = False,
+    ) -> None:
+        reader, self.writer = os.pipe()
+        try:
+            for slot, pid in leaders.items():
+                self.tell(slot, pid)
+            self.process = subprocess.Popen(
+                ["/bin/sh", str(_SCRIPT), str(grace), str(directory) if temporary else ""],
+                stdin=reader,
+                # The guard outlives its owner. A reader of the owner's output must not have to wait for it as well.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=directory,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self.writer)
+            raise
+        finally:
+            os.close(reader)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is running."""
+        return self.process.poll() is None
+
+    def tell(self, slot: int, pid: int) -> None:
+        """Tells the guard that a process, which leads a process group, has a slot from now on; with 0, that none has.
+
+        A new process does this itself, before it becomes the program that it is to run. So if the owner is killed, the
+        guard knows every process: it sees the end of the file only when no new process has the pipe any more.
+
+        If the guard is gone, nothing happens. The owner will notice.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            # Shorter than PIPE_BUF, so it is written whole.
+            os.write(self.writer, b"%d %d\n" % (slot, pid))
+
+    def close(self) -> None:
+        """Ends the guard, and whatever it still knows of. Blocks until it has ended. May be called more than once."""
+        self._release()
+        _ends_within(self.process, math.inf)
+
+    def disown(self) -> None:
+        """Lets go, in a forked child, of the pipe and the guard."""
+        self._release()
+        self.process.returncode = 0
+
+    def _release(self) -> None:
+        writer, self.writer = self.writer, -1
+        if writer >= 0:
+            os.close(writer)
 
 
 class GuardedProcess:
-    """A running server, and a running `guard.sh` that ends it when the owner's end of a socket pair is closed.
+    """A running server, and the guard that ends it when this process is gone.
 
-    The guard is started first and leads a process group, which the server joins before it is executed. So if the owner
-    is killed at any moment, the guard finds the server in its group. Ctrl-C in the terminal reaches neither of them: it
-    is for the owner, which decides when the server ends.
+    The server leads a process group, so Ctrl-C in the terminal doesn't reach it. The owner decides when it ends.
 
-    The caller holds `forks.fork_lock`, because a copy of the socket in a forked child would keep the server alive, and
+    The caller holds `forks.fork_lock`, because a copy of the pipe in a forked child would keep the server alive, and
     defers signal handlers, because one that raises inside `Popen` loses the process id.
 
     Args:
@@ -43,7 +118,7 @@ class GuardedProcess:
         written: what the server reads from its standard input, less than a pipe holds. None: it has none.
 
     Raises:
-        OSError: the shell or the server can't be started.
+        OSError: the shell can't be started.
     """
 
     def __init__(
@@ -56,55 +131,43 @@ class GuardedProcess:
         environment: dict[str, str],
         written: bytes | None = None,
     ) -> None:
-        removed = str(directory.path) if directory.temporary else ""
         self._directory = directory
-        self._socket, inherited = socket.socketpair()
+        self.guard = Guard(math.ceil(durations.ending), directory=directory.path, temporary=directory.temporary)
         try:
-            with inherited:
-                self._guard = subprocess.Popen(
-                    ["/bin/sh", str(_SCRIPT), str(math.ceil(durations.ending)), removed],
-                    stdin=inherited.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd=directory.path,
-                    process_group=0,
-                )
             with _input(written) as stdin:
                 self._server = subprocess.Popen(
-                    command,
+                    ["/bin/sh", "-c", _TELL_AND_EXECUTE, "sh", *command],
                     stdin=stdin,
-                    stdout=log,
+                    stdout=self.guard.writer,
                     stderr=log,
                     cwd=directory.path,
                     env=environment | os.environ,
                     pass_fds=[lock],
-                    process_group=self._guard.pid,
+                    process_group=0,
                 )
-            self._socket.sendall(b"%d\n" % self._server.pid)
         except BaseException:
-            # The guard kills what has joined its group.
-            self._socket.close()
-            for process in (getattr(self, "_guard", None), getattr(self, "_server", None)):
-                if process is not None:
-                    _ends_within(process, math.inf)
+            self.guard.close()
             raise
+        self._leads = True
 
     @property
     def pid(self) -> int:
         """The process id of the server."""
         return self._server.pid
 
-    @property
-    def guard_pid(self) -> int:
-        """The process id of the guard, which is also the id of their process group."""
-        return self._guard.pid
-
     def exit_status(self) -> int | None:
         """Returns the exit status of the server, negative for a signal, or None while it is running."""
         status = self._server.poll()
-        if status is None and self._guard.poll() is not None:
-            # The guard was killed. The server would outlive an owner that is killed.
-            self._signal(signal.SIGTERM)
+        if status is None:
+            if not self.guard.alive:
+                # The guard was killed. The server would outlive an owner that is killed.
+                self._signal(signal.SIGTERM)
+        elif self._leads:
+            # A killed server leaves a child that saves a snapshot, and keeps the directory locked meanwhile. Later, the
+            # number of the group may be somebody else's.
+            self._leads = False
+            self._signal(signal.SIGKILL)
+            self.guard.tell(0, 0)
         return status
 
     def end(self) -> None:
@@ -117,26 +180,23 @@ class GuardedProcess:
             if saved == before:
                 _log.warning("the server (process %d) does not end; killing it", self.pid)
                 self._signal(signal.SIGKILL)
-                _ends_within(self._server, math.inf)
-        with contextlib.suppress(OSError):
-            self._socket.sendall(b"\n")
-        self._socket.close()
-        _ends_within(self._guard, math.inf)
+                self.wait()
+        self.exit_status()
+        self.guard.close()
 
     def wait(self) -> None:
         """Blocks until the server has ended."""
         _ends_within(self._server, math.inf)
 
     def disown(self) -> None:
-        """Lets go, in a forked child, of the socket and the processes."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
-        # They aren't children of this process: Popen would warn that they are still running, and try to wait for them.
-        self._guard.returncode = self._server.returncode = 0
+        """Lets go, in a forked child, of the pipe and the processes."""
+        self.guard.disown()
+        # It isn't a child of this process: Popen would warn that it is still running, and try to wait for it.
+        self._server.returncode = 0
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            os.killpg(self.pid, number)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 import redis
@@ -120,11 +119,9 @@ for pid in children:
 
 @pytest.mark.thorough
 def test_fork_in_the_middle_of_a_start_does_not_keep_the_server(any_executable, tmp_path):
-    # A child with a copy of our end of the pair would keep the server running as long as it lives itself.
-    begin = time.monotonic()
+    # A child with a copy of our end of the pipe would keep the guard running as long as it lives itself.
     with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_STARTING, any_executable, cwd=tmp_path) as owner:
         assert owner.line() == "stopped"
-        assert time.monotonic() - begin < 10
         status, _, err = owner.result()
         assert (status, err) == (0, "")
 

@@ -65,7 +65,7 @@ def test_a_server_without_its_guard_ends(any_executable):
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
-    os.kill(server._child.process.guard_pid, signal.SIGKILL)
+    os.kill(server._child.process.guard.process.pid, signal.SIGKILL)
     until(lambda: not server.running)
     server.stop()
     assert gone(pid)
@@ -73,7 +73,7 @@ def test_a_server_without_its_guard_ends(any_executable):
 
 
 def test_signals_do_not_end_the_guard(any_executable, tmp_path):
-    script = OWNER.replace("print(server.dir)", "print(server._child.process.guard_pid)")
+    script = OWNER.replace("print(server.dir)", "print(server._child.process.guard.process.pid)")
     with run("-c", script, any_executable, "", cwd=tmp_path) as owner:
         pid, guard = int(owner.line()), int(owner.line())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -330,8 +330,8 @@ USAGE = [
     (["--workers", "1", "./folder"], 126, "'./folder' is a directory"),
     (["--workers", "1", "train.py"], 127, "to run it with Python: python train.py"),
     (["--workers", "1", "./train.py"], 126, "to run it with Python: python ./train.py"),
-    (["--workers", "1", "./foreign"], 126, "cannot start chief: Exec format error"),
-    (["--workers", "1", "./no-interpreter"], 127, "cannot start chief: No such file"),
+    (["--workers", "1", "./foreign"], 126, "cannot start worker 0: Exec format error"),
+    (["--workers", "1", "./no-interpreter"], 127, "cannot start worker 0: No such file"),
     (["--workers", "1", "--redis", "redis://127.0.0.1:1", "true"], 6, "127.0.0.1:1"),
     (["--workers", "1", "--redis", "http://x", "true"], 2, "a URL must begin with"),
 ]

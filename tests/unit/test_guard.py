@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from redisacc.tools.launch.guard import Guard
+from redisacc.embedded.guarded_process import Guard
 
 
 def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):

@@ -5,7 +5,6 @@
 | `run` | when the run ends, and which exit code it has |
 | `member` | one place of the run, and the processes that take it one after the other |
 | `restarts` | how soon a process that died is started again |
-| `guard` | how the processes end when this process is killed |
 | `lines`, `output` | how what the processes write becomes whole lines with a name in front |
 
 It uses no library. honcho starts processes with a name in front of their output, but ends all of them as soon as one

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from redisacc._clock import clock
 from redisacc._handles.environment import RESTARTED
-from redisacc.tools.launch.guard import Guard
+from redisacc.embedded.guarded_process import Guard
 from redisacc.tools.launch.lines import Lines
 from redisacc.tools.launch.output import Output
 from redisacc.tools.launch.restarts import Restarts

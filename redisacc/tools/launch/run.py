@@ -17,7 +17,7 @@ from typing import NamedTuple
 from redisacc._clock import clock, durations
 from redisacc._handles.environment import Place
 from redisacc._text import MESSAGE, printable
-from redisacc.tools.launch.guard import Guard
+from redisacc.embedded.guarded_process import Guard
 from redisacc.tools.launch.member import Member
 from redisacc.tools.launch.output import outputs
 from redisacc.tools.launch.restarts import PERMANENT, Restarts
