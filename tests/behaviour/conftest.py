@@ -1,7 +1,5 @@
 """Fixtures of the tests of the public API."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

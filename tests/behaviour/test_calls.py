@@ -5,12 +5,8 @@ and how far a reader has to follow it. If one of these fails: a feature that a c
 nothing. Decide when the handle is opened, compute once, and make rare things where they are needed.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +21,11 @@ pytestmark = pytest.mark.servers("valkey")
 IN_PIECES = ("ReplyReader.read", "check_silence")
 
 
-def functions_entered(call: Callable[[], Any]) -> int:
+def functions_entered(call):
     """Returns how many Python functions a call enters, those of libraries included."""
-    entered: list[str] = []
+    entered = []
 
-    def note(frame: Any, event: str, _argument: Any) -> None:
+    def note(frame, event, _argument):
         name = frame.f_code.co_qualname
         if event == "call" and (name not in IN_PIECES or name not in entered):
             entered.append(name)
@@ -44,7 +40,7 @@ def functions_entered(call: Callable[[], Any]) -> int:
     return len(entered) - 1
 
 
-def check(apply: Callable[[int], Any], take: Callable[[], Any], of_apply: int, of_take: int) -> None:
+def check(apply, take, of_apply, of_take):
     """Checks that an apply and a take of a handle that is warm enter at most so many functions, each at least once.
 
     A call enters more functions when the kernel accepts or hands out only a part of its bytes, which is usual while
@@ -64,7 +60,7 @@ def check(apply: Callable[[int], Any], take: Callable[[], Any], of_apply: int, o
 
 
 @pytest.mark.parametrize(("rows", "width", "of_apply", "of_take"), [(10, 16, 48, 125), (1000, 64, 80, 218)])
-def test_a_sparse_gradient(real_client: Any, rows: int, width: int, of_apply: int, of_take: int) -> None:
+def test_a_sparse_gradient(real_client, rows, width, of_apply, of_take):
     indices, values = np.arange(rows), np.ones((rows, width), np.float32)
     with redisacc.SparseConditionalAccumulator("float32", [None, width], "calls", redis=real_client) as acc:
         check(
@@ -78,7 +74,7 @@ def test_a_sparse_gradient(real_client: Any, rows: int, width: int, of_apply: in
 @pytest.mark.parametrize(
     ("shape", "of_apply", "of_take"), [((10, 16), 45, 123), ((1000, 64), 84, 199), ((2**20,), 104, 254)]
 )
-def test_a_dense_gradient(real_client: Any, shape: tuple[int, ...], of_apply: int, of_take: int) -> None:
+def test_a_dense_gradient(real_client, shape, of_apply, of_take):
     gradient = np.ones(shape, np.float32)
     with redisacc.ConditionalAccumulator("float32", gradient.shape, "calls", redis=real_client) as acc:
         check(lambda step: acc.apply_grad(gradient, step), lambda: acc.take_grad(1), of_apply, of_take)

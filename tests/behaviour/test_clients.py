@@ -1,7 +1,5 @@
 """Every kind of client that a user may bring, and connections that break between operations."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

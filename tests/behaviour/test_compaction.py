@@ -1,7 +1,5 @@
 """The memory of buffered gradients is bounded: beyond the limit, clients compact some of them."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

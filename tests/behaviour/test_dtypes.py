@@ -1,7 +1,5 @@
 """Every element type, dense and sparse, as mean and as sum, stored in both ways, against the model."""
 
-from __future__ import annotations
-
 import types
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Gradients of float32 that travel as bfloat16 or int8: the result is exactly the sum of what was sent."""
 
-from __future__ import annotations
-
 import functools
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Parameters that are published as bfloat16: readers get them rounded, and nothing else changes."""
 
-from __future__ import annotations
-
 import pickle
 
 import ml_dtypes

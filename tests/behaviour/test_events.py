@@ -1,7 +1,5 @@
 """Events as typed objects, waiting for a step, and the states of workers."""
 
-from __future__ import annotations
-
 import datetime
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """finite=True: a gradient with NaN or an infinity is refused before anything is sent, and its first one is named."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 

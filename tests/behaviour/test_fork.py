@@ -1,7 +1,5 @@
 """Forked children: clients of their own. Threads: one handle for all of them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """No object of an operation waits for Python's garbage collector, because a round may be large."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
@@ -15,7 +13,7 @@ import redisacc
 def collected():
     """Returns our objects that only the garbage collector has freed since the last call."""
 
-    def collect() -> list[str]:
+    def collect():
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         gc.set_debug(0)

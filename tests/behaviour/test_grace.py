@@ -1,7 +1,5 @@
 """Takes with a grace: what ends it, when it begins, and who remembers that."""
 
-from __future__ import annotations
-
 import pytest
 
 import redisacc

@@ -1,7 +1,5 @@
 """Arrays of every form (strided, foreign, read-only, lists), and what becomes of them."""
 
-from __future__ import annotations
-
 import array
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The check for leaks after every test finds each kind of leak."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.leaks import leftovers

@@ -1,7 +1,5 @@
 """A test moves the clock: waits end, and leases of the dead run out, those of the living do not. Users pay nothing."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

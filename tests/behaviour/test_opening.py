@@ -1,7 +1,5 @@
 """Mistakes that show early: a misspelt name, a wait for nobody, a step that is never given, no server."""
 
-from __future__ import annotations
-
 import logging
 import traceback
 

@@ -1,7 +1,5 @@
 """With ``order="worker"``, sums follow the numbers of the workers, and not the order in which gradients arrive."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -4,8 +4,6 @@ Handles differ in client, encoding and partitions. Those that publish say which 
 they know, which is often no longer the latest one. What readers get is compared with the model, bit for bit.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +18,7 @@ import redisacc
 # An accumulator has the first one as well.
 NAMES = ("both", "weights")
 # Leaves by path: dtype and shape. The table of the last one has several parts.
-TREES: tuple[dict[str, tuple[str, tuple[int, ...]]], ...] = (
+TREES = (
     {".": ("float32", (5,))},
     {"d": ("float64", (2,)), "table": ("float32", (30, 2)), "w/0": ("int8", (3,)), "w/1": ("bool", ())},
     {"e": ("bfloat16", (0, 3)), "rows": ("int64", (7,)), "table": ("float32", (20_000, 2))},
@@ -56,16 +54,16 @@ class Parameters(Machine):
         "delete": 1,
     }
 
-    def __init__(self, *where: Any) -> None:
+    def __init__(self, *where):
         super().__init__(*where)
-        self.published: dict[str, model.Published | None] = dict.fromkeys(NAMES)
-        self.opened: list[Handle] = []
+        self.published = dict.fromkeys(NAMES)
+        self.opened = []
         # Arrays of earlier versions, and what they held when they were returned.
-        self.held: list[tuple[np.ndarray, np.ndarray]] = []
+        self.held = []
         self.gradients = redisacc.ConditionalAccumulator("float32", [2], NAMES[0], redis=self.clients[0])
         self.gradients.apply_grad([1.0, 2.0])
 
-    def end(self) -> None:
+    def end(self):
         for array, was in self.held:
             model.assert_same(array, was)
         assert self.gradients.take_grad(1).tolist() == [1.0, 2.0]
@@ -104,23 +102,23 @@ class Parameters(Machine):
             self.opened.append(Handle(made, name, encoding or "float32", partitions, seen=there))
 
     @staticmethod
-    def _has_others(there: model.Published, partitions: int | str | None) -> bool:
+    def _has_others(there, partitions):
         return isinstance(partitions, int) and partitions != there.partitions
 
-    def _pick(self) -> Handle:
+    def _pick(self):
         """One of the handles, mostly one that is of use."""
         usable = [handle for handle in self.opened if self._gone(handle) is None]
         others = [handle for handle in self.opened if self._gone(handle) is not None]
         return self.draw.choice(others if not usable or (others and self.happens(0.05)) else usable)
 
-    def _gone(self, handle: Handle) -> type[Exception] | None:
+    def _gone(self, handle):
         """The error of every call, once the handle is closed or what it has seen was deleted."""
         if handle.closed:
             return redisacc.CancelledError
         there = self.published[handle.name]
         return redisacc.NotFoundError if handle.seen is not None and handle.seen is not there else None
 
-    def _see(self) -> tuple[Handle, model.Published | None]:
+    def _see(self):
         """A handle that is about to look at what is published, and that."""
         handle = self._pick()
         there = self.published[handle.name]
@@ -142,13 +140,13 @@ class Parameters(Machine):
 
     # Publishing
 
-    def _random_tree(self) -> dict[str, np.ndarray]:
+    def _random_tree(self):
         return {
             path: np.asarray(self.rng.random(shape) < 0.5) if dtype == "bool" else model.numbers(self.rng, dtype, shape)
             for path, (dtype, shape) in sorted(self.spec.items())
         }
 
-    def _changed_tree(self, base: dict[str, np.ndarray]) -> tuple[dict[str, Any], Any]:
+    def _changed_tree(self, base):
         """Another tree, and which rows of it differ from the given one, as far as that is said."""
         fresh, tree, changed = self._random_tree(), {}, {}
         for path, array in base.items():
@@ -167,7 +165,7 @@ class Parameters(Machine):
             how = self.draw.choice(["rows"] * 4 + ["whole", "again", "wrong"])
             self._publish(handle, self.draw.choice([-1, 0, 1, 1, 1, 1, 5]), how, finished=self.happens(0.1))
 
-    def _publish(self, handle: Handle, step: int, how: str, *, finished: bool = False) -> None:
+    def _publish(self, handle, step, how, *, finished=False):
         rng, there = self.rng, self.published[handle.name]
         number = int(rng.choice(STEPS)) if there is None else min(max(there.step + step, -(2**63)), 2**63 - 1)
         tree, changed = self._random_tree(), None
@@ -184,7 +182,7 @@ class Parameters(Machine):
         options = {"changed": changed, "state": state, "finished": finished}
         version = (number, state, finished, handle.encoding)
 
-        def call() -> None:
+        def call():
             handle.acc.publish(model.nested(tree), number, **options)
 
         gone = self._gone(handle)
@@ -300,7 +298,7 @@ class Parameters(Machine):
 
     # Comparing
 
-    def _compare(self, handle: Handle, there: model.Published, found: tuple[int, Any]) -> None:
+    def _compare(self, handle, there, found):
         step, tree = found
         assert step == there.step
         arrays = model.flat(tree)

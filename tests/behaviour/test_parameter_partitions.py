@@ -1,7 +1,5 @@
 """Parameters whose values lie in several slots: what differs from those that lie in one."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -1,7 +1,5 @@
 """Parameters: what a publisher publishes is what readers read, whole, and with as few bytes as possible."""
 
-from __future__ import annotations
-
 import collections
 import logging
 

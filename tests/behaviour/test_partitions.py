@@ -1,7 +1,5 @@
 """Accumulators whose gradients have their parts in several slots: what differs from those that lie in one."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A handle that is pickled or copied opens the same accumulator by its name, or says why it cannot."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import pickle

@@ -1,7 +1,5 @@
 """Private accumulators: no other process shares them, and they are removed however their owner ends."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The quorum: what a take waits for that does not say so itself, and how it follows changes while it waits."""
 
-from __future__ import annotations
-
 import pytest
 
 import redisacc

@@ -1,7 +1,5 @@
 """raw_ops: functions on handles, which are plain strings."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The contents of Redis, as people see them with redis-cli."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

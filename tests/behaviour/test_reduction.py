@@ -1,7 +1,5 @@
 """A reducer adds up beside the server, and a taker fetches the sum."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """A taker on another machine fetches over several connections."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """The small objects that operations return, and IndexedSlices."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

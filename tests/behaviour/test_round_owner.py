@@ -1,7 +1,5 @@
 """A round that is gone before its taker has acknowledged it: the taker gets no gradient, and learns who has it."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

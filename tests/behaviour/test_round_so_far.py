@@ -1,7 +1,5 @@
 """A taker fetches what is buffered while it still waits."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import msgpack

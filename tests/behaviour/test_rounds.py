@@ -1,7 +1,5 @@
 """Rounds as objects: take() and its acknowledgement, recover(), peek(), info()."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

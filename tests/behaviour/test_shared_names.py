@@ -1,7 +1,5 @@
 """Accumulators under shared names: opened by many, checked, deleted and created again."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients that are late: by how many steps they may be, and what a round says about it."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

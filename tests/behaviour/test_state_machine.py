@@ -6,11 +6,8 @@ is compared with the model's; results are compared bit for bit wherever the orde
 `test_parameter_machine.py` does the same with parameters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-import random
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -36,12 +33,12 @@ LIMITS = (
     redisacc.Limits(in_place=0, inline=0),
 )
 ENCODINGS = (None, "bfloat16", "int8")
-SHAPES: dict[str, tuple[Any, ...]] = {
+SHAPES = {
     "dense": ((), (3,), (None,), (2, 3), (None, 3), (0,), (300,), (300,), None),
     "sparse": ((), (9,), (None,), (9, 2), (None, None), (9, None, 2), None),
 }
 # Leaves of trees by path: kind, dtype and shape. None stands for the dtype of the example.
-TREES: tuple[dict[str, Any], ...] = (
+TREES = (
     {".": ("dense", None, (3,))},
     {"a": ("dense", None, (2,)), "b": ("sparse", None, (9, 2))},
     {"0": ("dense", "float32", ()), "1/x": ("dense", None, (2, 2)), "1/y": ("sparse", "float32", (None,))},
@@ -52,7 +49,7 @@ WORKERS = ("worker 10", "worker 2", "worker 9", "weight=9 x")
 # How many steps late a gradient may be.
 LATE = (0, 0, 1, 3, 1000)
 # What else the creator decides. True: a buffer that holds little more than one sum, so that clients compact.
-DECIDED: tuple[dict[str, Any], ...] = (
+DECIDED = (
     {},
     {},
     {"once_per_worker": True},
@@ -68,7 +65,7 @@ DECIDABLE = ("max_staleness", "staleness_weight", "normalize", "once_per_worker"
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
 
 
-def random_accumulator(draw: random.Random, kind: str, shape: Any = ..., decided: dict[str, Any] | None = None) -> Any:
+def random_accumulator(draw, kind, shape=..., decided=None):
     """A new accumulator, according to the model."""
     dtype, reduction = draw.choice(model.DTYPES + 17 * ("float32",)), draw.choice(("MEAN", "SUM"))
     shape = draw.choice(SHAPES.get(kind, ()) or TREES) if shape is ... else shape
@@ -90,10 +87,10 @@ def random_accumulator(draw: random.Random, kind: str, shape: Any = ..., decided
     return m
 
 
-def bytes_of_a_sum(m: Any) -> int:
+def bytes_of_a_sum(m):
     """No less than what the sum of a whole round takes."""
 
-    def of(kind: str, dtype: str, shape: tuple[int | None, ...] | None) -> int:
+    def of(kind, dtype, shape):
         size = max(8 if model.is_integer(dtype) else model.storage_dtype(dtype).itemsize, 4)
         dims = [3 if dim is None else dim for dim in (shape if shape is not None else (3, 3))]
         return size * math.prod(dims) if kind == "dense" else 9 * (24 + size * math.prod(dims[1:]))
@@ -118,7 +115,7 @@ class Living:
     queue: list[tuple[int, Future[Any]]] = field(default_factory=list)
 
     @property
-    def sparse(self) -> bool:
+    def sparse(self):
         return bool(self.model.kind == "sparse")
 
 
@@ -134,12 +131,12 @@ class Handle:
     # How many of its gradients had which outcome.
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("applied", "stale", "repeated"), 0))
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         options = f"{self.limits} {self.worker} {self.encoding} finite={self.finite}"
         return f"<{self.living.name} {self.living.model.schema} {self.living.model.options} {options}>"
 
     @property
-    def gone(self) -> type[Exception] | None:
+    def gone(self):
         """The error of every call, once the handle is closed or the accumulator deleted."""
         if self.closed:
             return redisacc.CancelledError
@@ -169,19 +166,19 @@ class Accumulators(Machine):
         "delete": 1,
     }
 
-    def __init__(self, *where: Any) -> None:
+    def __init__(self, *where):
         super().__init__(*where)
-        self.names: dict[str, Living] = {}
-        self.opened: list[Handle] = []
+        self.names = {}
+        self.opened = []
 
-    def end(self) -> None:
+    def end(self):
         for handle in self.opened:
             handle.acc.close()
         super().end()
 
     # Opening, closing and deleting
 
-    def _open(self, m: Any, name: str | None, client: int, given: int = -1, **options: Any) -> Any:
+    def _open(self, m, name, client, given=-1, **options):
         """Opens an accumulator as a model describes it. given: a bit for each option that is not left out."""
         asked = [option for place, option in enumerate(m.options) if given >> place & 1]
         one_per = {"once_per_worker": m.once_per_worker, "order": m.order, "partitions": m.partitions}
@@ -193,8 +190,8 @@ class Accumulators(Machine):
         rows = {} if m.kind == "dense" else {"rows": m.sparse_mean}
         options["mean"] = redisacc.Mean(m.normalize if "mean" in asked else None, **rows)
         options |= {"shared_name": name, "reduction_type": m.reduction}
-        schema: tuple[Any, ...] = (m.dtype, m.shape)
-        kind: Any = redisacc.SparseConditionalAccumulator if m.kind == "sparse" else redisacc.ConditionalAccumulator
+        schema = (m.dtype, m.shape)
+        kind = redisacc.SparseConditionalAccumulator if m.kind == "sparse" else redisacc.ConditionalAccumulator
         if m.kind == "tree":
             spec = {
                 path: redisacc.Sparse(dtype, shape) if kind == "sparse" else (dtype, shape)
@@ -206,15 +203,15 @@ class Accumulators(Machine):
 
     def _handle(
         self,
-        living: Living,
-        client: int,
-        limits: redisacc.Limits,
-        worker: str,
-        encoding: str | None = None,
-        given: int = -1,
+        living,
+        client,
+        limits,
+        worker,
+        encoding=None,
+        given=-1,
         *,
-        finite: bool = False,
-    ) -> Handle:
+        finite=False,
+    ):
         if "float32" not in living.model.dtypes or limits is FIVE:
             encoding = None
         options = {"limits": limits, "worker": worker, "encoding": encoding, "finite": finite}
@@ -223,13 +220,13 @@ class Accumulators(Machine):
         self.opened.append(handle)
         return handle
 
-    def _pick(self) -> Handle:
+    def _pick(self):
         """One of the handles, mostly one that is of use."""
         usable = [handle for handle in self.opened if handle.gone is None]
         others = [handle for handle in self.opened if handle.gone is not None]
         return self.draw.choice(others if others and self.happens(0.05) else usable)
 
-    def _handles(self, living: Living) -> list[Handle]:
+    def _handles(self, living):
         return [handle for handle in self.opened if handle.living is living and handle.gone is None]
 
     def begin(self):
@@ -312,12 +309,12 @@ class Accumulators(Machine):
         for _ in range(self.draw.randint(1, 3)):
             self._random_gradient(self._pick(), self.draw.choice([0, 0, 1, 5, -1, -3]), faults=0.2)
 
-    def _random_gradient(self, handle: Handle, step: int, faults: float) -> None:
+    def _random_gradient(self, handle, step, faults):
         rng, m, count = self.rng, handle.living.model, self.draw.randint(0 if faults else 1, 4)
         local_step = min(max(m.step + step, -(2**63)), 2**63 - 1)
         elements = 0
         if m.kind == "tree":
-            arguments: tuple[Any, ...] = (self._random_tree(rng, m, count, faults),)
+            arguments = (self._random_tree(rng, m, count, faults),)
         elif m.kind == "sparse":
             arguments = self._random_rows(rng, m, count, faults)
         else:
@@ -328,7 +325,7 @@ class Accumulators(Machine):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
             arguments = (model.numbers(rng, m.dtype, shape),)
             elements = arguments[0].size
-        how: dict[str, Any] = {"once": rng.random() < 0.2, "weight": self._weight(rng, m), "encoding": handle.encoding}
+        how = {"once": rng.random() < 0.2, "weight": self._weight(rng, m), "encoding": handle.encoding}
         if "float32" in m.dtypes and handle.limits is not FIVE and rng.random() < 0.3:
             how["encoding"] = str(rng.choice(["float32", "bfloat16", "int8"]))
         if rng.random() < 0.2:
@@ -336,12 +333,12 @@ class Accumulators(Machine):
         self._apply(handle, arguments, local_step, elements, how)
 
     @staticmethod
-    def _weight(rng: np.random.Generator, m: Any) -> float:
+    def _weight(rng, m):
         """1 in most cases, and nearly always for integers, which accept no other."""
         has_weight = rng.random() < (0.4 if m.dtypes.isdisjoint(model.INTEGERS) else 0.05)
         return float(rng.choice([0.5, 2.0, 0.1, 3.7, 1e-6])) if has_weight else 1.0
 
-    def _random_rows(self, rng: np.random.Generator, m: model.Sparse, count: int, faults: float) -> tuple[Any, ...]:
+    def _random_rows(self, rng, m, count, faults):
         row_rank = max(len(m.shape) - 1, 0) if m.shape is not None else int(rng.integers(0, 2))
         # Values may have more dimensions than declared.
         row_rank += bool(faults and not m.buffer and rng.random() < faults)
@@ -359,9 +356,9 @@ class Accumulators(Machine):
             grad_shape = [9 if dim is None or rng.random() < faults / 4 else dim for dim in m.shape]
         return indices, model.numbers(rng, m.dtype, (count, *row)), grad_shape
 
-    def _random_tree(self, rng: np.random.Generator, m: model.Tree, count: int, faults: float) -> dict[str, Any]:
+    def _random_tree(self, rng, m, count, faults):
         """Leaves by path; some of them missing, and some of another shape or with an index that is out of bounds."""
-        grad: dict[str, Any] = {}
+        grad = {}
         for path, (kind, dtype, shape) in m.leaves.items():
             wrong = rng.random() < faults / 2
             if rng.random() < 0.2:
@@ -376,9 +373,7 @@ class Accumulators(Machine):
                 grad[path] = (indices, model.numbers(rng, dtype, (count, *row)))
         return grad
 
-    def _apply(
-        self, handle: Handle, arguments: tuple[Any, ...], local_step: int, elements: int, how: dict[str, Any]
-    ) -> None:
+    def _apply(self, handle, arguments, local_step, elements, how):
         living, m = handle.living, handle.living.model
         given = (model.nested(arguments[0]),) if m.kind == "tree" else arguments
         options = {name: value for name, value in how.items() if name != "once"} | {"once_per_worker": how["once"]}
@@ -412,9 +407,7 @@ class Accumulators(Machine):
             self._serve(living)
         self.compare(living)
 
-    def _compare_with_what_is_sent(
-        self, handle: Handle, arguments: Any, given: Any, how: dict[str, Any], encoding: str | None
-    ) -> None:
+    def _compare_with_what_is_sent(self, handle, arguments, given, how, encoding):
         """A handle can say beforehand what a take of the gradient alone would return."""
         alone = dataclasses.replace(handle.living.model, round=[], max_staleness=0, order="arrival", normalize="count")
         try:
@@ -425,7 +418,7 @@ class Accumulators(Machine):
         sent = handle.acc.as_encoded(*given[:2], encoding=encoding, weight=how["weight"])
         self._compare_gradient(handle.living, sent, alone.peek(), {"alone"})
 
-    def _way(self, handle: Handle, elements: int) -> str | None:
+    def _way(self, handle, elements):
         m = handle.living.model
         if not self.server.real or handle.limits.in_place == 0 or m.order == "worker":
             return "buffered"
@@ -466,7 +459,7 @@ class Accumulators(Machine):
         living, m = handle.living, handle.living.model
         if handle.gone:
             return
-        quorum: dict[str, Any] = {"least": self.draw.randint(1, 2), "most": self.draw.choice([None, 2, 3]), "grace": 60}
+        quorum = {"least": self.draw.randint(1, 2), "most": self.draw.choice([None, 2, 3]), "grace": 60}
         if follows:
             handle.acc.set_quorum(**quorum)
             m.set_quorum(**quorum)
@@ -483,7 +476,7 @@ class Accumulators(Machine):
             else:
                 self.time_passes()
 
-    def _take(self, handle: Handle, required: int | None, options: dict[str, Any], weight: dict[str, Any]) -> None:
+    def _take(self, handle, required, options, weight):
         living, acc, how = handle.living, handle.acc, self.draw.choice(["grad", "slices", "block", "stray"])
         if required is None and options:
             with pytest.raises(redisacc.InvalidArgumentError, match="needs num_required"):
@@ -571,7 +564,7 @@ class Accumulators(Machine):
                 handle.acc.close()
                 raise
 
-    def _serve(self, living: Living) -> None:
+    def _serve(self, living):
         """Compares what the first take in the queue returns, if there is enough for it."""
         if living.queue and living.queue[0][0] <= living.model.count:
             number, take = living.queue.pop(0)
@@ -658,7 +651,7 @@ class Accumulators(Machine):
     def peek(self):
         self._peek(self._pick())
 
-    def _peek(self, handle: Handle) -> None:
+    def _peek(self, handle):
         living = handle.living
         if handle.gone:
             with pytest.raises(handle.gone):
@@ -703,7 +696,7 @@ class Accumulators(Machine):
 
     # Comparing
 
-    def compare(self, living: Living) -> None:
+    def compare(self, living):
         """The accumulator, as one of its handles sees it."""
         info, m = self._handles(living)[0].acc.info(), living.model
         assert (info.global_step, info.num_accumulated, info.workers) == (m.step, m.count, m.workers)

@@ -1,7 +1,5 @@
 """Takes that wait: order, timeouts, and every way in which a wait ends."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """Accumulators of trees: every leaf is summed as if it had an accumulator of its own, and all are taken at once."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

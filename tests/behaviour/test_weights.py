@@ -1,7 +1,5 @@
 """Gradients of different weights: sums, means, what a round says about them, and what is refused."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -4,8 +4,6 @@ tests/hostile/ gives values of all kinds to each of them; what is here are the m
 together.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

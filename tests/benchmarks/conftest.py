@@ -1,7 +1,5 @@
 """Lets tests import the benchmarks, and leaves the tests out where those are not part of an installation."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

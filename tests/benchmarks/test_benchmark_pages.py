@@ -1,7 +1,5 @@
 """What the pages of the benchmarks say: what their results give, with a mark wherever a bar is missed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmarks run, measure what they say, and notice wrong results. No time is judged."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

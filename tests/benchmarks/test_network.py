@@ -1,7 +1,5 @@
 """The benchmark between hosts refuses, builds, measures and cleans up. No time is judged."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

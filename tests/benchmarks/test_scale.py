@@ -1,7 +1,5 @@
 """Tests of the simulated steps: what they send is what a training sends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

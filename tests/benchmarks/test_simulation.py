@@ -1,7 +1,5 @@
 """Tests of the simulated trainings: the rules of a step, machines that die, and that a seed decides everything."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

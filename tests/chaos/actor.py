@@ -14,8 +14,6 @@ and everything that it forks.
 | `reducer` | adds up beside the server what the others upload |
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import json

@@ -6,8 +6,6 @@ wait for replicas (``min_replicas``), and rely on nothing that was not confirmed
 step a moment before, because what a replica discards while it is being filled anew is lost by the servers alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

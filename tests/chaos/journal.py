@@ -20,8 +20,6 @@ A line is written in one system call, so that a kill loses none that a process h
 | `end` | the process has finished by itself |
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ A run that fails leaves a record in build/chaos: what failed, what was done and 
 the logs of the servers.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

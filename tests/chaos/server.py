@@ -1,7 +1,5 @@
 """What the chaos runs on: a server, or a cluster, that may be killed at any moment and loses nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 python tests/chaos/soak.py --seconds 300
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -1,7 +1,5 @@
 """The chaos of `make chaos`, for a few seconds."""
 
-from __future__ import annotations
-
 import pytest
 from chaos.actor import KINDS
 from chaos.run import SMALL_CREW, Chaos

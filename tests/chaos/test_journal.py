@@ -1,7 +1,5 @@
 """The comparison of journals finds every kind of loss and repetition."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from chaos.journal import Journal, Tale

@@ -1,7 +1,5 @@
 """The soak of `make soak`, for a few seconds."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -3,8 +3,6 @@
 The program reads lines of JSON: the arguments of `work`. The answer to each is the id of a new process.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -11,8 +11,6 @@ redisacc, which updates the parameters in reducers and in the chief.
 python -m chaos.training --kills 50 --seed 1 --updates
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

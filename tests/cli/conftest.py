@@ -1,41 +1,36 @@
 """Fixtures of the command line: mostly in this process, where a command starts quickly."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from support.exporter import Exporter
 
-import redisacc
 from redisacc.tools.cli import main
 
 
-def _invoke(*words: Any, **options: Any) -> Result:
+def _invoke(*words, **options):
     result = CliRunner().invoke(main, list(map(str, words)), **options)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
     return result
 
 
 @pytest.fixture
-def cli(real_server: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def cli(real_server, client, monkeypatch):
     """Runs a command against the test's server, as if its output were a pipe."""
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     return _invoke
 
 
 @pytest.fixture
-def cli_json(cli: Callable[..., Result]) -> Callable[..., Any]:
+def cli_json(cli):
     """Runs a command with --json, which must succeed, and returns its output, parsed."""
 
-    def run(*words: Any) -> Any:
+    def run(*words):
         result = cli(*words, "--json")
         assert result.exit_code == 0, result.output
 
-        def no_constant(text: str) -> Any:
+        def no_constant(text):
             raise AssertionError(f"{text} is not JSON")
 
         return json.loads(result.stdout, parse_constant=no_constant)
@@ -44,7 +39,7 @@ def cli_json(cli: Callable[..., Result]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def offline_cli(durations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def offline_cli(durations, monkeypatch):
     """Runs a command that needs no server, or must do without: none answers at its default URL."""
     monkeypatch.setenv("REDISACC_URL", "redis://127.0.0.1:1")
     durations(opening=0.1)
@@ -52,11 +47,11 @@ def offline_cli(durations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def export(real_server: Any) -> Iterator[Callable[..., Exporter]]:
+def export(real_server):
     """Starts the exporter for the test's server."""
-    started: list[Exporter] = []
+    started = []
 
-    def start(*words: str, url: str | None = None) -> Exporter:
+    def start(*words, url=None):
         started.append(Exporter(url or real_server.url, *words))
         return started[-1]
 
@@ -67,7 +62,7 @@ def export(real_server: Any) -> Iterator[Callable[..., Exporter]]:
 
 
 @pytest.fixture
-def accumulator(open_dense: Any) -> Iterator[redisacc.ConditionalAccumulator]:
+def accumulator(open_dense):
     """A dense accumulator `w` of three float32 elements, opened by the worker `ann`."""
     opened = open_dense("float32", [3], "w", worker="ann")
     yield opened

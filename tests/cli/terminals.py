@@ -1,7 +1,5 @@
 """Runs a command on a terminal, and a text that would change one."""
 
-from __future__ import annotations
-
 import re
 
 from support.terminal import written_to_terminal
@@ -12,7 +10,7 @@ EVIL = "w\x1b[2Jx"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def on_a_terminal(*words: str, until: str = "(?!)", answer: str = "\x03", lines: int = 24) -> str:
+def on_a_terminal(*words, until="(?!)", answer="\x03", lines=24):
     """Returns what a command writes to a terminal of 80 columns, without escape sequences.
 
     Args:

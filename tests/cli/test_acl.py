@@ -1,7 +1,5 @@
 """The command `acl`: rules as text, and rules and scripts that are loaded."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The command `apply`."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The commands `checkpoint` and `restore`."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM at any moment of any command: the documented exit code, no traceback, and no process is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +30,7 @@ BEGINS = "import os, _redisacc_command; os.write(1, b'.'); _redisacc_command.mai
 ENDLESS = {"reduce", "run", "serve", "server", "take", "watch"}
 
 
-def arguments(command: str) -> list[str]:
+def arguments(command):
     return {
         "acl": ["worker", "*"],
         "apply": ["a", "gradient.npy"],
@@ -51,7 +48,7 @@ def arguments(command: str) -> list[str]:
     }.get(command, [])
 
 
-def documented(command: str, number: int, code: int) -> bool:
+def documented(command, number, code):
     """Whether a command may end in this way after the signal, which may have come after its end."""
     if code in (-number, 128 + number):
         return True
@@ -60,7 +57,7 @@ def documented(command: str, number: int, code: int) -> bool:
     return code == 0 or (command == "doctor" and code == 1)
 
 
-def left(mark: str, temporary: Path) -> list[str]:
+def left(mark, temporary):
     """The processes that a command has left. A server hides its environment, but not its directory."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -71,7 +68,7 @@ def left(mark: str, temporary: Path) -> list[str]:
     return found
 
 
-def cases(command: str, everything: bool) -> Iterator[tuple[float, signal.Signals, bool]]:
+def cases(command, everything):
     """Yields moments of a command, from 0 to 1, with a signal for each, and whether the command starts warm.
 
     A cold start shows the signals that come while modules are imported. A warm one is cheap, and all of its moments are

@@ -1,7 +1,5 @@
 """The command `completion`, and the names and paths that a shell is offered."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,7 +22,7 @@ def test_completion_scripts(offline_cli, shell):
         subprocess.run(["bash", "-n"], input=said, text=True, check=True, timeout=20)
 
 
-def complete(*words: str) -> list[str]:
+def complete(*words):
     """What the shell is offered for the last word, which may be incomplete."""
     shell = BashComplete(main, {}, "redisacc", "_REDISACC_COMPLETE")
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
@@ -36,7 +34,7 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
         open_dense("float32", [1], name)
     client.sadd("redisacc:names", "weights-\x1b[2J")
 
-    def complete_in_a_process(*words: str) -> list[str]:
+    def complete_in_a_process(*words):
         environment = {
             **os.environ, "REDISACC_URL": real_server.url, "_REDISACC_COMPLETE": "bash_complete",
             "COMP_WORDS": " ".join(("redisacc", *words)), "COMP_CWORD": str(len(words)),

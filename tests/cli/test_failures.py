@@ -1,7 +1,5 @@
 """Exit codes and messages that several commands share."""
 
-from __future__ import annotations
-
 import pytest
 
 

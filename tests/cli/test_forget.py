@@ -1,7 +1,5 @@
 """The command `forget-worker`, and which workers are missing or gone."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command `gc`, and that it removes nothing that is in use."""
 
-from __future__ import annotations
-
 import shlex
 import threading
 

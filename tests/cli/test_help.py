@@ -1,7 +1,5 @@
 """The command itself: its help, and that it imports no more than it needs."""
 
-from __future__ import annotations
-
 import re
 
 import click

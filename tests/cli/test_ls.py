@@ -1,7 +1,5 @@
 """The command `ls`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

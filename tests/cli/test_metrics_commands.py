@@ -1,7 +1,5 @@
 """Metrics and trainings in the commands `apply`, `show`, `watch` and `export`, and in ``info()``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Options and arguments that several commands share."""
 
-from __future__ import annotations
-
 import pytest
 from terminals import on_a_terminal
 

@@ -1,7 +1,5 @@
 """Parameters in the commands `ls`, `show`, `rm` and `gc`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.leaks import remaining

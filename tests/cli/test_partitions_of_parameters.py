@@ -1,7 +1,5 @@
 """Parameters with partitions in the commands `ls`, `show`, `rm`, `gc` and `doctor`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The metrics of the command `serve`."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.servers("valkey", "cluster")

@@ -1,7 +1,5 @@
 """The command `reduce`, and `server --reduce`, as processes of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

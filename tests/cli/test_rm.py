@@ -1,7 +1,5 @@
 """The command `rm`."""
 
-from __future__ import annotations
-
 import pytest
 from support.servers import contents
 

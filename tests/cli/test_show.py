@@ -1,7 +1,5 @@
 """The command `show`: the record, workers and takers, and rows of the current round."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

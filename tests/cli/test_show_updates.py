@@ -1,7 +1,5 @@
 """Parameters that an optimiser updates, in the commands `show`, `ls`, `rm` and `gc`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.training_options import grouped

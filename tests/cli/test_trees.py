@@ -1,7 +1,5 @@
 """Accumulators of trees in every command that shows, takes or applies gradients."""
 
-from __future__ import annotations
-
 import io
 import re
 

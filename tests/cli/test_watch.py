@@ -1,7 +1,5 @@
 """The command `watch`, in a pipe and on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -4,27 +4,22 @@ Used by the driver in TensorFlow's environment and by the replay in ours, so it 
 ml_dtypes, which both have, for bfloat16 arrays).
 """
 
-from __future__ import annotations
-
-from typing import Any, TypeGuard
-
 import numpy as np
 
 # TensorFlow's quantized types are structured numpy types with one field that bears the type's name.
 QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
 
 
-def storage_dtype(name: str) -> np.dtype[Any]:
+def storage_dtype(name):
     """The numpy type whose bytes an array of the type `name` is made of."""
     if name == "bfloat16":
         import ml_dtypes
 
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
+        return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(QUANTIZED.get(name, {"half": "float16"}.get(name, name)))
 
 
-def encode(array: Any) -> dict[str, Any]:
+def encode(array):
     """The JSON form of an array; a quantized (structured) one keeps the name of its type."""
     array = np.asarray(array)
     name = array.dtype.names[0] if array.dtype.names else array.dtype.name
@@ -33,12 +28,12 @@ def encode(array: Any) -> dict[str, Any]:
     return {"dtype": name, "shape": list(array.shape), "hex": array.tobytes().hex()}
 
 
-def decode(coded: dict[str, Any]) -> np.ndarray[Any, Any]:
+def decode(coded):
     """The array of a JSON form; quantized types come as plain arrays of their storage type."""
     dtype = storage_dtype(coded["dtype"])
     return np.frombuffer(bytes.fromhex(coded["hex"]), dtype=dtype).reshape(coded["shape"]).copy()
 
 
-def is_array(value: Any) -> TypeGuard[dict[str, Any]]:
+def is_array(value):
     """True for the JSON form of an array."""
     return isinstance(value, dict) and "hex" in value

@@ -6,10 +6,7 @@ semantics page (docs/reference/semantics.md) that it belongs to. Random cases ar
 Rows about processes that are killed have no case here: the process tests cover them, against redisacc only.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,30 +28,28 @@ LISTED_TYPES = FLOATS + INTEGERS + QUANTIZED
 # --- a small language for operations --------------------------------------------------------------
 
 
-def arr(value: Any, dtype: str = "float32") -> dict[str, Any]:
+def arr(value, dtype="float32"):
     """A coded array of one of TensorFlow's types."""
     coded = encode(np.array(value).astype(storage_dtype(dtype)))
     coded["dtype"] = {"half": "float16"}.get(dtype, dtype)
     return coded
 
 
-def dense(shape: Any = None, dtype: str = "float32", reduction: str | None = "MEAN", **more: Any) -> dict[str, Any]:
+def dense(shape=None, dtype="float32", reduction="MEAN", **more):
     return {"kind": "dense", "dtype": dtype, "shape": shape, "reduction": reduction, **more}
 
 
-def sparse(shape: Any = None, dtype: str = "float32", reduction: str | None = "MEAN", **more: Any) -> dict[str, Any]:
+def sparse(shape=None, dtype="float32", reduction="MEAN", **more):
     return {"kind": "sparse", "dtype": dtype, "shape": shape, "reduction": reduction, **more}
 
 
-def push(grad: Any, step: Any = 0, *, dtype: str = "float32", **more: Any) -> Operation:
+def push(grad, step=0, *, dtype="float32", **more):
     """apply to a dense accumulator; `grad` in Python's terms or coded."""
     coded = grad if isinstance(grad, dict) else arr(grad, dtype)
     return {"op": "apply", "grad": coded, "step": step, **more}
 
 
-def rows(
-    indices: Any, values: Any, step: Any = 0, *, grad_shape: Any = None, dtype: str = "float32", **more: Any
-) -> Operation:
+def rows(indices, values, step=0, *, grad_shape=None, dtype="float32", **more):
     """apply to a sparse accumulator; `grad_shape` None is unknown."""
     return {
         "op": "apply",
@@ -66,61 +61,61 @@ def rows(
     }
 
 
-def take(num_required: Any = 1, **more: Any) -> Operation:
+def take(num_required=1, **more):
     return {"op": "take", "num_required": num_required, **more}
 
 
-def set_step(step: Any, **more: Any) -> Operation:
+def set_step(step, **more):
     return {"op": "set_global_step", "step": step, **more}
 
 
-def start(taker: str, num_required: int, timeout: float | None = None, **more: Any) -> Operation:
+def start(taker, num_required, timeout=None, **more):
     return {"op": "start_take", "taker": taker, "num_required": num_required, "timeout": timeout, **more}
 
 
-def wait(taker: str) -> Operation:
+def wait(taker):
     return {"op": "wait", "taker": taker}
 
 
-def still(taker: str) -> Operation:
+def still(taker):
     return {"op": "still_waiting", "taker": taker}
 
 
-COUNT: Operation = {"op": "num_accumulated"}
-REOPEN: Operation = {"op": "reopen"}
+COUNT = {"op": "num_accumulated"}
+REOPEN = {"op": "reopen"}
 
 # One gradient of each kind, for cases that aren't about gradients: `one(kind, 3.0, step)`.
 
 
-def one(kind: str, value: float, step: Any = 0, **more: Any) -> Operation:
+def one(kind, value, step=0, **more):
     if kind == "dense":
         return push([value, 2 * value], step, **more)
     return rows([1, 4], [[value, 1], [2 * value, -1]], step, **more)
 
 
-def wrong(kind: str, step: Any = 0) -> Operation:
+def wrong(kind, step=0):
     """A gradient that doesn't fit those of `one` in the same round."""
     return push([1, 2, 3], step) if kind == "dense" else rows([1, 4], [[1], [2]], step)
 
 
-def handle(kind: str, **spec: Any) -> dict[str, Any]:
+def handle(kind, **spec):
     return dense(**spec) if kind == "dense" else sparse(**spec)
 
 
 class Cases:
     """The list that the functions below add to."""
 
-    def __init__(self) -> None:
-        self.all: list[Case] = []
+    def __init__(self):
+        self.all = []
         self.row = ""
 
-    def add(self, case_id: str, handles: Any, ops: Sequence[Operation], **more: Any) -> None:
+    def add(self, case_id, handles, ops, **more):
         handles = handles if isinstance(handles, list) else [handles]
         # Plain copies: operations are shared between cases here.
         ops = [dict(op) for op in ops]
         self.all.append({"id": case_id, "row": self.row, "handles": handles, "ops": ops, **more})
 
-    def both(self, case_id: str, ops: Callable[[str], Sequence[Operation]], **spec: Any) -> None:
+    def both(self, case_id, ops, **spec):
         for kind in ("dense", "sparse"):
             self.add(f"{case_id}-{kind}", handle(kind, **spec), ops(kind))
 
@@ -128,7 +123,7 @@ class Cases:
 # --- the rows of the semantics page ---------------------------------------------------------------
 
 
-def types(c: Cases) -> None:
+def types(c):
     c.row = "Types: dtypes"
     for name in LISTED_TYPES:
         signed = not name.startswith(("u", "qu"))
@@ -199,14 +194,14 @@ def types(c: Cases) -> None:
         )
 
 
-def arithmetic(c: Cases) -> None:
+def arithmetic(c):
     c.row = "Types: sequential add, one true division"
     for dtype in ("float32", "float64"):
         big = 1e8 if dtype == "float32" else 1e17
         for reduction in ("MEAN", "SUM"):
             label = f"{dtype}-{reduction.lower()}"
             orders = [(1, big, -big), (big, 1, -big), (big, -big, 1), (0.1, 0.2, 0.3), (0.3, 0.2, 0.1)]
-            ops: list[Operation] = []
+            ops = []
             for step, order in enumerate(orders):
                 ops += [push([v, -v], step, dtype=dtype) for v in order] + [take(3)]
             c.add(f"order-dense-{label}", dense(dtype=dtype, reduction=reduction), ops)
@@ -297,7 +292,7 @@ def arithmetic(c: Cases) -> None:
             c.add(f"special-sparse-{label}", sparse(dtype=dtype, reduction=reduction), ops)
 
 
-def steps(c: Cases) -> None:
+def steps(c):
     c.row = "Steps: what is accepted"
     far = (STEP_MIN, -(2**53) - 1, -1, 0, 1, 2, 2**53 + 1, STEP_MAX)
     c.both("step-first", lambda k: [one(k, i + 1, s) for i, s in enumerate(far)] + [take(5)])
@@ -331,7 +326,7 @@ def steps(c: Cases) -> None:
     ):
         c.both(
             f"set-beyond-{label}",
-            lambda k, s=step: [  # type: ignore[misc]
+            lambda k, s=step: [
                 set_step(s),
                 one(k, 1, s - 1),
                 one(k, 2, s),
@@ -393,7 +388,7 @@ def steps(c: Cases) -> None:
         lambda k: [set_step(5), one(k, 1, arr([3], "int64")), one(k, 2, arr([5], "int64")), COUNT],
     )
     c.both("step-vector2-apply", lambda k: [one(k, 1), one(k, 1, arr([3, 4], "int64"))])
-    no_steps: dict[str, Any] = {
+    no_steps = {
         "text": "1",
         "none": None,
         "list1": [1],
@@ -408,7 +403,7 @@ def steps(c: Cases) -> None:
             c.add(f"step-{label}-set-{kind}", handle(kind), [set_step(step, static=True), *then])
 
 
-def takes(c: Cases) -> None:
+def takes(c):
     c.row = "Takes: num_required < 1"
     c.both(
         "take-none",
@@ -511,13 +506,13 @@ def takes(c: Cases) -> None:
         ("list1", [1]),
         ("list2", [1, 2]),
     ):
-        c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), one(k, 2), take(v), take(2)])  # type: ignore[misc]
+        c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), one(k, 2), take(v), take(2)])
     for label, value in (("vector1", [1]), ("vector2", [1, 2]), ("vector0", [])):
-        c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), take(arr(v, "int32"))])  # type: ignore[misc]
+        c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), take(arr(v, "int32"))])
     c.both("num-required-scalar-array", lambda k: [one(k, 1), take(arr(1, "int32"))])
 
 
-def sparse_rules(c: Cases) -> None:
+def sparse_rules(c):
     c.row = "Sparse: order and repetition"
     for reduction in ("MEAN", "SUM"):
         label = reduction.lower()
@@ -543,8 +538,8 @@ def sparse_rules(c: Cases) -> None:
             [rows([1, 4], [8, 9]), rows([1, 1, 4], [1, 3, 5]), take(2)],
         )
     for reduction in ("MEAN", "SUM"):
-        merges: list[Operation] = []
-        lists: list[list[int]] = [
+        merges = []
+        lists = [
             [0, 2, 4],
             [1, 3, 5],
             [0, 1, 2, 3, 4, 5],
@@ -660,7 +655,7 @@ def sparse_rules(c: Cases) -> None:
 
     c.row = "Sparse: grad_shape"
     good = ([1, 3], [[1, 2], [3, 4]])
-    shapes: list[tuple[str, Any]] = [
+    shapes = [
         ("none", None),
         ("scalar", []),
         ("rank1", [None]),
@@ -671,7 +666,7 @@ def sparse_rules(c: Cases) -> None:
         ("unknown", [None, None]),
         ("rank3", [4, 2, 3]),
     ]
-    given: list[tuple[str, list[int]]] = [
+    given = [
         ("empty", []),
         ("1", [4]),
         ("match", [4, 2]),
@@ -686,7 +681,7 @@ def sparse_rules(c: Cases) -> None:
         ("zero", [0, 0]),
     ]
     for shape_label, shape in shapes:
-        values: Any = good[1]
+        values = good[1]
         if shape_label == "rank3":
             values = np.arange(12).reshape(2, 2, 3)
         if shape_label in ("rank1", "rank1-full"):
@@ -816,7 +811,7 @@ def sparse_rules(c: Cases) -> None:
     )
 
 
-def dense_rules(c: Cases) -> None:
+def dense_rules(c):
     c.row = "Dense: the shape of the round, then the declared one"
     c.add(
         "dense-no-broadcast",
@@ -930,7 +925,7 @@ def dense_rules(c: Cases) -> None:
     )
 
 
-def stale(c: Cases) -> None:
+def stale(c):
     c.row = "Stale: not validated"
     ahead = set_step(3)
     c.add(
@@ -982,8 +977,8 @@ def stale(c: Cases) -> None:
     )
 
 
-def shared(c: Cases) -> None:
-    def on(op: Operation, number: int) -> Operation:
+def shared(c):
+    def on(op, number):
         return {**op, "handle": number}
 
     c.row = "shared_name: one state for all handles"
@@ -1074,7 +1069,7 @@ def shared(c: Cases) -> None:
     c.add("other-kind-take", mixed, [one("sparse", 2), on(take(1), 1)])
 
 
-def raw(c: Cases) -> None:
+def raw(c):
     c.row = "raw operations"
     c.add(
         "raw-dense",
@@ -1098,7 +1093,7 @@ def raw(c: Cases) -> None:
     c.add("raw-sum", sparse(reduction="SUM"), [rows([1], [3]), rows([1], [4]), take(1)], api="raw")
 
 
-def named_cases() -> list[Case]:
+def named_cases():
     """Returns all cases of the semantics page."""
     c = Cases()
     for part in (types, arithmetic, steps, takes, sparse_rules, dense_rules, stale, shared, raw):

@@ -4,9 +4,6 @@ The replay holds us to every entry: at the operations that it names we must do w
 must have done something else; at all others we must agree with TensorFlow.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,48 +24,48 @@ class Departure:
     construction: Outcome | None = None  # where we refuse to open what TensorFlow opens
 
 
-def ok(count: int | None = None) -> Outcome:
+def ok(count=None):
     return _counted({"ok": None}, count)
 
 
-def value(array: Any, dtype: str = "float32", *, count: int | None = 0) -> Outcome:
+def value(array, dtype="float32", *, count=0):
     return _counted({"ok": arr(array, dtype)}, count)
 
 
-def slices(indices: Any, values: Any, shape: Any = (-1,), dtype: str = "float32", *, count: int | None = 0) -> Outcome:
+def slices(indices, values, shape=(-1,), dtype="float32", *, count=0):
     return _counted({"ok": [arr(indices, "int64"), arr(values, dtype), arr(shape, "int64")]}, count)
 
 
-def refused(count: int | None = None, error: str = "InvalidArgumentError") -> Outcome:
+def refused(count=None, error="InvalidArgumentError"):
     return _counted({"error": error}, count)
 
 
-def blocked(count: int = 0) -> Outcome:
+def blocked(count=0):
     return {"blocked": True, "count": count}
 
 
-def counted(count: int) -> Outcome:
+def counted(count):
     return {"ok": count, "count": count}
 
 
-def _counted(outcome: Outcome, count: int | None) -> Outcome:
+def _counted(outcome, count):
     return outcome if count is None else {**outcome, "count": count}
 
 
-DEPARTURES: dict[str, Departure] = {}
+DEPARTURES = {}
 
 
-def _add(case: str, row: str, why: str, ours: dict[int, Outcome], *, construction: Outcome | None = None) -> None:
+def _add(case, row, why, ours, *, construction=None):
     assert case not in DEPARTURES, case
     DEPARTURES[case] = Departure(row, why, ours, construction)
 
 
-def _both(case: str, row: str, why: str, dense: dict[int, Outcome], sparse: dict[int, Outcome] | None = None) -> None:
+def _both(case, row, why, dense, sparse=None):
     _add(f"{case}-dense", row, why, dense)
     _add(f"{case}-sparse", row, why, dense if sparse is None else sparse)
 
 
-def _types() -> None:
+def _types():
     row = "only float16, float32, float64 work"
     why = "every type that TensorFlow's documentation lists works; an integer MEAN truncates toward zero"
     for name in (*FLOATS, *INTEGERS, *QUANTIZED):
@@ -76,9 +73,9 @@ def _types() -> None:
             continue
         whole = name not in FLOATS
         if name.startswith(("u", "qu")):
-            mean: list[float] = [3, 127, 5]
+            mean = [3, 127, 5]
             total = [7, 255, 11]
-            held: list[float] = [5, 101, 29, 8]
+            held = [5, 101, 29, 8]
         else:
             mean = [3, -4, -2] if whole else [3.5, -4.5, -2.5]
             total = [7, -9, -5]
@@ -92,7 +89,7 @@ def _types() -> None:
         _add(f"type-imaginary-{name}", row, why, {0: ok(1), 1: ok(2), 2: middle})
 
 
-def _arithmetic() -> None:
+def _arithmetic():
     row = "float16 adds in half"
     why = "we add in float32 and round once"
     _add("half-dense-mean", row, why, {5: value([2052 / 5], "half")})
@@ -110,7 +107,7 @@ def _arithmetic() -> None:
     _add("subnormal-quotient", row, why, {3: {"ok": encode(quotient), "count": 0}})
 
 
-def _steps() -> None:
+def _steps():
     row = "at 2^63-1 the step wraps to -2^63"
     why = "an error before anything changes: the gradient is still there for the take at a lower step"
     overflow = {2: refused(1, "RedisAccError"), 3: counted(1), 4: {**ok(1), "warned": True}}
@@ -135,7 +132,7 @@ def _steps() -> None:
     _both("step-vector2-apply", row, why, {1: refused(1)})
 
 
-def _takes() -> None:
+def _takes():
     row = "num_required as float, text, None: TypeError; of shape [1]: the process segfaults"
     why = "anything but an integer scalar is refused"
     _both("num-required-vector1", row, why, {1: refused(1)})
@@ -145,7 +142,7 @@ def _takes() -> None:
     _both("num-required-true", row, why, {2: refused(2), 3: value([1.5, 3])}, {2: refused(2), 3: taken})
 
 
-def _sparse() -> None:
+def _sparse():
     row = "assumes sorted unique indices without checking"
     why = "we sort, sum repeated rows of one gradient, and count an index once a gradient"
     for reduction, merged, second, repeated in (
@@ -181,16 +178,16 @@ def _sparse() -> None:
         _add(f"indices-{label}", row, "refused", {0: refused(0), 1: blocked()})
 
 
-def _dense() -> None:
+def _dense():
     row = "values of another dtype"
     why = "TensorFlow drops the imaginary part without a word; numpy's same_kind cast doesn't allow it"
     _add("dense-from-complex", row, why, {0: refused(0), 1: blocked()})
 
 
-def _stale() -> None:
+def _stale():
     row = "a stale gradient isn't validated at all"
     why = "what the client can see is always checked"
-    cases: Iterable[str] = (
+    cases = (
         "dense-declared",
         "dense-declared-rank",
         "sparse-lengths",
@@ -206,7 +203,7 @@ def _stale() -> None:
         _add(f"stale-{case}", row, why, {1: refused(0)})
 
 
-def _shared() -> None:
+def _shared():
     row = 'a leading "_" is refused'
     why = "a name is any non-empty text up to 512 bytes without braces or control characters"
     _add("name-underscore", row, why, {0: ok(1), 1: value([1, 2])})

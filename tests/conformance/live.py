@@ -5,18 +5,14 @@ Every sequence goes through TensorFlow and through redisacc on an embedded serve
 gradient; results must be the same bit for bit. A sequence that differs is shrunk before it is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
 import sys
 import time
-from typing import Any
 
 import redis
 from arraycode import decode, is_array
-from cases import Case
 from replay import CaseRun, Summary, compare
 from sequences import sequences
 from tensorflow_process import TensorFlowProcess
@@ -29,14 +25,14 @@ BLOCKING = 0.01  # TensorFlow needs 0.3 s for every take that blocks
 LARGE = 40
 
 
-def differences(recorded: Case, client: redis.Redis, storage: str, summary: Summary) -> list[str]:
+def differences(recorded, client, storage, summary):
     """Runs a case, with TensorFlow's outcomes in it, on redisacc; adds to the summary; what differs in it."""
     before = len(summary.differences)
     compare(recorded, CaseRun(recorded, client, storage).outcomes(), summary)
     return summary.differences[before:]
 
 
-def shrink(case: Case, tensorflow: TensorFlowProcess, client: redis.Redis, storage: str) -> Case:
+def shrink(case, tensorflow, client, storage):
     """Drops operations, first many at a time, then one, as long as the case still differs."""
     smallest = case
     size = len(case["ops"]) // 2
@@ -53,12 +49,12 @@ def shrink(case: Case, tensorflow: TensorFlowProcess, client: redis.Redis, stora
     return smallest
 
 
-def readable(value: Any) -> Any:
+def readable(value):
     """A coded array as a list, for people; anything else as it is."""
     return f"{value['dtype']} {decode(value).tolist()}" if is_array(value) else value
 
 
-def explain(case: Case) -> None:
+def explain(case):
     """Prints a case for people, and as one line of JSON for the machine."""
     print(f"api {case.get('api', 'class')}, handles {case['handles']}")
     for number, op in enumerate(case["ops"]):
@@ -66,7 +62,7 @@ def explain(case: Case) -> None:
     print(json.dumps({key: case[key] for key in case.keys() - {"outcomes", "construction"}}, sort_keys=True))
 
 
-def random_cases(seed: int, number: int) -> list[Case]:
+def random_cases(seed, number):
     """At least `number` sequences, one in eight of them with large gradients."""
     each = -(-number // FORMS)
     large = each // 8
@@ -78,7 +74,7 @@ def random_cases(seed: int, number: int) -> list[Case]:
     return cases
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--tensorflow-python", required=True, help="a Python that has tensorflow-cpu")
     parser.add_argument("--sequences", type=int, default=2000, help="how many (default: %(default)s)")

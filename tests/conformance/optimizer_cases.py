@@ -3,11 +3,8 @@
 All numbers are fractions of powers of two, so that every machine makes the same ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ ROWS, WIDTH = 20, 3
 
 # Name → the class, its options, and whether the learning rate follows ``rate``. The options are torch's as well, except
 # those of OURS.
-CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
+CASES = {
     "sgd": ("SGD", {"lr": 0.01}, False),
     "sgd-schedule": ("SGD", {"lr": 0.01, "weight_decay": 0.01}, True),
     "sgd-momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}, False),
@@ -65,7 +62,7 @@ CLIPPED = {
 }
 
 # Of rows: the class, the class in torch, and their options.
-SPARSE: dict[str, tuple[str, str, dict[str, Any]]] = {
+SPARSE = {
     "sparse-sgd": ("SGD", "SGD", {"lr": 0.01}),
     "sparse-adagrad": ("Adagrad", "Adagrad", {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     # torch adds eps in another place, so this one is too small to matter.
@@ -76,30 +73,29 @@ SPARSE: dict[str, tuple[str, str, dict[str, Any]]] = {
 OURS = ("no_decay", "lr_factor", "clip_norm", "ema")
 
 
-def rate(step: int, lr: float) -> float:
+def rate(step, lr):
     """A schedule that every machine computes alike."""
     return lr / (1 + step / 128)
 
 
-def _raw(random: np.random.PCG64, shape: tuple[int, ...]) -> Array:
+def _raw(random, shape):
     # numpy promises that these numbers stay the same, unlike those of its distributions.
-    raw: Array = random.random_raw(math.prod(shape)).reshape(shape)
-    return raw
+    return random.random_raw(math.prod(shape)).reshape(shape)
 
 
-def _fractions(random: np.random.PCG64, shape: tuple[int, ...], dtype: str) -> Array:
+def _fractions(random, shape, dtype):
     raw = _raw(random, shape)
     mantissas = (raw % 2**21).astype(np.int32) - 2**20
     return np.ldexp(mantissas.astype(dtype), (raw >> 32).astype(np.int32) % 11 - 28)
 
 
-def initial(dtype: str) -> dict[str, Array]:
+def initial(dtype):
     """The weights before the first step."""
     random = np.random.PCG64(1)
     return {name: _fractions(random, shape, dtype) for name, shape in SHAPES.items()}
 
 
-def gradients(dtype: str, steps: int = STEPS) -> Iterator[dict[str, Array]]:
+def gradients(dtype, steps=STEPS):
     """The mean gradient of each step. Some elements are 0, a few always."""
     random = np.random.PCG64(2)
     for _ in range(steps):
@@ -111,12 +107,12 @@ def gradients(dtype: str, steps: int = STEPS) -> Iterator[dict[str, Array]]:
         yield every
 
 
-def table(dtype: str) -> Array:
+def table(dtype):
     """The rows before the first step."""
     return _fractions(np.random.PCG64(3), (ROWS, WIDTH), dtype)
 
 
-def rows(dtype: str, steps: int = STEPS) -> Iterator[tuple[Array, Array]]:
+def rows(dtype, steps=STEPS):
     """The row numbers and the rows of the mean gradient of each step. No element is 0."""
     random = np.random.PCG64(4)
     for _ in range(steps):
@@ -128,12 +124,12 @@ def rows(dtype: str, steps: int = STEPS) -> Iterator[tuple[Array, Array]]:
 class Digest:
     """A digest of the arrays after every step. It does not tell -0 from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._hash = hashlib.sha256()
 
-    def add(self, arrays: Iterable[Array]) -> None:
+    def add(self, arrays):
         for array in arrays:
             self._hash.update((array + array.dtype.type(0)).tobytes())
 
-    def text(self) -> str:
+    def text(self):
         return self._hash.hexdigest()[:32]

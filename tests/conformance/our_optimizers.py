@@ -1,12 +1,9 @@
 """Runs the cases of optimizer_cases.py with redisacc.optim."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import numpy as np
-from optimizer_cases import CASES, CLIPPED, SPARSE, Array, Digest, gradients, initial, rate, rows, table
+from optimizer_cases import CASES, CLIPPED, SPARSE, Digest, gradients, initial, rate, rows, table
 
 from redisacc import optim
 from redisacc.optim import kernel
@@ -15,19 +12,19 @@ from redisacc.optim import kernel
 DIVISOR = 4
 
 
-def optimizer_of(name: str) -> optim.Optimizer:
+def optimizer_of(name):
     """The optimiser of a case."""
     kind, options, scheduled = (CASES | CLIPPED)[name]
-    cls: Any = getattr(optim, kind)
+    cls = getattr(optim, kind)
     base = options.get("lr", cls().lr)
-    return cls(**{**options, "lr": partial(_rate, lr=base) if scheduled else base})  # type: ignore[no-any-return]
+    return cls(**{**options, "lr": partial(_rate, lr=base) if scheduled else base})
 
 
-def _rate(step: int, lr: float) -> float:
+def _rate(step, lr):
     return rate(step, lr)
 
 
-def run(name: str, dtype: str) -> tuple[dict[str, list[Array]], str]:
+def run(name, dtype):
     """Runs a case. Returns, for each leaf, the weights and the state at the end; and the digest of all steps."""
     optimizer = optimizer_of(name)
     leaves = {
@@ -55,10 +52,10 @@ def run(name: str, dtype: str) -> tuple[dict[str, list[Array]], str]:
     return leaves, digest.text()
 
 
-def run_sparse(name: str, dtype: str) -> list[Array]:
+def run_sparse(name, dtype):
     """Runs a case with rows. Returns the weights and the state at the end."""
     kind, _, options = SPARSE[name]
-    optimizer: optim.Optimizer = getattr(optim, kind)(**options)
+    optimizer = getattr(optim, kind)(**options)
     weights = table(dtype)
     state = [optimizer.initial(slot, weights) for slot in optimizer.slots]
     for step, (indices, values) in enumerate(rows(dtype)):
@@ -76,7 +73,7 @@ def run_sparse(name: str, dtype: str) -> list[Array]:
     return [weights, *state]
 
 
-def distance(ours: list[Array], theirs: list[Array]) -> float:
+def distance(ours, theirs):
     """The largest difference of two elements, relative to the root mean square of their array, in its epsilon."""
     worst = 0.0
     for mine, other in zip(ours, theirs, strict=True):

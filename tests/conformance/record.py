@@ -5,8 +5,6 @@ of each operation. The same TensorFlow gives the same bytes. With --check nothin
 what TensorFlow does now differs from what is stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import io
@@ -14,7 +12,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from sequences import all_cases
 from tensorflow_process import TensorFlowProcess
@@ -22,7 +19,7 @@ from tensorflow_process import TensorFlowProcess
 RECORDED = Path(__file__).with_name("recorded.json.gz")
 
 
-def record(python: str) -> dict[str, Any]:
+def record(python):
     """Runs all cases; {"tensorflow": version, "cases": [case with "construction" and "outcomes"]}."""
     recorded = []
     started = time.monotonic()
@@ -37,7 +34,7 @@ def record(python: str) -> dict[str, Any]:
     return {"tensorflow": version, "cases": recorded}
 
 
-def pack(recorded: dict[str, Any]) -> bytes:
+def pack(recorded):
     """The file's bytes; no time stamp and no file name in it."""
     text = json.dumps(recorded, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     buffer = io.BytesIO()
@@ -46,13 +43,12 @@ def pack(recorded: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def load(path: Path = RECORDED) -> dict[str, Any]:
+def load(path=RECORDED):
     """Returns the data that pack() packed."""
-    loaded: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return loaded
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old, new):
     """Returns the differences between two recordings, a line for each case."""
     found = []
     before = {case["id"]: case for case in old["cases"]}
@@ -80,7 +76,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
     parser.add_argument("--python", default=sys.executable, help="the Python that has tensorflow (default: this one)")

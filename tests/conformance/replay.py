@@ -3,17 +3,13 @@
 How gradients are added that are stored in different ways, in one round, the state machine compares with the model.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import redis
 from arraycode import decode, encode, is_array
 from departures import DEPARTURES
 from support.selection import IN_PARTS, STORAGES
@@ -36,28 +32,28 @@ WAIT_AT_MOST = 20.0
 class _Warnings(logging.Handler):
     """Counts the warnings of the library's logger."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.WARNING)
         self.count = 0
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.count += record.levelno == logging.WARNING
 
 
 class _Taker(threading.Thread):
-    def __init__(self, take: Callable[[], Outcome]) -> None:
+    def __init__(self, take):
         super().__init__(daemon=True)
         self._take = take
-        self.outcome: Outcome = {}
+        self.outcome = {}
 
-    def run(self) -> None:
+    def run(self):
         self.outcome = self._take()
 
 
 class _Handle:
     """One handle of a case."""
 
-    def __init__(self, spec: dict[str, Any], client: redis.Redis, storage: str, name: str | None) -> None:
+    def __init__(self, spec, client, storage, name):
         self.kind = spec["kind"]
         opens = {
             "dense": redisacc.ConditionalAccumulator,
@@ -67,35 +63,35 @@ class _Handle:
         if storage == "partitions":
             options["partitions"] = 3
         limits = redisacc.Limits(in_place=STORAGES[storage], inline=0 if storage in IN_PARTS else None)
-        self._accumulator: Any = opens(spec["dtype"], spec["shape"], name, redis=client, limits=limits, **options)
+        self._accumulator = opens(spec["dtype"], spec["shape"], name, redis=client, limits=limits, **options)
 
-    def num_accumulated(self) -> int:
+    def num_accumulated(self):
         return int(self._accumulator.num_accumulated())
 
-    def apply(self, op: dict[str, Any]) -> Any:
+    def apply(self, op):
         step = _argument(op["step"])
         if self.kind == "dense":
             return self._accumulator.apply_grad(_argument(op["grad"]), step)
         indices, values = _argument(op["indices"]), _argument(op["values"])
         return self._accumulator.apply_grad(indices, values, _argument(op["grad_shape"]), step)
 
-    def take(self, num_required: Any, timeout: float | None) -> Any:
+    def take(self, num_required, timeout):
         return self._accumulator.take_grad(num_required, timeout=timeout)
 
-    def set_global_step(self, step: Any) -> None:
+    def set_global_step(self, step):
         self._accumulator.set_global_step(step)
 
-    def waiting(self) -> int:
+    def waiting(self):
         return len(self._accumulator.info().waiting)
 
-    def close(self) -> None:
+    def close(self):
         self._accumulator.close()
 
 
 class _RawHandle(_Handle):
     """As _Handle, through raw_ops, which hold gradients by the library's default."""
 
-    def __init__(self, spec: dict[str, Any], client: redis.Redis, name: str) -> None:
+    def __init__(self, spec, client, name):
         self.kind = spec["kind"]
         self._client = client
         opens = {"dense": raw_ops.ConditionalAccumulator, "sparse": raw_ops.SparseConditionalAccumulator}
@@ -108,10 +104,10 @@ class _RawHandle(_Handle):
         )
         self._dtype = spec["dtype"]
 
-    def num_accumulated(self) -> int:
+    def num_accumulated(self):
         return int(raw_ops.AccumulatorNumAccumulated(handle=self.ref, redis=self._client))
 
-    def apply(self, op: dict[str, Any]) -> Any:
+    def apply(self, op):
         step = _argument(op["step"])
         if self.kind == "dense":
             return raw_ops.AccumulatorApplyGradient(
@@ -128,7 +124,7 @@ class _RawHandle(_Handle):
             redis=self._client,
         )
 
-    def take(self, num_required: Any, timeout: float | None) -> Any:
+    def take(self, num_required, timeout):
         takes = {"dense": raw_ops.AccumulatorTakeGradient, "sparse": raw_ops.SparseAccumulatorTakeGradient}
         return takes[self.kind](
             handle=self.ref,
@@ -138,14 +134,14 @@ class _RawHandle(_Handle):
             redis=self._client,
         )
 
-    def set_global_step(self, step: Any) -> None:
+    def set_global_step(self, step):
         raw_ops.AccumulatorSetGlobalStep(handle=self.ref, new_global_step=step, redis=self._client)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
-def _argument(value: Any) -> Any:
+def _argument(value):
     return decode(value) if is_array(value) else value
 
 
@@ -155,16 +151,16 @@ class CaseRun:
     After each operation num_accumulated is asked for; with `sparing`, not where apply_grad's result has said it.
     """
 
-    def __init__(self, case: Case, client: redis.Redis, storage: str, *, sparing: bool = False) -> None:
+    def __init__(self, case, client, storage, *, sparing=False):
         self._sparing = sparing
         self._case = case
         self._client = client
         self._storage = storage
-        self._handles: list[_Handle] = []
-        self._takers: dict[str, _Taker] = {}
+        self._handles = []
+        self._takers = {}
         self._warnings = _Warnings()
 
-    def outcomes(self) -> dict[str, Any]:
+    def outcomes(self):
         """{"construction": OUTCOME, "outcomes": [OUTCOME...]}, as TensorFlow's driver gives them."""
         logger = logging.getLogger("redisacc")
         logger.addHandler(self._warnings)
@@ -179,7 +175,7 @@ class CaseRun:
             self._end()
             logger.removeHandler(self._warnings)
 
-    def _open(self, number: int) -> _Handle:
+    def _open(self, number):
         spec = self._case["handles"][number]
         name = spec.get("shared_name")
         private = f"{self._case['id']} {number}"
@@ -187,7 +183,7 @@ class CaseRun:
             return _RawHandle(spec, self._client, name or private)
         return _Handle(spec, self._client, self._storage, name)
 
-    def _end(self) -> None:
+    def _end(self):
         for handle in self._handles:
             handle.close()
         for taker in self._takers.values():
@@ -195,7 +191,7 @@ class CaseRun:
         # Shared accumulators outlive their handles, and the next case begins with an empty database.
         self._client.flushdb()
 
-    def _outcome(self, op: dict[str, Any]) -> Outcome:
+    def _outcome(self, op):
         outcome = self._step(op)
         if self._sparing and "said" in outcome:
             outcome["count"] = outcome["said"]
@@ -203,7 +199,7 @@ class CaseRun:
             outcome["count"] = self._handles[op.get("handle", 0)].num_accumulated()
         return outcome
 
-    def _step(self, op: dict[str, Any]) -> Outcome:
+    def _step(self, op):
         name = op["op"]
         number = op.get("handle", 0)
         if name == "reopen":
@@ -233,15 +229,15 @@ class CaseRun:
         return self._apply(handle, op)
 
     @staticmethod
-    def _apply(handle: _Handle, op: dict[str, Any]) -> Outcome:
-        results: list[Any] = []
+    def _apply(handle, op):
+        results = []
         outcome = _attempt(lambda: results.append(handle.apply(op)))
         if results:
             outcome["applied"] = bool(results[0])
             outcome["said"] = results[0].num_accumulated
         return outcome
 
-    def _start(self, handle: _Handle, op: dict[str, Any]) -> Outcome:
+    def _start(self, handle, op):
         waiting = handle.waiting()
         timeout = op["timeout"] and op["timeout"] * TAKER_TIMEOUT_SHARE
         taker = _Taker(lambda: _attempt(lambda: _coded(handle.take(op["num_required"], timeout))))
@@ -251,17 +247,17 @@ class CaseRun:
         return {"ok": None}
 
 
-def _coded(value: Any) -> Any:
+def _coded(value):
     if isinstance(value, tuple):
         return [encode(part) for part in value]
     return encode(value)
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error):
     return {"error": type(error).__name__, "message": str(error)}
 
 
-def _attempt(call: Callable[[], Any]) -> Outcome:
+def _attempt(call):
     try:
         return {"ok": call()}
     except redisacc.TakeTimeoutError:
@@ -284,7 +280,7 @@ class Summary:
     identical: Counter[str] = field(default_factory=Counter)  # ... of them bit for bit
     differences: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def __str__(self):
         of = ", ".join(f"{self.identical[d]} of {n} {d}" for d, n in sorted(self.arrays.items()))
         return (
             f"{self.cases} cases, {self.operations} operations, {self.departures} of them departures; "
@@ -293,7 +289,7 @@ class Summary:
         )
 
 
-def identical(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+def identical(a, b):
     """Same dtype, shape and bits; a NaN is a NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
@@ -306,14 +302,14 @@ def identical(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return bool((each | (np.isnan(a) & np.isnan(b)).reshape(-1)).all())
 
 
-def _arrays(outcome: Outcome) -> list[dict[str, Any]]:
+def _arrays(outcome):
     value = outcome.get("ok")
     if is_array(value):
         return [value]
     return value if isinstance(value, list) else []
 
 
-def disagreement(expected: Outcome, ours: Outcome, *, any_error: bool) -> str | None:
+def disagreement(expected, ours, *, any_error):
     """Returns the difference between two outcomes of an operation; None if there is none.
 
     Args:
@@ -346,7 +342,7 @@ def disagreement(expected: Outcome, ours: Outcome, *, any_error: bool) -> str | 
     return None
 
 
-def _short(outcome: Outcome) -> str:
+def _short(outcome):
     if "error" in outcome:
         return f"{outcome['error']}: {outcome.get('message', '')}"[:200]
     if _arrays(outcome):
@@ -354,13 +350,13 @@ def _short(outcome: Outcome) -> str:
     return str({key: value for key, value in outcome.items() if key != "count"})[:200]
 
 
-def compare(recorded: Case, ours: dict[str, Any], summary: Summary) -> None:
+def compare(recorded, ours, summary):
     """Adds to the summary what was compared in a case, and every difference."""
     name = recorded["id"]
     departure = DEPARTURES.get(name)
     summary.cases += 1
 
-    def differs(where: str, what: str) -> None:
+    def differs(where, what):
         summary.differences.append(f"{name}, {where}: {what}")
 
     wanted = departure.construction if departure else None
@@ -391,11 +387,11 @@ def compare(recorded: Case, ours: dict[str, Any], summary: Summary) -> None:
 
 
 def _check(
-    theirs: Outcome,
-    mine: Outcome,
-    wanted: Outcome | None,
-    summary: Summary,
-) -> str | None:
+    theirs,
+    mine,
+    wanted,
+    summary,
+):
     summary.operations += 1
     if wanted is not None:
         summary.departures += 1
@@ -412,7 +408,7 @@ def _check(
     return problem
 
 
-def replay(cases: Iterable[Case], client: redis.Redis, storage: str, *, sparing: bool = False) -> Summary:
+def replay(cases, client, storage, *, sparing=False):
     """Replays recorded cases on an otherwise empty database, which is emptied after each of them."""
     summary = Summary()
     for case in cases:

@@ -4,15 +4,12 @@ Everything comes from `random.Random`, whose streams, unlike numpy's, are the sa
 the file of recorded outcomes can be made again and compared.
 """
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from cases import Case, Operation, arr, named_cases, rows, set_step, take
+from cases import arr, named_cases, rows, set_step, take
 
 # The recorded sequences: the numbers of small and of larger ones for each kind, dtype and reduction.
 RECORDED = {"random": 40, "random-large": 3}
@@ -28,7 +25,7 @@ class Numbers:
     HIGHEST: ClassVar = {"float32": 100, "float64": 900}
     MANTISSA: ClassVar = {"float32": 24, "float64": 53}
 
-    def __init__(self, rng: random.Random, dtype: str) -> None:
+    def __init__(self, rng, dtype):
         self.rng = rng
         self.dtype = dtype
         # How far apart the magnitudes are decides which bits rounding drops, so sequences differ in it.
@@ -39,7 +36,7 @@ class Numbers:
             self.base = max(-12, self.LOWEST[dtype])
         self.special = 0.05 if rng.random() < 0.15 else 0.0
 
-    def one(self) -> float:
+    def one(self):
         rng = self.rng
         if rng.random() < self.special:
             return rng.choice((0.0, -0.0, math.inf, -math.inf, math.nan))
@@ -49,38 +46,38 @@ class Numbers:
         exponent = min(exponent, self.HIGHEST[self.dtype] - bits)
         return math.ldexp(mantissa if rng.random() < 0.5 else -mantissa, exponent)
 
-    def array(self, shape: Sequence[int]) -> dict[str, Any]:
+    def array(self, shape):
         values = [self.one() for _ in range(math.prod(shape))]
         return arr(np.array(values, dtype=self.dtype).reshape(shape), self.dtype)
 
 
 def random_sequence(
-    rng: random.Random,
-    kind: str,
-    dtype: str,
-    reduction: str,
+    rng,
+    kind,
+    dtype,
+    reduction,
     *,
-    rounds: int = 3,
-    scale: int = 1,
-    blocking: float = 0.02,
-) -> Case:
+    rounds=3,
+    scale=1,
+    blocking=0.02,
+):
     """A case of a few rounds: gradients up to date, future and stale, some that don't fit, takes, steps set.
 
     `scale` makes gradients larger, `blocking` is the share of rounds with a take that comes too early. The
     case holds nothing in which redisacc departs from TensorFlow on purpose.
     """
     numbers = Numbers(rng, dtype)
-    ops: list[Operation] = []
+    ops = []
     step = 0
     width = [(), (1,), (3,), (2, 2), (0,), (5 * scale,)][rng.randrange(6)]
     pool = sorted({rng.randrange(12 * scale) if rng.random() < 0.9 else rng.getrandbits(50) for _ in range(10 * scale)})
     dense_shape = [(), (1,), (4,), (2, 3), (0,), (7 * scale,), (11 * scale, 1)][rng.randrange(7)]
     shape = dense_shape if kind == "dense" else (max(pool) + 1, *width)
-    declared: Any = rng.choice((None, "full", "partial"))
+    declared = rng.choice((None, "full", "partial"))
     if declared is not None:
         declared = [None if declared == "partial" and rng.random() < 0.5 else d for d in shape]
 
-    def gradient(at: int, fits: bool = True) -> Operation:
+    def gradient(at, fits=True):
         if kind == "dense":
             return {"op": "apply", "grad": numbers.array(shape if fits else (*shape, 2)), "step": at}
         row = width if fits else (*width, 2)
@@ -116,13 +113,13 @@ def random_sequence(
         ops.append(take(1 + rng.randrange(accepted)))
         step += 1
     spec = {"kind": kind, "dtype": dtype, "shape": declared, "reduction": reduction}
-    case: Case = {"handles": [spec], "ops": ops}
+    case = {"handles": [spec], "ops": ops}
     if rng.random() < 0.1:
         case["api"] = "raw"
     return case
 
 
-def sequences(label: str, seed: int, each: int, **more: Any) -> Iterator[Case]:
+def sequences(label, seed, each, **more):
     """`each` random sequences for every kind, dtype and reduction, with ids that begin with `label`."""
     for kind in ("dense", "sparse"):
         for dtype in ("float32", "float64"):
@@ -135,7 +132,7 @@ def sequences(label: str, seed: int, each: int, **more: Any) -> Iterator[Case]:
                     yield case
 
 
-def all_cases() -> list[Case]:
+def all_cases():
     """Returns the recorded cases: the named ones, then the random sequences."""
     found = named_cases()
     for label, each in RECORDED.items():

@@ -33,8 +33,6 @@ An outcome has "count", num_accumulated after the operation (absent while a take
     {"waiting": bool}                    of still_waiting
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -65,19 +63,19 @@ Outcome = dict[str, Any]
 class Stderr:
     """The process's file descriptor 2, turned into a file: TensorFlow's C++ log goes there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         os.dup2(self._file.fileno(), 2)
 
-    def size(self) -> int:
+    def size(self):
         return os.fstat(self._file.fileno()).st_size
 
-    def since(self, offset: int) -> str:
+    def since(self, offset):
         length = self.size() - offset
         return os.pread(self._file.fileno(), length, offset).decode(errors="replace")
 
 
-def short(error: BaseException) -> str:
+def short(error):
     """The line of an error's message that says what was wrong, without what differs from run to run."""
     text = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in text.rsplit("\nNode: ", maxsplit=1)[-1].split("\n")]
@@ -88,18 +86,18 @@ def short(error: BaseException) -> str:
     return line[:160]
 
 
-def as_dtype(name: str) -> Any:
+def as_dtype(name):
     return tf.dtypes.as_dtype(name)
 
 
 class Accumulator:
     """One handle of a case: its operations are built once for each form of arguments and then only run."""
 
-    def __init__(self, api: str, spec: dict[str, Any], label: str) -> None:
-        self.kind: str = spec["kind"]
+    def __init__(self, api, spec, label):
+        self.kind = spec["kind"]
         self.dtype = as_dtype(spec["dtype"])
         self.raw = api == "raw"
-        self.built: dict[Any, tuple[Any, list[Any]]] = {}
+        self.built = {}
         given = {"dtype": self.dtype, "shape": spec["shape"], "name": label}
         if "reduction" in spec:
             given["reduction_type"] = spec["reduction"]
@@ -115,12 +113,12 @@ class Accumulator:
         self.acc = made[self.kind](**given)
         self.count = self._count()
 
-    def _count(self) -> Any:
+    def _count(self):
         if self.raw:
             return tf.raw_ops.AccumulatorNumAccumulated(handle=self.acc)
         return self.acc.num_accumulated()
 
-    def _apply(self, grad_or_indices: Any, values: Any, shape: Any, known: bool, step: Any) -> Any:
+    def _apply(self, grad_or_indices, values, shape, known, step):
         if self.kind == "dense":
             if self.raw:
                 return tf.raw_ops.AccumulatorApplyGradient(handle=self.acc, local_step=step, gradient=grad_or_indices)
@@ -136,19 +134,19 @@ class Accumulator:
             )
         return self.acc.apply_grad(grad_or_indices, values, shape if known else None, local_step=step)
 
-    def _take(self, num_required: Any) -> Any:
+    def _take(self, num_required):
         if not self.raw:
             return self.acc.take_grad(num_required)
         if self.kind == "dense":
             return tf.raw_ops.AccumulatorTakeGradient(handle=self.acc, num_required=num_required, dtype=self.dtype)
         return tf.raw_ops.SparseAccumulatorTakeGradient(handle=self.acc, num_required=num_required, dtype=self.dtype)
 
-    def _set_step(self, step: Any) -> Any:
+    def _set_step(self, step):
         if self.raw:
             return tf.raw_ops.AccumulatorSetGlobalStep(handle=self.acc, new_global_step=step)
         return self.acc.set_global_step(step)
 
-    def prepare(self, op: dict[str, Any]) -> tuple[Any, dict[Any, Any]]:
+    def prepare(self, op):
         """Returns what to fetch and what to feed for an operation."""
         name = "take" if op["op"] == "start_take" else op["op"]
         build: Callable[..., Any]
@@ -161,7 +159,7 @@ class Accumulator:
         elif self.kind == "dense":
             args = [(op["grad"], self.dtype.name), (op["step"], "int64")]
 
-            def build(grad: Any, step: Any) -> Any:
+            def build(grad, step):
                 return self._apply(grad, None, None, False, step)
 
         else:
@@ -170,11 +168,11 @@ class Accumulator:
             if known:
                 args.append((op["grad_shape"], "int64"))
 
-            def build(indices: Any, values: Any, step: Any, shape: Any = None) -> Any:
+            def build(indices, values, step, shape=None):
                 return self._apply(indices, values, shape, known, step)
 
-        slots: list[Any] = []  # a dtype to feed, or None where the value itself was built in
-        given: list[Any] = []
+        slots = []  # a dtype to feed, or None where the value itself was built in
+        given = []
         for value, dtype in args:
             coded = is_array(value)
             if op.get("static") or not (coded or type(value) is int):
@@ -196,7 +194,7 @@ class Accumulator:
         return fetch, feed
 
     @staticmethod
-    def _typed(coded: dict[str, Any]) -> Any:
+    def _typed(coded):
         array = decode(coded)
         dtype = as_dtype(coded["dtype"]).as_numpy_dtype
         return array.view(dtype) if np.dtype(dtype).names else array
@@ -205,34 +203,34 @@ class Accumulator:
 class Taker(threading.Thread):
     """A take in a thread of its own."""
 
-    def __init__(self, run: Callable[[], Outcome]) -> None:
+    def __init__(self, run):
         super().__init__(daemon=True)
         self._call = run
-        self.outcome: Outcome = {}
+        self.outcome = {}
 
-    def run(self) -> None:
+    def run(self):
         self.outcome = self._call()
 
 
 class CaseRun:
     """One case under way: a graph, a session, the handles."""
 
-    def __init__(self, case: dict[str, Any], stderr: Stderr) -> None:
+    def __init__(self, case, stderr):
         self.case = case
         self.stderr = stderr
         self.target = server_target() if case.get("server") else ""
         self.graph = tf.Graph()
-        self.handles: list[Accumulator] = []
-        self.takers: dict[str, Taker] = {}
-        self.session: Any = None
+        self.handles = []
+        self.takers = {}
+        self.session = None
 
-    def build(self) -> None:
+    def build(self):
         with self.graph.as_default():
             for number, spec in enumerate(self.case["handles"]):
                 self.handles.append(Accumulator(self.case.get("api", "class"), spec, f"handle{number}"))
         self.session = v1.Session(self.target, graph=self.graph)
 
-    def run(self, fetch: Any, feed: dict[Any, Any], timeout_ms: int | None) -> Outcome:
+    def run(self, fetch, feed, timeout_ms):
         options = v1.RunOptions(timeout_in_ms=timeout_ms) if timeout_ms else None
         try:
             value = self.session.run(fetch, feed_dict=feed, options=options)
@@ -249,7 +247,7 @@ class CaseRun:
             return {"ok": [encode(part) for part in value]}
         return {"ok": int(value)}
 
-    def step(self, op: dict[str, Any]) -> Outcome:
+    def step(self, op):
         name = op["op"]
         if name == "reopen":
             self.session.close()
@@ -281,7 +279,7 @@ class CaseRun:
             outcome["warned"] = "smaller" in self.stderr.since(before)
         return outcome
 
-    def outcome(self, op: dict[str, Any]) -> Outcome:
+    def outcome(self, op):
         result = self.step(op)
         if not self.takers:
             counted = self.run(self.handles[op.get("handle", 0)].count, {}, None)
@@ -289,23 +287,23 @@ class CaseRun:
         return result
 
 
-_servers: list[Any] = []
+_servers = []
 
 
-def server_target() -> str:
+def server_target():
     """A TensorFlow server in this process, started once: its sessions share everything with a shared_name."""
     if not _servers:
         _servers.append(v1.train.Server.create_local_server())
     return str(_servers[0].target)
 
 
-def main() -> None:
+def main():
     v1.disable_eager_execution()
     out = os.fdopen(os.dup(1), "w")
     stderr = Stderr()
     os.dup2(2, 1)  # whatever TensorFlow prints must not get between the lines
 
-    def say(line: dict[str, Any]) -> None:
+    def say(line):
         out.write(json.dumps(line) + "\n")
         out.flush()
 

@@ -1,15 +1,11 @@
 """The driver as a child process that may die: started when needed, and again after TensorFlow aborted."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue
 import subprocess
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 DRIVER = Path(__file__).with_name("tensorflow_driver.py")
 
@@ -17,25 +13,23 @@ DRIVER = Path(__file__).with_name("tensorflow_driver.py")
 class TensorFlowProcess:
     """TensorFlow's accumulators, behind a Python that has TensorFlow."""
 
-    def __init__(self, python: str, *, start_timeout: float = 120.0, step_timeout: float = 60.0) -> None:
+    def __init__(self, python, *, start_timeout=120.0, step_timeout=60.0):
         self._python = python
         self._start_timeout = start_timeout
         self._step_timeout = step_timeout
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._process = None
+        self._lines = queue.Queue()
         self.version = ""
         self.aborted = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self._end()
 
-    def _start(self) -> None:
+    def _start(self):
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="1", TF_ENABLE_ONEDNN_OPTS="0")
         self._process = subprocess.Popen(
             [self._python, str(DRIVER)],
@@ -54,13 +48,13 @@ class TensorFlowProcess:
         self.version = str(hello["version"])
 
     @staticmethod
-    def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    def _read(process, lines):
         assert process.stdout is not None
         for line in process.stdout:
             lines.put(line)
         lines.put(None)
 
-    def _next(self, timeout: float) -> dict[str, Any] | None:
+    def _next(self, timeout):
         """The next line, or None when the process is gone."""
         try:
             line = self._lines.get(timeout=timeout)
@@ -69,13 +63,13 @@ class TensorFlowProcess:
             raise TimeoutError(f"TensorFlow said nothing for {timeout} s") from None
         return None if line is None else json.loads(line)
 
-    def _end(self) -> None:
+    def _end(self):
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
-    def run(self, case: dict[str, Any]) -> dict[str, Any]:
+    def run(self, case):
         """The outcomes of a case: {"construction": OUTCOME, "outcomes": [OUTCOME...]}.
 
         Where the process died, the last outcome is {"aborted": true} and the operations after it have none.
@@ -86,7 +80,7 @@ class TensorFlowProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(case) + "\n")
         self._process.stdin.flush()
-        lines: list[dict[str, Any]] = []
+        lines = []
         while (line := self._next(self._step_timeout)) is not None:
             if "done" in line:
                 break

@@ -1,12 +1,9 @@
 """Optimisers do what torch's were recorded to do, step by step and bit by bit: see torch_optimizers.py."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +11,7 @@ from optimizer_cases import CASES, CLIPPED, DTYPES, SPARSE
 from our_optimizers import distance, run, run_sparse
 from support.selection import thorough
 
-RECORDED: dict[str, Any] = json.loads(
-    gzip.decompress(Path(__file__).with_name("recorded_optimizers.json.gz").read_bytes())
-)
+RECORDED = json.loads(gzip.decompress(Path(__file__).with_name("recorded_optimizers.json.gz").read_bytes()))
 
 # Differences after 1,000 steps in units of epsilon, relative to the root mean square of an array. Steps of rows have
 # another order of operations in torch, and its norms are sums in the dtype of the gradient.
@@ -25,7 +20,7 @@ BOUNDS = {"sparse-sgd": 0, "sparse-adagrad": 1, "sparse-adam": 32, "sgd-clipped"
 EPS_ELSEWHERE = 1e-5
 
 
-def decoded(arrays: list[str], dtype: str) -> list[Any]:
+def decoded(arrays, dtype):
     return [np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")) for text in arrays]
 
 

@@ -1,7 +1,5 @@
 """Optimisers beside torch as it is on this machine: with fused multiply-add, and MKL's square root."""
 
-from __future__ import annotations
-
 import pytest
 import torch_optimizers
 from optimizer_cases import CASES, CLIPPED, DTYPES

@@ -1,7 +1,5 @@
 """A training whose gradients are rows ends where torch's optimiser of rows was recorded to end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from optimizer_cases import DTYPES, SPARSE, rows, table

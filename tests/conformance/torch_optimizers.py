@@ -8,22 +8,19 @@ Intel's MKL, which torch uses, is not always rounded correctly. test_optimizers_
 With --check nothing is written: it fails when what torch does now differs from what is stored.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     os.environ["ATEN_CPU_CAPABILITY"] = "default"
 
 import numpy as np
 import torch
-from optimizer_cases import CASES, CLIPPED, DTYPES, OURS, SPARSE, Array, Digest, gradients, initial, rate, rows, table
+from optimizer_cases import CASES, CLIPPED, DTYPES, OURS, SPARSE, Digest, gradients, initial, rate, rows, table
 
 RECORDED = Path(__file__).with_name("recorded_optimizers.json.gz")
 
@@ -49,7 +46,7 @@ class Lion(torch.optim.Optimizer):
                 state["exp_avg"].mul_(beta2).add_(grad, alpha=1 - beta2)
 
 
-def _slots(kind: str, options: dict[str, Any]) -> tuple[str, ...]:
+def _slots(kind, options):
     if kind == "SGD":
         return ("momentum_buffer",) if options.get("momentum") else ()
     if kind in ("Adam", "AdamW", "SparseAdam"):
@@ -61,7 +58,7 @@ def _slots(kind: str, options: dict[str, Any]) -> tuple[str, ...]:
     return ("sum",) if kind == "Adagrad" else ("exp_avg",)
 
 
-def run(name: str, dtype: str) -> dict[str, list[Array]]:
+def run(name, dtype):
     """Runs a case. Returns, for each leaf, the weights and the state at the end, and the digest of all steps."""
     kind, options, scheduled = (CASES | CLIPPED)[name]
     given = {key: value for key, value in options.items() if key not in OURS and key != "lr"}
@@ -81,7 +78,7 @@ def run(name: str, dtype: str) -> dict[str, list[Array]]:
     averages = {path: parameter.detach().clone() for path, parameter in weights.items()}
     average = torch.optim.swa_utils.get_ema_multi_avg_fn(options["ema"]) if "ema" in options else None
     digest = Digest()
-    leaves: dict[str, list[Array]] = {}
+    leaves = {}
     for step, gradient in enumerate(gradients(dtype)):
         for (path, parameter), group in zip(weights.items(), optimizer.param_groups, strict=True):
             parameter.grad = torch.tensor(gradient[path])
@@ -95,10 +92,10 @@ def run(name: str, dtype: str) -> dict[str, list[Array]]:
             state = [optimizer.state[parameter][slot] for slot in slots] + ([averages[path]] if average else [])
             leaves[path] = [each.detach().numpy() for each in (parameter, *state)]
             digest.add(leaves[path])
-    return {**leaves, "digest": digest.text()}  # type: ignore[dict-item]
+    return {**leaves, "digest": digest.text()}
 
 
-def run_sparse(name: str, dtype: str) -> list[Array]:
+def run_sparse(name, dtype):
     """Runs a case with rows. Returns the weights and the state at the end."""
     _, kind, options = SPARSE[name]
     weights = torch.nn.Parameter(torch.tensor(table(dtype)))
@@ -109,17 +106,17 @@ def run_sparse(name: str, dtype: str) -> list[Array]:
     return [weights.detach().numpy(), *(optimizer.state[weights][slot].numpy() for slot in _slots(kind, options))]
 
 
-def encoded(array: Array) -> str:
+def encoded(array):
     return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _sqrt(tensor: torch.Tensor) -> torch.Tensor:
+def _sqrt(tensor):
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.sqrt(tensor.detach().numpy()))
 
 
-def main() -> None:
-    recorded: dict[str, Any] = {"torch": torch.__version__}
+def main():
+    recorded = {"torch": torch.__version__}
     for dtype in DTYPES:
         for name in CASES | CLIPPED:
             done = run(name, dtype)
@@ -141,6 +138,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.sparse.check_sparse_tensor_invariants.enable()
-    torch.Tensor.sqrt = _sqrt  # type: ignore[method-assign]
-    torch.Tensor.sqrt_ = lambda self: self.copy_(_sqrt(self))  # type: ignore[method-assign]
+    torch.Tensor.sqrt = _sqrt
+    torch.Tensor.sqrt_ = lambda self: self.copy_(_sqrt(self))
     main()

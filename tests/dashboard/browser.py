@@ -1,12 +1,8 @@
 """Finds and starts Chromium, for tests and pictures of the page."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -16,7 +12,7 @@ class NoBrowserError(Exception):
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
+def chromium():
     """Yields a browser without a window.
 
     Raises:

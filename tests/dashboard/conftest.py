@@ -1,11 +1,7 @@
 """Fixtures of the dashboard: the command, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from support.warm_python import WarmPython
@@ -14,7 +10,7 @@ from support.warm_python import WarmPython
 class Dashboard:
     """A process that serves the page. ``url`` is where, with a slash at the end."""
 
-    def __init__(self, server_url: str, *options: str, token: str | None = None) -> None:
+    def __init__(self, server_url, *options, token=None):
         words = ["-m", "redisacc", "serve", "--interval", "0.2", "--redis", server_url, *options]
         environment = {name: value for name, value in os.environ.items() if name != "REDISACC_SERVE_TOKEN"}
         if token is not None:
@@ -27,7 +23,7 @@ class Dashboard:
         self.url = found[1]
         self.port = int(self.url.rstrip("/").rpartition(":")[2])
 
-    def stop(self) -> tuple[str, str]:
+    def stop(self):
         """Ends the process as Ctrl-C does, and returns what it has written since."""
         self.process.send_signal(2)
         written = self.process.communicate(timeout=20)
@@ -36,11 +32,11 @@ class Dashboard:
 
 
 @pytest.fixture
-def dashboard(real_server: Any) -> Iterator[Callable[..., Dashboard]]:
+def dashboard(real_server):
     """Starts the command for the test's server, at a free port. At the end, it has to have written no error."""
-    started: list[Dashboard] = []
+    started = []
 
-    def start(*options: str, url: str | None = None, token: str | None = None) -> Dashboard:
+    def start(*options, url=None, token=None):
         port = () if "--port" in options else ("--port", "0")
         started.append(Dashboard(url or real_server.url, *port, *options, token=token))
         return started[-1]

@@ -1,15 +1,11 @@
 """Trainings that look like real ones, for the pictures of the dashboard: gradients without a model."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from click.testing import CliRunner
@@ -27,17 +23,17 @@ class Threads:
         targets: what the threads do until they are over.
     """
 
-    def __init__(self, url: str, name: str, targets: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, url, name, targets):
         self._url, self._name = url, name
         self._over = threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
 
-    def start(self) -> None:
+    def start(self):
         """Starts all threads."""
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def stop(self):
         """Ends the training, and deletes it."""
         self._over.set()
         for thread in self._threads:
@@ -60,26 +56,26 @@ class Training(Threads):
 
     def __init__(
         self,
-        url: str,
-        name: str,
+        url,
+        name,
         *,
-        workers: int,
-        elements: int,
-        seconds: float,
-        late: int = 0,
-        silent: int = -1,
-        required: int = 0,
-    ) -> None:
+        workers,
+        elements,
+        seconds,
+        late=0,
+        silent=-1,
+        required=0,
+    ):
         super().__init__(url, name, [self._lead, *(partial(self._work, n) for n in range(workers))])
         self._elements, self._seconds = elements, seconds
         self._late, self._silent, self._workers = late, silent, workers
         self._required = required or workers
 
-    def _open(self, worker: str) -> Any:
-        options: dict[str, Any] = {"redis": self._url, "worker": worker, "staleness": self._late}
+    def _open(self, worker):
+        options = {"redis": self._url, "worker": worker, "staleness": self._late}
         return redisacc.ConditionalAccumulator("float32", [self._elements], self._name, **options)
 
-    def _lead(self) -> None:
+    def _lead(self):
         with self._open("chief-0") as acc, redisacc.Parameters(self._name, redis=self._url) as parameters:
             while not self._over.is_set():
                 with contextlib.suppress(redisacc.TakeTimeoutError):
@@ -87,7 +83,7 @@ class Training(Threads):
                     time.sleep(self._seconds * 0.12)
                     parameters.publish({"w": gradient}, acc.global_step())
 
-    def _work(self, number: int) -> None:
+    def _work(self, number):
         draw = random.Random(number)
         gradient = np.ones(self._elements, np.float32)
         with self._open(f"gpu-{number // 4}:{number % 4}") as acc:
@@ -119,14 +115,14 @@ class Crew(Threads):
         until: the last step.
     """
 
-    def __init__(self, url: str, name: str, *, workers: int, elements: int, seconds: float, until: int) -> None:
+    def __init__(self, url, name, *, workers, elements, seconds, until):
         super().__init__(url, name, [partial(self._work, n) for n in range(workers)])
         self._elements, self._seconds, self._until, self._workers = elements, seconds, until, workers
 
-    def _work(self, number: int) -> None:
+    def _work(self, number):
         draw = random.Random(number)
         gradient = {"w": np.ones(self._elements, np.float32)}
-        options: dict[str, Any] = {"optimizer": redisacc.optim.AdamW(1e-3), "workers": self._workers, "number": number}
+        options = {"optimizer": redisacc.optim.AdamW(1e-3), "workers": self._workers, "number": number}
         with redisacc.Training(
             self._name, {"w": np.zeros(self._elements, np.float32)}, redis=self._url, **options
         ) as training:
@@ -145,9 +141,9 @@ class Crew(Threads):
 
 
 @contextlib.contextmanager
-def trainings(url: str) -> Iterator[list[Threads]]:
+def trainings(url):
     """Several trainings, of which one waits for a worker that has stopped."""
-    found: list[Threads] = [
+    found = [
         Crew(url, "resnet-50", workers=8, elements=40_000, seconds=0.1, until=400),
         Training(url, "speech/encoder", workers=4, elements=60_000, seconds=0.35, late=4, required=3),
         Training(url, "recommender-embeddings", workers=6, elements=20_000, seconds=0.4, silent=4),

@@ -3,8 +3,6 @@
 Several trainings run for half a minute on a server of their own, then a browser opens the page.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
@@ -27,7 +25,7 @@ PICTURES = {
 }
 
 
-def main() -> None:
+def main():
     """Runs the trainings, and takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder")
@@ -47,7 +45,7 @@ def main() -> None:
                 served.send_signal(2)
 
 
-def take(url: str, names: list[str], folder: Path) -> None:
+def take(url, names, folder):
     """Takes pictures of a page that is being served."""
     with chromium() as browser:
         for name in names:

@@ -1,7 +1,5 @@
 """Who may see the page: requests by a name of this machine, or with the token."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """The page in a real Chromium: its values, a stopped worker, hostile names, a server that goes away."""
 
-from __future__ import annotations
-
 import os
 import time
 

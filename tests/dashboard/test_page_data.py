@@ -1,7 +1,5 @@
 """What the page gets: the same values as info(), in bounded updates."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

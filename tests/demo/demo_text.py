@@ -1,11 +1,9 @@
 """A small text to train on, and its corpus: made up, but with words that go together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from redisacc.tools.demo.settings import Settings
-from redisacc.tools.demo.text import Corpus, build_corpus
+from redisacc.tools.demo.text import build_corpus
 
 TOPICS = (
     "ship sea sail wind harbour wave anchor storm",
@@ -15,7 +13,7 @@ TOPICS = (
 )
 
 
-def small_text(sentences: int = 400) -> str:
+def small_text(sentences=400):
     generator = np.random.default_rng(7)
     lines = []
     for _ in range(sentences):
@@ -24,7 +22,7 @@ def small_text(sentences: int = 400) -> str:
     return "\n".join(lines)
 
 
-def small_corpus() -> Corpus:
+def small_corpus():
     return build_corpus(small_text(), 1000)
 
 

@@ -1,19 +1,13 @@
 """`redisacc demo` as a user runs it: real processes, a real server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from click.testing import CliRunner
 from demo_text import small_text
 from support.leaks import remaining
@@ -40,14 +34,14 @@ SMALL = (
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     file = tmp_path / "small.txt"
     file.write_text(small_text(), encoding="utf-8")
     return file
 
 
 @contextlib.contextmanager
-def running(*options: str | Path, url: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def running(*options, url=None):
     """Runs redisacc in a session of its own, as a terminal does, and kills it at the end if it still runs."""
     environment = {name: value for name, value in os.environ.items() if name != "REDISACC_URL"}
     if url is not None:
@@ -67,30 +61,30 @@ def running(*options: str | Path, url: str | None = None) -> Iterator[subprocess
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def run(*options: str | Path, url: str | None = None) -> tuple[int, str, str]:
+def run(*options, url=None):
     with running(*options, url=url) as process:
         out, err = process.communicate(timeout=150)
     return process.returncode, out, err
 
 
-def without_waiting(err: str) -> str:
+def without_waiting(err):
     """Removes what a busy machine, on which processes start slowly, adds."""
     return re.sub(r".*still waiting.*\n", "", err)
 
 
-def of_the_run(err: str) -> str:
+def of_the_run(err):
     """Returns the lines of the run itself. What its processes log depends on where they are just then."""
     return "".join(line for line in err.splitlines(keepends=True) if line.startswith("redisacc "))
 
 
-def keys(client: redis.Redis) -> set[bytes]:
+def keys(client):
     return {*remaining(client)} - {b"redisacc:names"}
 
 
-def training(client: redis.Redis, until: Any) -> tuple[str, list[int]]:
+def training(client, until):
     """Waits until a training has done some steps. Returns its name, and the process ids: the chief's, the workers'."""
 
-    def found() -> str | None:
+    def found():
         for key in client.keys("redisacc:{demo-*}"):
             if int(client.hget(key, "global_step") or 0) >= 3:
                 return key.decode()[len("redisacc:{") : -1]
@@ -101,8 +95,8 @@ def training(client: redis.Redis, until: Any) -> tuple[str, list[int]]:
     return name, [int(member.rpartition(b":")[2]) for _, member in sorted(client.hgetall(crew).items())]
 
 
-def gone(pids: list[int]) -> bool:
-    def is_gone(pid: int) -> bool:
+def gone(pids):
+    def is_gone(pid):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -113,7 +107,7 @@ def gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.slow
-def test_on_its_own_server(text: Path) -> None:
+def test_on_its_own_server(text):
     status, out, err = run("demo", "--text", text, *SMALL, "--steps", "60", "--word", "ship")
     assert status == 0
     # Both were killed, and said nothing but this and where they went on.
@@ -146,7 +140,7 @@ def test_on_its_own_server(text: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: Any) -> None:
+def test_on_several_machines(text, real_client, real_server):
     program = (
         "--",
         sys.executable,
@@ -161,7 +155,7 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
     )
     with contextlib.ExitStack() as stack:
 
-        def start(*options: str) -> subprocess.Popen[str]:
+        def start(*options):
             return stack.enter_context(running("run", *options, *program, url=real_server.url))
 
         second = start("--workers", "1", "--first-worker", "1")
@@ -188,14 +182,14 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
     ],
 )
 def test_stopped(
-    text: Path,
-    real_client: redis.Redis,
-    real_server: Any,
-    until: Any,
-    number: signal.Signals,
-    status: int,
-    message: str,
-) -> None:
+    text,
+    real_client,
+    real_server,
+    until,
+    number,
+    status,
+    message,
+):
     options = ("demo", "--text", text, *SMALL, "--steps", "100000", "--kill", "no")
     with running(*options, url=real_server.url) as process:
         _, processes = training(real_client, until)
@@ -221,7 +215,7 @@ def test_stopped(
         (["--kill", "maybe"], "--kill"),
     ],
 )
-def test_wrong_usage(options: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage(options, message, monkeypatch):
     monkeypatch.delenv("REDISACC_URL", raising=False)
     found = CliRunner().invoke(demo, options)
     assert found.exit_code == 2
@@ -238,7 +232,7 @@ def test_wrong_usage(options: list[str], message: str, monkeypatch: pytest.Monke
         (["--text", "/nowhere"], 1, "cannot read /nowhere"),
     ],
 )
-def test_errors_at_the_start(options: list[str], exit_code: int, message: str) -> None:
+def test_errors_at_the_start(options, exit_code, message):
     found = CliRunner().invoke(demo, options)
     assert (found.exit_code, message in found.stderr) == (exit_code, True), found.stderr
     assert "secret" not in found.output

@@ -1,27 +1,23 @@
 """Text as word numbers."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from redisacc.tools.demo import DemoError
 from redisacc.tools.demo.settings import Settings
 from redisacc.tools.demo.skipgram import initial_parameters
-from redisacc.tools.demo.text import Corpus, build_corpus, read_text
+from redisacc.tools.demo.text import build_corpus, read_text
 
 WORDS = [f"w{i:02}" for i in range(20)]
 
 
-def corpus_of(words: list[str], vocabulary: int = 1000) -> Corpus:
+def corpus_of(words, vocabulary=1000):
     return build_corpus(" ".join(words), vocabulary)
 
 
-def test_words() -> None:
+def test_words():
     sentence = "The __init__ of x1 isn't 42, 3rd or “Über-Größe”_!"
     found = build_corpus(" ".join([sentence] * 3 + WORDS * 4), 1000)
     assert sorted(set(found.words) - set(WORDS)) == sorted(
@@ -32,7 +28,7 @@ def test_words() -> None:
     ]
 
 
-def test_vocabulary() -> None:
+def test_vocabulary():
     # w00 … w17 three times, w18 and w19 four times, and two words that are too rare.
     # The text has them backwards, because the order of first occurrence must not matter.
     backwards = WORDS[::-1]
@@ -42,7 +38,7 @@ def test_vocabulary() -> None:
     assert [corpus.words[token] for token in corpus.tokens] == [*backwards * 3, "w19", "w18"]
 
 
-def test_vocabulary_keeps_the_most_frequent() -> None:
+def test_vocabulary_keeps_the_most_frequent():
     corpus = corpus_of(WORDS * 3 + ["zz"] * 4, 20)
     assert corpus.words == ("zz", *WORDS[:19])
     assert "w19" not in corpus.words
@@ -57,28 +53,28 @@ def test_vocabulary_keeps_the_most_frequent() -> None:
         pytest.param([*WORDS * 3, "w00"], id="length"),
     ],
 )
-def test_the_fingerprint_tells_texts_apart(other: list[str]) -> None:
+def test_the_fingerprint_tells_texts_apart(other):
     assert fingerprint(WORDS * 3) == fingerprint(WORDS * 3)
     assert fingerprint(WORDS * 3) != fingerprint(other)
 
 
 @pytest.mark.parametrize("field", [each.name for each in fields(Settings)])
-def test_the_fingerprint_tells_settings_apart(field: str) -> None:
+def test_the_fingerprint_tells_settings_apart(field):
     value = getattr(Settings(), field)
     other = not value if isinstance(value, bool) else type(value)(value * 2)
     assert fingerprint(WORDS * 3, **{field: other}) != fingerprint(WORDS * 3)
 
 
-def fingerprint(words: list[str], **changes: Any) -> bytes:
+def fingerprint(words, **changes):
     return bytes(initial_parameters(corpus_of(words), Settings(**changes))["fingerprint"])
 
 
-def test_too_small() -> None:
+def test_too_small():
     with pytest.raises(DemoError, match="and 19 do"):
         corpus_of(WORDS[:19] * 3 + ["rare"] * 2, 99)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     first, second = tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("größe one", encoding="utf-8")
     second.write_text("two", encoding="utf-8")
@@ -90,13 +86,13 @@ def test_files(tmp_path: Path) -> None:
         read_text([tmp_path / "c.txt"])
 
 
-def test_default_text_is_the_language_reference() -> None:
+def test_default_text_is_the_language_reference():
     corpus = build_corpus(read_text([]), 3000)
     assert len(corpus.tokens) > 40_000
     assert {"exception", "__init__", "coroutine", "the"} <= set(corpus.words)
 
 
-def test_default_text_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_text_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DemoError, match="give a file with --text"):
         read_text([])

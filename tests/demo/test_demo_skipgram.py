@@ -1,12 +1,9 @@
 """The model: batches, loss, gradients, and the update."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from redisacc.tools.demo.settings import PASSAGE
 from redisacc.tools.demo.skipgram import (
     Batch,
     Sampler,
-    Tree,
     gradients,
     initial_squares,
     neighbours,
@@ -29,7 +25,7 @@ from redisacc.tools.demo.text import Corpus
 WINDOW = 2
 
 
-def random_case() -> tuple[Tree, Batch]:
+def random_case():
     """Few words and many pairs: centres, contexts and negatives repeat, and negatives hit contexts."""
     generator = np.random.default_rng(11)
     parameters = {
@@ -45,7 +41,7 @@ def random_case() -> tuple[Tree, Batch]:
     return parameters, batch
 
 
-def slow_loss(parameters: Tree, batch: Batch) -> float:
+def slow_loss(parameters, batch):
     """The loss as its definition reads, one pair and one negative at a time."""
     total = 0.0
     for centre, context, place in zip(batch.centres, batch.contexts, batch.places, strict=True):
@@ -58,7 +54,7 @@ def slow_loss(parameters: Tree, batch: Batch) -> float:
     return total
 
 
-def test_loss() -> None:
+def test_loss():
     parameters, batch = random_case()
     found = gradients(parameters, batch)
     loss, pairs = found["loss"]
@@ -66,7 +62,7 @@ def test_loss() -> None:
     assert pairs == 15
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_are_those_of_finite_differences():
     parameters, batch = random_case()
     found = gradients(parameters, batch)
     dense = {"position": found["position"]}
@@ -88,7 +84,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
             assert gradient[where] == pytest.approx((above - below) / (2 * width), abs=1e-7), (name, where)
 
 
-def test_large_scores_stay_finite() -> None:
+def test_large_scores_stay_finite():
     parameters, batch = random_case()
     parameters["input"][:] *= 1e4
     with np.errstate(all="raise", under="ignore"):
@@ -97,7 +93,7 @@ def test_large_scores_stay_finite() -> None:
     assert np.isfinite(found["position"]).all()
 
 
-def test_sum_rows() -> None:
+def test_sum_rows():
     rows = np.array([[1.0, 10], [2, 20], [4, 40], [8, 80]])
     indices, sums, counts = sum_rows(np.array([5, 2, 5, 9]), rows)
     assert indices.tolist() == [2, 5, 9]
@@ -105,8 +101,8 @@ def test_sum_rows() -> None:
     assert counts.tolist() == [1, 2, 1]
 
 
-def test_adagrad() -> None:
-    parameters: Tree = {name: np.ones((rows, 1), "f4") for name, rows in (("input", 3), ("output", 3), ("position", 1))}
+def test_adagrad():
+    parameters = {name: np.ones((rows, 1), "f4") for name, rows in (("input", 3), ("output", 3), ("position", 1))}
     squares = initial_squares(parameters)
     gradient = {
         "input": IndexedSlices(np.array([[2.0]], "f4"), np.array([1])),
@@ -126,7 +122,7 @@ def test_adagrad() -> None:
     assert {array.dtype for array in (*squares.values(), parameters["input"])} == {np.dtype("f4")}
 
 
-def test_neighbours() -> None:
+def test_neighbours():
     vectors = np.array([[1, 0], [10, 1], [0, 1], [-1, 0], [0, 0]], "f4")
     assert neighbours(vectors, 0, 3) == [1, 2, 4]
     assert sorted(neighbours(vectors, 0, 99)) == [1, 2, 3, 4]
@@ -135,18 +131,18 @@ def test_neighbours() -> None:
 # Batches
 
 
-def sampler(corpus: Corpus, **changes: Any) -> Sampler:
+def sampler(corpus, **changes):
     return Sampler(corpus, replace(SMALL, **({"workers": 3} | changes)))
 
 
-def fingerprint(batch: Batch) -> str:
+def fingerprint(batch):
     digest = hashlib.sha256()
     for array in (batch.centres, batch.contexts, batch.places, batch.negatives):
         digest.update(array.astype("<i8").tobytes() + b"|")
     return digest.hexdigest()
 
 
-def test_a_batch_follows_from_seed_step_and_worker() -> None:
+def test_a_batch_follows_from_seed_step_and_worker():
     corpus = small_corpus()
     one, other = sampler(corpus), sampler(corpus)
     places = [(step, worker) for step in range(25) for worker in range(3)]
@@ -161,12 +157,12 @@ def test_a_batch_follows_from_seed_step_and_worker() -> None:
     assert fingerprint(reseeded.batch(0, 0)) != found[0, 0]
 
 
-def counting_corpus(length: int) -> Corpus:
+def counting_corpus(length):
     """Every word is there once: a word's number is its place in the text."""
     return Corpus(np.arange(length), tuple(map(str, range(length))), np.ones(length, np.int64))
 
 
-def test_pairs_stood_near_each_other() -> None:
+def test_pairs_stood_near_each_other():
     corpus = counting_corpus(40 * PASSAGE)
     window = 4
     batches = sampler(corpus, subsampling=1.0, window=window)
@@ -187,7 +183,7 @@ def test_pairs_stood_near_each_other() -> None:
         assert found[distance] / found[1] == pytest.approx((5 - distance) / 4, abs=0.08)
 
 
-def test_an_epoch_deals_each_passage_to_one_worker() -> None:
+def test_an_epoch_deals_each_passage_to_one_worker():
     corpus = counting_corpus(40 * PASSAGE)
     batches = sampler(corpus, subsampling=1.0, window=1)
     assert batches.steps_per_epoch == 40 // 6
@@ -200,14 +196,14 @@ def test_an_epoch_deals_each_passage_to_one_worker() -> None:
         assert len(seen) == 36 * PASSAGE
 
 
-def test_frequent_words_are_thinned_out() -> None:
+def test_frequent_words_are_thinned_out():
     corpus = small_corpus()
     the = corpus.words.index("the")
     # As in word2vec: sqrt(t/f) + t/f, at most 1.
     ratio = 1e-2 / (corpus.counts / corpus.counts.sum())
     kept = corpus.counts * np.minimum(1, np.sqrt(ratio) + ratio)
 
-    def share_in_batches(subsampling: float) -> float:
+    def share_in_batches(subsampling):
         batches = sampler(corpus, subsampling=subsampling)
         centres = np.concatenate([batches.batch(step, 0).centres for step in range(20)])
         return float((centres == the).mean())
@@ -217,7 +213,7 @@ def test_frequent_words_are_thinned_out() -> None:
     assert share_in_batches(1e-2) == pytest.approx(kept[the] / kept.sum(), rel=0.15)
 
 
-def test_tiny_texts_have_batches() -> None:
+def test_tiny_texts_have_batches():
     # One passage, and fewer than the workers want. A text has 60 words or more: 20 different ones, three times each.
     for length in (60, 64, 100):
         for step in range(40):
@@ -227,7 +223,7 @@ def test_tiny_texts_have_batches() -> None:
 
 
 @pytest.mark.slow
-def test_negatives_are_drawn_by_count() -> None:
+def test_negatives_are_drawn_by_count():
     counts = np.array([1000, 100, 10, 1])
     corpus = Corpus(np.repeat(np.arange(4), counts), tuple("abcd"), counts)
     batches = sampler(corpus)

@@ -1,13 +1,9 @@
 """The loops of the chief and of a worker, the training in one process, and the comparison of the two."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +13,6 @@ from demo_text import SMALL, small_corpus
 import redisacc
 from redisacc.tools.cli import main
 from redisacc.tools.demo import DemoError, training
-from redisacc.tools.demo.settings import Settings
-from redisacc.tools.demo.skipgram import Tree
 from redisacc.tools.demo.training import (
     average,
     check_result,
@@ -38,8 +32,8 @@ LEAVES = ("input", "output", "position")
 # In one process
 
 
-def test_average_divides_a_row_by_those_that_held_it() -> None:
-    def gradient(indices: list[int], rows: list[list[float]], dense: float) -> Tree:
+def test_average_divides_a_row_by_those_that_held_it():
+    def gradient(indices, rows, dense):
         slices = redisacc.IndexedSlices(np.array(rows, "f4"), np.array(indices))
         return {
             "input": slices,
@@ -62,8 +56,8 @@ def test_average_divides_a_row_by_those_that_held_it() -> None:
     ("first", "step", "killed"),
     [(0, 3, False), (0, 4, True), (3, 4, True), (4, 4, False), (0, 5, False), (5, 5, False)],
 )
-def test_a_process_is_killed_once(first: int, step: int, killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kills: list[tuple[int, int]] = []
+def test_a_process_is_killed_once(first, step, killed, monkeypatch):
+    kills = []
     monkeypatch.setattr(os, "kill", lambda *call: kills.append(call))
     kill_once(step, first, at=4)
     assert kills == [(os.getpid(), signal.SIGKILL)] * killed
@@ -72,18 +66,18 @@ def test_a_process_is_killed_once(first: int, step: int, killed: bool, monkeypat
 # The comparison
 
 
-def trained(value: float = 1.0) -> Tree:
+def trained(value=1.0):
     arrays = {leaf: np.ones((2, 2), "f4") for leaf in LEAVES}
     arrays["output"][1, 0] = value
     return arrays
 
 
-def losses(*values: float) -> Any:
+def losses(*values):
     """As the chief keeps them: the sum over pairs of words, and their number."""
     return np.array([[value * 10, 10] for value in values])
 
 
-def test_equal_results_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_results_agree(capsys):
     judge(losses(2.0, 1.0), largest_difference(trained(), trained()), 1e-3)
     out = capsys.readouterr().out
     assert "Loss per pair of words: 2.0000 at the start, 1.0000 at the end." in out
@@ -93,7 +87,7 @@ def test_equal_results_agree(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_results_may_differ_by_rounding_only(leaf: str, sign: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_may_differ_by_rounding_only(leaf, sign, capsys):
     other = trained()
     other[leaf][0, 1] += sign * 0.25
     assert largest_difference(other, trained()) == largest_difference(trained(), other) == 0.25
@@ -105,34 +99,34 @@ def test_results_may_differ_by_rounding_only(leaf: str, sign: int, capsys: pytes
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_nan_and_infinity_never_agree(value: float) -> None:
+def test_nan_and_infinity_never_agree(value):
     for other in (value, 1.0):
         with pytest.raises(DemoError, match=r"the two results differ by (nan|inf)"):
             judge(losses(2, 1), largest_difference(trained(value), trained(other)), 1e-3)
 
 
 @pytest.mark.parametrize("values", [(1.0, 1.0), (1.0, 2.0), (1.0,), (1.0, math.nan)])
-def test_the_loss_must_fall(values: tuple[float, ...]) -> None:
+def test_the_loss_must_fall(values):
     with pytest.raises(DemoError, match="the loss did not fall"):
         judge(losses(*values), 0.0, 1e-3)
 
 
-def test_the_loss_is_that_of_a_tenth_of_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_is_that_of_a_tenth_of_the_steps(capsys):
     judge(losses(5.0, 3.0, *[9.0] * 16, 1.0, 2.0), 0.0, 1e-3)
     assert "4.0000 at the start, 1.5000 at the end" in capsys.readouterr().out
 
 
-def test_the_tolerance_tells_a_lost_gradient_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tolerance_tells_a_lost_gradient_from_rounding(monkeypatch):
     settings = replace(SMALL, workers=4, steps=30)
     tolerance = tolerance_for(settings)
     assert tolerance == pytest.approx(1e-3)
     whole = train_alone(settings, CORPUS)
     calls = iter(range(10**6))
 
-    def reversed_order(found: Any) -> Any:
+    def reversed_order(found):
         return average(list(found)[::-1])
 
-    def loses_one(found: Any) -> Any:
+    def loses_one(found):
         # The smallest possible fault: the last worker's gradient of the last step, in one of the two tables.
         mean = average(found)
         if next(calls) == settings.steps - 1:
@@ -151,24 +145,23 @@ def test_the_tolerance_tells_a_lost_gradient_from_rounding(monkeypatch: pytest.M
 class Together:
     """Starts chiefs and workers of the training `t`."""
 
-    def __init__(self, background: Callable[..., Any]) -> None:
+    def __init__(self, background):
         self._background = background
 
-    def chief(self, settings: Settings = SMALL) -> Any:
+    def chief(self, settings=SMALL):
         return self._background(lead, "t", settings, CORPUS)
 
-    def worker(self, settings: Settings = SMALL, corpus: Any = CORPUS) -> Any:
+    def worker(self, settings=SMALL, corpus=CORPUS):
         return self._background(work, "t", settings, corpus)
 
-    def result(self) -> Tree:
+    def result(self):
         """Returns what was published last."""
         with redisacc.Parameters("t", create=False) as published:
-            tree: Tree = published.wait()[1]
-            return tree
+            return published.wait()[1]
 
 
 @pytest.fixture
-def together(real_server: Any, background: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Together]:
+def together(real_server, background, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     for name in [name for name in os.environ if name.startswith("REDISACC_") and name != "REDISACC_URL"]:
         monkeypatch.delenv(name)
@@ -176,11 +169,11 @@ def together(real_server: Any, background: Callable[..., Any], monkeypatch: pyte
     CliRunner().invoke(main, ["rm", "t", "--yes"])
 
 
-def same(ours: Tree, theirs: Tree) -> bool:
+def same(ours, theirs):
     return all(ours[leaf].tobytes() == theirs[leaf].tobytes() for leaf in LEAVES)
 
 
-def test_together_they_train_what_one_does(together: Together, capsys: pytest.CaptureFixture[str]) -> None:
+def test_together_they_train_what_one_does(together, capsys):
     settings = replace(SMALL, workers=4)
     chief = together.chief(settings)
     workers = [together.worker(settings) for _ in range(4)]
@@ -194,7 +187,7 @@ def test_together_they_train_what_one_does(together: Together, capsys: pytest.Ca
 
 
 @pytest.mark.servers("valkey")
-def test_the_check_finds_a_difference(together: Together, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_a_difference(together, monkeypatch):
     chief, worker = together.chief(replace(SMALL, workers=1)), together.worker(replace(SMALL, workers=1))
     chief.result(60)
     worker.result(60)
@@ -209,13 +202,11 @@ class Died(Exception):
 
 
 @pytest.mark.servers("valkey")
-def test_a_chief_and_a_worker_that_die_change_no_bit(
-    together: Together, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+def test_a_chief_and_a_worker_that_die_change_no_bit(together, monkeypatch, until):
     # With two workers the order of arrival makes no difference: a + b = b + a.
     settings = replace(SMALL, kill=True)
 
-    def die(step: int, first: int, *, at: int) -> None:
+    def die(step, first, *, at):
         if first < step == at:
             raise Died(step)
 
@@ -238,7 +229,7 @@ def test_a_chief_and_a_worker_that_die_change_no_bit(
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("other", [replace(SMALL, seed=4), replace(SMALL, rate=0.2)], ids=["seed", "rate"])
-def test_a_process_with_other_settings_is_turned_away(together: Together, other: Settings) -> None:
+def test_a_process_with_other_settings_is_turned_away(together, other):
     chief = together.chief(replace(SMALL, workers=1, steps=2))
     with pytest.raises(
         DemoError,
@@ -257,13 +248,13 @@ def test_a_process_with_other_settings_is_turned_away(together: Together, other:
 
 
 @pytest.mark.servers("valkey")
-def test_a_worker_too_many_is_turned_away(together: Together) -> None:
+def test_a_worker_too_many_is_turned_away(together):
     settings = replace(SMALL, workers=1, steps=2)
     with redisacc.Worker("t", number=0), pytest.raises(DemoError, match="t has workers 0 to 0, and no worker 1"):
         together.worker(settings).result(30)
 
 
 @pytest.mark.servers("valkey")
-def test_there_is_nothing_to_check(together: Together) -> None:
+def test_there_is_nothing_to_check(together):
     with pytest.raises(redisacc.NotFoundError, match="nothing has been published"):
         check_result("t", SMALL, CORPUS)

@@ -19,8 +19,6 @@ Output that a page shows is compared: of Python, the text after ``print(…)  # 
 test runs are listed in ``RUN_BY``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Pages on other libraries: each block is run where the library that it imports is installed (`make foreign`)."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The cluster of docker-compose.yml starts with the same commands on this machine, without containers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Everything that CONTRIBUTING.md names exists: files, folders, functions, targets and options."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import cache

@@ -1,7 +1,5 @@
 """Docstrings against the code: examples run, arguments, attributes and files that they mention exist."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import functools

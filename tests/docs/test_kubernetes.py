@@ -1,7 +1,5 @@
 """The page kubernetes.md: its manifests are consistent, and its program runs with the environment that they set."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The manual stays short, and says things once."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

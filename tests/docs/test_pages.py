@@ -1,7 +1,5 @@
 """Every code block of the documentation is run, or says why not."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

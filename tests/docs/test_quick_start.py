@@ -1,7 +1,5 @@
 """The quick start's training run, as typed, with the kills and restarts that it describes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 Its server is one of redisacc.embedded's. tests/pytorch/test_readme.py reads the section on PyTorch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

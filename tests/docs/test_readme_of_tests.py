@@ -1,7 +1,5 @@
 """tests/README.md says for each module of the protocol where its tests are, unless they have its name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

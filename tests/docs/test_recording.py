@@ -1,7 +1,5 @@
 """The recording of a terminal in the documentation, and the program that makes it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The reference pages and the protocol page are complete: every key, every script, every folder, every term once."""
 
-from __future__ import annotations
-
 import re
 import runpy
 
@@ -100,11 +98,11 @@ def test_terms_are_found_in_sentences(text, found):
     assert {term for term, pattern in terms.items() if pattern.search(text)} == found
 
 
-def test_the_page_of_options_is_what_the_commands_say() -> None:
+def test_the_page_of_options_is_what_the_commands_say():
     page = runpy.run_path(str(DOCS / "commands.py"))
     assert page["PAGE"].read_text() == page["text"](), "a command has changed: run docs/commands.py"
 
 
-def test_the_page_of_the_command_has_each_command() -> None:
+def test_the_page_of_the_command_has_each_command():
     page = (DOCS / "reference" / "command-line.md").read_text()
     assert {name for name in COMMANDS if f"[`{name}`](commands.md#{name})" not in page} == set()

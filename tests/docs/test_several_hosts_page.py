@@ -1,7 +1,5 @@
 """The page several-hosts.md: its recipes run with stand-ins for ssh and SLURM, and its manifest as Kubernetes would."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The calculator of docs/guides/sizing.md, compared with the memory that servers report."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

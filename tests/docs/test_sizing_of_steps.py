@@ -1,7 +1,5 @@
 """The calculator of docs/guides/sizing.md for a step, compared with what a server receives, sends and stores."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

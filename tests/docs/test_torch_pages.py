@@ -1,7 +1,5 @@
 """Pages on PyTorch: all blocks of each are run where torch is installed (`make examples`)."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 

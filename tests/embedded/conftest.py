@@ -1,7 +1,5 @@
 """Fixtures of the tests of the embedded server."""
 
-from __future__ import annotations
-
 import pytest
 from owners import executable_of
 

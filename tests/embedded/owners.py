@@ -1,7 +1,5 @@
 """Helpers of the tests in this folder: which server, and other Python processes that own one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

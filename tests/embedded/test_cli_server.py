@@ -1,7 +1,5 @@
 """`redisacc server` and the frame around the commands, as processes of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

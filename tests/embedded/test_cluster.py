@@ -1,7 +1,5 @@
 """`embedded.Cluster`: a real cluster in a few lines, which ends with its owner and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """What an embedded server keeps on disk, what a crash loses, and changes from one kind of persistence to the other."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """A node that has lost its directory returns to its cluster as the same node."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The embedded server: its ports and sockets, which may be in use."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The embedded server: its data outlive it, in a directory that one server has at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

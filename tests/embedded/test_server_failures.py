@@ -1,7 +1,5 @@
 """The embedded server: programs that are none, that end, hang or never answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

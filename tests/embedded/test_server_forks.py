@@ -1,7 +1,5 @@
 """The embedded server: forks and interrupts of its owner, at any moment."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

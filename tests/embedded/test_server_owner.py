@@ -1,7 +1,5 @@
 """The embedded server: it ends with its owner, however that ends."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

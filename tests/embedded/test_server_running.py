@@ -1,7 +1,5 @@
 """The embedded server, with real processes: it starts, answers, stops, and starts again."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The embedded server: which program it is."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

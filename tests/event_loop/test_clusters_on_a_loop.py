@@ -1,7 +1,5 @@
 """A Redis Cluster on an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

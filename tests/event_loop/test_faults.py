@@ -1,7 +1,5 @@
 """Connections that break and tasks that are cancelled at any moment: what was counted is known, and nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """The classes of redisacc.asyncio: what they have in common with the blocking ones, and where they belong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Waits on an event loop: they cost no thread and little memory, and end in every way without a trace in the queue."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Leaves out the examples that need packages that are not there; `make examples` installs them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

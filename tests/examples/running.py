@@ -1,7 +1,5 @@
 """Starts the programs in examples/ as users do."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

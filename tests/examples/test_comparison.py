@@ -1,7 +1,5 @@
 """The programs of the comparison with DDP train the same model, and a kill ends only one of them. No time is judged."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs the scikit-learn example, and kills the chief and a worker in the middle of the training."""
 
-from __future__ import annotations
-
 import re
 import sys
 

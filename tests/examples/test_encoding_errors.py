@@ -1,7 +1,5 @@
 """Runs the program that measures what encodings cost, with few steps."""
 
-from __future__ import annotations
-
 import pytest
 from running import Programs, output_of
 

@@ -1,7 +1,5 @@
 """Runs the federated example, and kills the server's process and a client in the middle of the training."""
 
-from __future__ import annotations
-
 import re
 import sys
 

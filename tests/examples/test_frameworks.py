@@ -3,8 +3,6 @@
 Both processes end with the same weights: those that one process makes of the mean gradient, bit for bit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib

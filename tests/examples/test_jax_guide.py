@@ -1,7 +1,5 @@
 """Runs docs/guides/jax.md, whose code needs JAX, optax, Flax and Equinox."""
 
-from __future__ import annotations
-
 import gc
 
 from pages import DOCS, Reader, blocks_of

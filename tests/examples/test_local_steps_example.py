@@ -1,8 +1,6 @@
 """Runs the example of local steps, kills a worker in the middle, and compares the loss and the traffic with a training
 that sends every gradient."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """The optimisers of redisacc.optim are those of optax that docs/guides/jax.md puts next to them."""
 
-from __future__ import annotations
-
 import re
 
 import jax

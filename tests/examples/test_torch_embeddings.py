@@ -1,7 +1,5 @@
 """Runs the PyTorch example, and kills a worker twice in the middle of the training."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """Runs the example of a chief and workers on two machines, and kills each of them in the middle of the training."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

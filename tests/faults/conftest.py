@@ -1,7 +1,5 @@
 """Plays operations."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import zlib

@@ -4,8 +4,6 @@ Boundaries are found by doing the operation once. A fault says which of them it 
 ended, as far as its caller knows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

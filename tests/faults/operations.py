@@ -4,8 +4,6 @@ An operation is a class; a variant of it is a row with other attributes. A sum s
 these are powers of two: the operation applies 1, and others apply the larger ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import time

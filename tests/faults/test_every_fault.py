@@ -4,8 +4,6 @@ A caller that is still there knows the outcome. One that is interrupted learns i
 nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What others do while a process does not run, or its connection is broken, that no table of operations has."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

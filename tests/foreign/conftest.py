@@ -1,7 +1,5 @@
 """Leaves out the tests of libraries that are not there; `make foreign` installs them, each in an environment."""
 
-from __future__ import annotations
-
 import importlib.util
 
 LIBRARIES = ("jax", "pandas", "scipy", "tensorflow", "torch")

@@ -1,7 +1,5 @@
 """JAX arrays as gradients: dense ones, BCOO and BCSR, and those that have no values."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Columns of pandas as gradients: a missing value is an error, and NaN is a number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas
 import pytest

@@ -1,7 +1,5 @@
 """Objects of no library that we know: what they offer decides, and what they raise becomes our error."""
 
-from __future__ import annotations
-
 import array
 import types
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sparse arrays of scipy as gradients: matrices and arrays in every format."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

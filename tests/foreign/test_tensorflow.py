@@ -1,7 +1,5 @@
 """TensorFlow's tensors, variables and sparse gradients, and tensors that have no values."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """torch tensors as gradients: dense and sparse ones in every form, and those that have no values."""
 
-from __future__ import annotations
-
 import warnings
 
 import ml_dtypes

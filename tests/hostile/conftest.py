@@ -1,7 +1,5 @@
 """Fixtures of tests with foreign bytes."""
 
-from __future__ import annotations
-
 import pytest
 from support.memory import limited_memory
 from support.searching import searching

@@ -1,7 +1,5 @@
 """What may stand in the place of a stored value, by the sorts of text and bytes that stored.py names."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

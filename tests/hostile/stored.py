@@ -8,8 +8,6 @@ the name of a sort of text that damages.py knows how to damage. Behind a sort,
 - `~` says that the word is only shown, or a hint: a damage that can still be read goes unnoticed.
 """
 
-from __future__ import annotations
-
 STORED = {
     # The record
     "": {

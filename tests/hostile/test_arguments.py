@@ -3,8 +3,6 @@
 tests/hostile/fuzz/test_public_arguments.py tries values that nobody has thought of.
 """
 
-from __future__ import annotations
-
 import datetime
 import fractions
 import types

@@ -1,7 +1,5 @@
 """Messages, sums and squares that are not what they claim to be: they are hints, so every result is right anyway."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 

@@ -1,7 +1,5 @@
 """Arguments that are somebody else's objects, which raise while they are read: a typed error with the cause."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ A use of uses.py sends requests, and each of them gets a reply of another form. 
 else, so that the use gets that far. Other replies never end, or are errors with a text that must not be printed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -6,8 +6,6 @@ nothing. A refused call changes nothing, except that a round may have been grant
 accumulator can be deleted. And at least one use notices each damage that is not a possible value.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,7 +1,5 @@
 """Stored data that is unusual, and right; or whose texts people see: what they get is exact, and escaped."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

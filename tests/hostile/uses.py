@@ -1,7 +1,5 @@
 """What people do with stored data: every call of the public API, every command, the exporter and the dashboard."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

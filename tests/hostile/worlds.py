@@ -1,7 +1,5 @@
 """Databases that hold every key of stored.py, made by the public API, each as it was after every `restore`."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import re

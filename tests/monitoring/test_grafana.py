@@ -1,7 +1,5 @@
 """The Grafana dashboard: every query parses, and every metric and label in it is one that the exporter has."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

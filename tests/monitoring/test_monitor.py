@@ -1,7 +1,5 @@
 """The monitor, on a single server and on a cluster."""
 
-from __future__ import annotations
-
 import pytest
 
 from redisacc._format.keys import Keys

@@ -13,8 +13,6 @@ name a file and words of its tests (-k) instead of single cases.
 | tests | arguments of pytest: the tests that fail then |
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ Works on copies of the package, so the checkout stays as it is. At first, all te
 and must pass. A mutant with which the package hangs counts as killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue
@@ -21,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from rules import RULES, Rule
+from rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("redisacc", "lua", "tests", "pyproject.toml")
@@ -49,7 +47,7 @@ class Outcome(NamedTuple):
 class Copy:
     """A copy of the package and its tests, in which one rule after the other is broken."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         for name in COPIED:
             source, copy = ROOT / name, folder / name
@@ -66,7 +64,7 @@ class Copy:
         if not Path(imported.stdout).is_relative_to(folder):
             sys.exit(f"the mutants would not be imported, but {imported.stdout.strip()}")
 
-    def mutated(self, rule: Rule) -> Outcome:
+    def mutated(self, rule):
         """Runs the tests of a rule while it is broken."""
         path = self._folder / rule.file
         text = path.read_text()
@@ -79,7 +77,7 @@ class Copy:
             # With the time of its last change, by which Python knows that what it compiled of the mutant is stale.
             shutil.copy2(ROOT / rule.file, path)
 
-    def run(self, tests: str) -> Outcome:
+    def run(self, tests):
         """Runs some tests, given as arguments of pytest."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
         command += [f"--timeout={TEST_TIMEOUT}", *shlex.split(tests)]
@@ -114,7 +112,7 @@ class Copy:
         return Outcome("" if status == 0 else found[1] if found else "an error of pytest", seconds, text)
 
 
-def main() -> int:
+def main():
     """Prints a table of all mutants, and returns 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="rules in whose sentence or file this word occurs")
@@ -124,17 +122,17 @@ def main() -> int:
         (number, rule) for number, rule in enumerate(RULES, start=1) if options.only in f"{rule.promise} {rule.file}"
     ]
     with tempfile.TemporaryDirectory(prefix="mutants-") as place, ThreadPoolExecutor(options.jobs) as pool:
-        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        copies = queue.SimpleQueue()
         for number in range(options.jobs):
             copies.put(Copy(Path(place).resolve() / str(number)))
 
-        def checked(tests: str) -> str:
+        def checked(tests):
             copy = copies.get()
             outcome = copy.run(tests)
             copies.put(copy)
             return outcome.killed_by and f"without a mutation, this fails: {tests}\n{outcome.output}"
 
-        def mutated(rule: Rule) -> Outcome:
+        def mutated(rule):
             copy = copies.get()
             outcome = copy.mutated(rule)
             copies.put(copy)

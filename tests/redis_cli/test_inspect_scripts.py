@@ -1,7 +1,5 @@
 """The scripts of lua/inspect: they print the sums that peek() divides, or name `redisacc show`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

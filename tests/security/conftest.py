@@ -1,7 +1,5 @@
 """Certificates for servers that speak TLS."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Users whom the access control list refuses something: what they may do is done once, and errors name the cause."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A role for one name reaches nothing of a neighbour, however much the neighbour's name looks like it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import shlex

@@ -1,7 +1,5 @@
 """`redisacc acl`: each role can do its work and nothing else, on real servers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

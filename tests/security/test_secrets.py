@@ -1,7 +1,5 @@
 """Passwords and TLS, end to end; and no secret in logs, errors or reprs."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import pickle

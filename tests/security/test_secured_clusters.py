@@ -1,7 +1,5 @@
 """TLS, passwords and access rules on a Redis Cluster."""
 
-from __future__ import annotations
-
 import logging
 import urllib.parse
 

@@ -1,7 +1,5 @@
 """A way to a server that is wrong about TLS: the error says what is wrong, and what to do about it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """Traces of several processes, and processes without OpenTelemetry."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Spans, links and metrics of operations, as OpenTelemetry's SDK records them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -3,8 +3,6 @@
 Arguments: the server's URL, the worker's name, and what to do.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -16,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import redisacc
 
 
-def main(url: str, name: str, what: str) -> None:
+def main(url, name, what):
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

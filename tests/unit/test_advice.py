@@ -5,8 +5,6 @@ advice are in some test, which produces it. In which situations some advice must
 failures/connections/test_remedies.py.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

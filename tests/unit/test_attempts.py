@@ -1,7 +1,5 @@
 """Attempts to store something in partitions, and how blobs are cut into parts there."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """How the bytes of a buffered gradient are cut into parts."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

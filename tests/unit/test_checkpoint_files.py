@@ -1,7 +1,5 @@
 """Files and folders of checkpoints: what they hold, what survives a crash, a full disk and damage, and what is kept."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

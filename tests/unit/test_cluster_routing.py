@@ -1,9 +1,5 @@
 """Where batches go, by nodes with scripted replies."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from redisacc._clock import running_time
@@ -18,7 +14,7 @@ SLOT = key_slot("k")
 KEYS = [f"{{k}}{number}" for number in range(9)]
 
 
-def owned_by(address: Address) -> list[Any]:
+def owned_by(address):
     return [[0, 16383, [address.host.encode(), address.port, b"id"]]]
 
 
@@ -28,9 +24,9 @@ class ScriptedNode:
     def __init__(self, address):
         self.address = str(address)
         self.reached, self.tls = True, False
-        self.map: Any = None
-        self.script: list[Any] = []
-        self.got: list[list[tuple[Any, ...]]] = []
+        self.map = None
+        self.script = []
+        self.got = []
 
     def exchange(self, commands, deadline):
         assert deadline > running_time() - 1

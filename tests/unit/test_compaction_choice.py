@@ -1,7 +1,5 @@
 """Which buffered gradients are compacted first."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from support.rows import every_row

@@ -1,7 +1,5 @@
 """redisacc.data: every example once in each epoch, whoever uses it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the command `doctor` concludes from what a server says."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

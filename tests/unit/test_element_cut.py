@@ -1,7 +1,5 @@
 """How dense sections are cut into parts by elements."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sparse arrays whose entries have coordinates: the rows that they become."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The encodings in memory: what rounding costs, and what blocks refuse."""
 
-from __future__ import annotations
-
 import warnings
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Whose settings our own connections take over, which these are, and who opens them."""
 
-from __future__ import annotations
-
 import fakeredis
 import pytest
 import redis
@@ -15,7 +13,7 @@ from redisacc._wire.clients import Endpoint, GivenPool, endpoint_of
 
 
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey, redis.asyncio.Redis, valkey.asyncio.Valkey])
-def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client: type) -> None:
+def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client):
     given = {"host": "h", "port": 7, "db": 3, "username": "u", "password": "p", "client_name": "ours", "protocol": 3}
     limits = {"socket_timeout": 7.5, "max_connections": 9, "health_check_interval": 4}
     way = endpoint_of(client(**given, **limits, retry_on_error=[OSError], decode_responses=True).connection_pool)
@@ -30,7 +28,7 @@ def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client:
     assert not pooled.encoder.decode_responses
 
 
-def test_tls_and_the_file_of_a_socket_are_taken_over() -> None:
+def test_tls_and_the_file_of_a_socket_are_taken_over():
     way = endpoint_of(redis.Redis(host="h", ssl=True, ssl_ca_certs="ca.pem").connection_pool)
     assert isinstance(way, Endpoint)
     pooled = way.own().make_connection()
@@ -41,7 +39,7 @@ def test_tls_and_the_file_of_a_socket_are_taken_over() -> None:
     assert (type(pooled), pooled.path, way.address) == (redis.UnixDomainSocketConnection, "/a", "unix:///a")
 
 
-def test_settings_that_change_hold_for_the_next_connection() -> None:
+def test_settings_that_change_hold_for_the_next_connection():
     client = redis.Redis(host="h", password="old")
     way = endpoint_of(client.connection_pool)
     assert isinstance(way, Endpoint)
@@ -49,14 +47,14 @@ def test_settings_that_change_hold_for_the_next_connection() -> None:
     assert way.own().make_connection().password == "new"
 
 
-def test_a_limit_that_nobody_chose_is_none() -> None:
+def test_a_limit_that_nobody_chose_is_none():
     for pool in (redis.ConnectionPool(), redis.BlockingConnectionPool(), valkey.ConnectionPool()):
         assert endpoint_of(pool).most is None
 
 
 @pytest.mark.parametrize("library", [redis, valkey])
-def test_sentinels_are_asked_over_connections_of_our_own(library: object) -> None:
-    finder = library.sentinel.Sentinel([("a", 1), ("b", 2)], 1, {"password": "p"})  # type: ignore[attr-defined]
+def test_sentinels_are_asked_over_connections_of_our_own(library):
+    finder = library.sentinel.Sentinel([("a", 1), ("b", 2)], 1, {"password": "p"})
     way = endpoint_of(finder.master_for("main", password="q").connection_pool)
     assert isinstance(way, Endpoint)
     pool = way.own()
@@ -81,7 +79,7 @@ class OwnSentinel(redis.sentinel.Sentinel):
     """It may find the master in another way."""
 
 
-def test_what_cannot_be_copied_is_used_as_it_is() -> None:
+def test_what_cannot_be_copied_is_used_as_it_is():
     for pool in (
         OwnPool(),
         valkey.ConnectionPool(connection_class=OwnConnection),

@@ -1,7 +1,5 @@
 """The place of a process in a run, as its environment says it."""
 
-from __future__ import annotations
-
 import pytest
 from support.rows import every_row
 

@@ -1,7 +1,5 @@
 """Errors keep their attributes on the way through a pool of processes."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Which errors would come again in a process that is started again."""
 
-from __future__ import annotations
-
 import pytest
 from support.rows import every_row
 

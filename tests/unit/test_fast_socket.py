@@ -1,15 +1,11 @@
 """RESP over a plain socket, with a peer that sends given bytes at a given speed."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ class Connection(redis.Connection):
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Any, socket.socket, socket.socket]]:
+def ends():
     """A connection, its socket, and the peer's."""
     ours, theirs = socket.socketpair()
     connection = redis.Connection(socket_timeout=7.0)
@@ -36,15 +32,15 @@ def ends() -> Iterator[tuple[Any, socket.socket, socket.socket]]:
     theirs.close()
 
 
-def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callable[[], bytes]:
+def answer(theirs, data, *, piece=10**9):
     """Sends data in pieces from a thread, and returns a function that returns what was received."""
     came = bytearray()
 
-    def run() -> None:
+    def run():
         for start in range(0, len(data), piece):
             theirs.sendall(data[start : start + piece])
 
-    def drain() -> bytes:
+    def drain():
         thread.join()
         theirs.setblocking(False)
         try:
@@ -59,12 +55,12 @@ def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callabl
     return drain
 
 
-def soon() -> float:
+def soon():
     return running_time() + 60
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10**9])
-def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
+def test_replies_of_every_kind_in_order(ends, piece):
     connection, ours, theirs = ends
     data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
     sent = answer(theirs, data, piece=piece)
@@ -77,14 +73,14 @@ def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
     assert sent() == b"*1\r\n$4\r\nPING\r\n" * 8
 
 
-def test_what_the_server_pushes_is_no_reply(ends: Any) -> None:
+def test_what_the_server_pushes_is_no_reply(ends):
     connection, ours, theirs = ends
     answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
     assert fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon()) == [b"OK"]
 
 
 @pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
-def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
+def test_a_connection_that_ends_is_noticed(ends, data):
     connection, ours, theirs = ends
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
@@ -92,7 +88,7 @@ def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
         fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon())
 
 
-def test_silence_ends_in_time(ends: Any) -> None:
+def test_silence_ends_in_time(ends):
     connection, ours, _ = ends
     started = time.monotonic()
     with pytest.raises(SilentError):
@@ -100,12 +96,12 @@ def test_silence_ends_in_time(ends: Any) -> None:
     assert time.monotonic() - started < 3
 
 
-def test_a_server_that_takes_long_to_receive_is_not_silent(ends: Any) -> None:
+def test_a_server_that_takes_long_to_receive_is_not_silent(ends):
     """The time in which it received a gradient does not count when it is to reply."""
     connection, ours, theirs = ends
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
-    def receive() -> None:
+    def receive():
         left = 60_000
         while left > 0:
             time.sleep(0.02)
@@ -120,12 +116,12 @@ def test_a_server_that_takes_long_to_receive_is_not_silent(ends: Any) -> None:
     server.join()
 
 
-def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
+def test_silence_ends_in_time_though_signals_come(ends):
     """After each, the kernel restarts its timeout."""
     connection, ours, _ = ends
     over, here = threading.Event(), threading.get_ident()
 
-    def disturb() -> None:
+    def disturb():
         # Until the test has ended or is aborted: it must not go on forever.
         deadline = time.monotonic() + 20
         while not over.wait(0.1) and time.monotonic() < deadline:
@@ -145,11 +141,11 @@ def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def parse_commands(data: bytes) -> list[list[bytes]]:
+def parse_commands(data):
     """Returns what a server would read, by an independent parser of RESP."""
     commands, position = [], 0
 
-    def line() -> bytes:
+    def line():
         nonlocal position
         stop = data.index(b"\r\n", position)
         found, position = data[position:stop], stop + 2
@@ -170,7 +166,7 @@ def parse_commands(data: bytes) -> list[list[bytes]]:
     return commands
 
 
-def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
+def test_commands_are_packed_as_resp_and_large_arguments_not_copied():
     large = np.arange(fast_socket.GATHER_BYTES, dtype=np.uint8)
     small = np.arange(8, dtype=np.uint8)
     commands = [("SET", "clé", large.data, "PX", 5), ("SET", b"k", small.data), ("SET", "e", b"")]
@@ -185,7 +181,7 @@ def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
     assert np.shares_memory(np.frombuffer(shared[0], np.uint8), large)
 
 
-def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied() -> None:
+def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied():
     large = np.arange(2 * fast_socket.GATHER_BYTES, dtype=np.uint8)
     small = np.arange(8, dtype=np.uint8)
     half = fast_socket.GATHER_BYTES
@@ -204,7 +200,7 @@ def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied
 
 
 @pytest.mark.parametrize("buffers", [1, 1401])
-def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
+def test_more_than_the_kernel_takes_at_once(ends, buffers):
     connection, ours, theirs = ends
     parts = [np.full(fast_socket.GATHER_BYTES, k % 251, np.uint8) for k in range(700)]
     # bytes are packed into one buffer, views stay what they are.
@@ -213,7 +209,7 @@ def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
     assert len(fast_socket.pack_commands(commands)) == buffers
     came = bytearray()
 
-    def serve() -> None:
+    def serve():
         # The kernel takes some bytes, and then none for a while.
         time.sleep(0.5)
         total = sum(map(len, fast_socket.pack_commands(commands)))
@@ -232,7 +228,7 @@ def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1000, 10**9])
-def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
+def test_strings_are_received_into_their_buffers(ends, piece):
     connection, ours, theirs = ends
     wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
     data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
@@ -243,7 +239,7 @@ def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
     assert parse_commands(sent()) == [[b"GET", key.encode()] for key in strings.keys]
 
 
-def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
+def test_strings_are_put_where_they_go_by_other_connections_too():
     strings = Strings("ab", 3, 0)
     fast_socket.put([b"abc", b""], strings.wanted(), strings)
     assert strings.buffers == [b"abc", b""]
@@ -254,7 +250,7 @@ def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
         fast_socket.put([ReplyError("WRONGTYPE")], strings.wanted(), strings)
 
 
-def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
+def test_what_has_come_is_not_asked_for_again(ends):
     connection, ours, theirs = ends
     strings = Strings("abc", 3, 3, 3)
     answer(theirs, b"$3\r\nabc\r\n$3\r\nd")()
@@ -265,7 +261,7 @@ def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
 
 
 @pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])
-def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends: Any, reply: bytes) -> None:
+def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends, reply):
     connection, ours, theirs = ends
     answer(theirs, b"$3\r\nabc\r\n" + reply)
     strings = Strings("abc", 3, 4000, 5)
@@ -276,11 +272,11 @@ def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends: Any
     assert strings.buffers[0] == b"abc"
 
 
-def test_a_string_that_comes_in_pieces_with_pauses(ends: Any) -> None:
+def test_a_string_that_comes_in_pieces_with_pauses(ends):
     connection, ours, theirs = ends
     sent = [b"$5", b"\r\nab", b"cde\r", b"\n$3\r\nxyz\r\n$-", b"1\r\n"]
 
-    def serve() -> None:
+    def serve():
         for piece in sent:
             # Longer than a tick, so that each is received by itself.
             time.sleep(fast_socket.TICK * 1.5)
@@ -295,7 +291,7 @@ def test_a_string_that_comes_in_pieces_with_pauses(ends: Any) -> None:
     assert strings.buffers[:2] == [b"abcde", b"xyz"]
 
 
-def test_a_string_that_does_not_end_where_it_should(ends: Any) -> None:
+def test_a_string_that_does_not_end_where_it_should(ends):
     connection, ours, theirs = ends
     answer(theirs, b"$3\r\nabcde\r\n")
     with pytest.raises(BrokenError, match="end"):
@@ -303,7 +299,7 @@ def test_a_string_that_does_not_end_where_it_should(ends: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
-def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
+def test_a_string_that_breaks_off_is_an_error(ends, data):
     connection, ours, theirs = ends
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
@@ -312,14 +308,14 @@ def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
-def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
+def test_a_reply_that_is_no_string_is_an_error(ends, data):
     connection, ours, theirs = ends
     answer(theirs, data)
     with pytest.raises(BrokenError):
         fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
 
 
-def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
+def test_an_error_instead_of_a_string_is_raised(ends):
     connection, ours, theirs = ends
     answer(theirs, b"-WRONGTYPE it is a list\r\n")
     with pytest.raises(ReplyError, match="WRONGTYPE it is a list"):

@@ -1,7 +1,5 @@
 """The guard of a run, which kills its processes when the runner has been killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The entries of the history of a training, and how a long one is thinned."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

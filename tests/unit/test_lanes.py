@@ -1,11 +1,7 @@
 """Strings over several connections at once, with peers that send given bytes; and when such connections are opened."""
 
-from __future__ import annotations
-
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -23,23 +19,23 @@ from redisacc._wire.sockets import SocketConnection
 class Peers:
     """Connections, and the other ends of their sockets."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         pairs = [socket.socketpair() for _ in range(number)]
         self.theirs = [theirs for _, theirs in pairs]
         self.connections = [SocketConnection(redis.Connection(), ours) for ours, _ in pairs]
 
-    def close(self) -> None:
+    def close(self):
         for connection, theirs in zip(self.connections, self.theirs, strict=True):
             connection.sock.close()
             theirs.close()
 
 
 @pytest.fixture
-def peers() -> Iterator[Callable[[int], Peers]]:
+def peers():
     """Makes connections."""
-    made: list[Peers] = []
+    made = []
 
-    def make(number: int) -> Peers:
+    def make(number):
         made.append(Peers(number))
         return made[-1]
 
@@ -48,19 +44,17 @@ def peers() -> Iterator[Callable[[int], Peers]]:
         one.close()
 
 
-def soon() -> float:
+def soon():
     return running_time() + 60
 
 
-def reply(data: bytes) -> bytes:
+def reply(data):
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 @pytest.mark.parametrize("connections", [1, 2, 3, 4])
 @pytest.mark.parametrize("piece", [1, 7, 10**9])
-def test_strings_arrive_in_their_memory_whatever_comes_first(
-    peers: Callable[[int], Peers], connections: int, piece: int
-) -> None:
+def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections, piece):
     made = peers(connections)
     wanted = [bytes([65 + number]) * (number * 97 % 400) for number in range(11)]
     strings = Strings([f"k{number}" for number in range(11)], *map(len, wanted), lanes=4)
@@ -69,7 +63,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(
         for number in range(connections)
     ]
 
-    def serve() -> None:
+    def serve():
         # The last lane first: what is requested last may arrive first.
         for start in range(0, max(map(len, sent)), piece):
             for theirs, data in reversed(list(zip(made.theirs, sent, strict=True))):
@@ -84,7 +78,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(
         assert [n for n in strings.finished if n % 4 == lane] == list(range(lane, 11, 4))
 
 
-def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> None:
+def test_each_lane_asks_for_its_own_strings(peers):
     made = peers(2)
     for theirs, data in zip(made.theirs, [b"ac", b"bd"], strict=True):
         theirs.sendall(b"".join(reply(data[k : k + 1]) for k in range(2)))
@@ -94,21 +88,21 @@ def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> No
         assert theirs.recv(1000) == expected
 
 
-def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers: Callable[[int], Peers]) -> None:
+def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers):
     made = peers(2)
-    asked: list[int] = []
+    asked = []
 
     class Growing(Strings):
-        def wanted(self) -> Any:
+        def wanted(self):
             return super().wanted()[:1]
 
-        def more(self) -> Any:
+        def more(self):
             asked.append(1)
             return super().wanted()[1:] if len(asked) == 2 else []
 
     strings = Growing("ab", 3, 3, lanes=2)
 
-    def serve() -> None:
+    def serve():
         # The second one is answered first, so it was requested although the first one had not arrived.
         made.theirs[1].recv(100)
         made.theirs[1].sendall(reply(b"xyz"))
@@ -140,9 +134,7 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers:
         (reply(b"abc") * 2, BrokenError, "more replies"),
     ],
 )
-def test_a_reply_that_is_wrong_ends_the_fetch(
-    peers: Callable[[int], Peers], data: bytes, error: type[Exception], text: str
-) -> None:
+def test_a_reply_that_is_wrong_ends_the_fetch(peers, data, error, text):
     made = peers(2)
     thread = threading.Thread(target=made.theirs[1].sendall, args=[data])
     thread.start()
@@ -155,7 +147,7 @@ def test_a_reply_that_is_wrong_ends_the_fetch(
     thread.join()
 
 
-def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
+def test_a_silent_server_is_noticed(peers):
     made = peers(2)
     made.theirs[0].sendall(reply(b"abc"))
     with pytest.raises(SilentError):
@@ -166,7 +158,7 @@ def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+def remote(monkeypatch):
     """Every server counts as one on another machine."""
     monkeypatch.setattr(node_module, "is_remote", lambda _: True)
 
@@ -176,12 +168,12 @@ class Server:
 
     address, tls, is_own, freshness = "peers", False, True, float("inf")
 
-    def __init__(self, peers: Peers, refuses_after: int = 100, most: int | None = None) -> None:
-        self.made: list[redis.Connection] = []
+    def __init__(self, peers, refuses_after=100, most=None):
+        self.made = []
         self.most = most
         self._peers, self._refuses_after = peers, refuses_after
 
-    def open(self) -> redis.Connection:
+    def open(self):
         if len(self.made) >= self._refuses_after:
             raise BrokenError("too many clients")
         pooled = redis.Connection()
@@ -189,20 +181,18 @@ class Server:
         self.made.append(pooled)
         return pooled
 
-    def discard(self, pooled: redis.Connection) -> None:
+    def discard(self, pooled):
         pooled.disconnect()
 
 
 @pytest.fixture
-def first(peers: Callable[[int], Peers]) -> Any:
+def first(peers):
     """The connection that a fetch has already."""
     return peers(1).connections[0]
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_are_opened_in_the_background_and_used_again(
-    peers: Callable[[int], Peers], first: Any, until: Any, clock: Any
-) -> None:
+def test_lanes_are_opened_in_the_background_and_used_again(peers, first, until, clock):
     made = peers(8)
     server = Server(made)
     node = Node(server)
@@ -224,7 +214,7 @@ def test_lanes_are_opened_in_the_background_and_used_again(
 
 
 @pytest.mark.usefixtures("remote")
-def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+def test_lanes_that_the_server_refuses_are_done_without(peers, first, until):
     server = Server(peers(8), refuses_after=1)
     node = Node(server)
     node._more(first)
@@ -234,26 +224,26 @@ def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], P
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_client_with_few_connections_has_none_for_lanes(peers: Callable[[int], Peers]) -> None:
+def test_a_client_with_few_connections_has_none_for_lanes(peers):
     server = Server(peers(1), most=LEAST_CONNECTIONS - 1)
     assert not Node(server)._has_lanes
 
 
-def test_only_a_server_on_another_machine_is_remote(first: Any) -> None:
+def test_only_a_server_on_another_machine_is_remote(first):
     assert not lanes.is_remote(first.sock)
 
     class Socket:
-        def __init__(self, here: str, there: str, family: int = socket.AF_INET) -> None:
+        def __init__(self, here, there, family=socket.AF_INET):
             self.family, self._here, self._there = family, here, there
 
-        def getsockname(self) -> tuple[str, int]:
+        def getsockname(self):
             return self._here, 1
 
-        def getpeername(self) -> tuple[str, int]:
+        def getpeername(self):
             return self._there, 2
 
-    def is_remote(*given: Any) -> bool:
-        return lanes.is_remote(Socket(*given))  # type: ignore[arg-type]
+    def is_remote(*given):
+        return lanes.is_remote(Socket(*given))
 
     assert not is_remote("127.0.0.1", "127.0.0.1")
     assert not is_remote("127.0.0.1", "127.0.0.2")

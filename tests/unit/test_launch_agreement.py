@@ -1,7 +1,5 @@
 """What the meeting host makes of what hosts say, and the lines of each host, without any host; and invalid entries."""
 
-from __future__ import annotations
-
 import pytest
 from support.rows import every_row
 

@@ -1,7 +1,5 @@
 """What a process writes, cut into lines."""
 
-from __future__ import annotations
-
 from support.rows import every_row
 
 from redisacc.tools.launch.lines import INTERVAL, LIMIT, Lines

@@ -1,7 +1,5 @@
 """How soon a process that died is started again, and when it is given up."""
 
-from __future__ import annotations
-
 from redisacc.tools.launch.restarts import STEADY, WINDOW, Restarts
 
 

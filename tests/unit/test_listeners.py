@@ -1,7 +1,5 @@
 """Listeners to channels, where the machine has no thread left for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from redisacc._wire.connect import connect

@@ -1,7 +1,5 @@
 """A step that a worker makes alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.local_updates import LocalTraining, gradient_of
 from support.rows import every_row

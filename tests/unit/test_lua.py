@@ -1,7 +1,5 @@
 """The Lua scripts: their headers, how the loader assembles them, and what Python passes and handles."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

@@ -1,7 +1,5 @@
 """The Makefile sets up the environment that the tests run in."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

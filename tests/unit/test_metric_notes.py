@@ -1,7 +1,5 @@
 """The notes of metrics in the entry of a worker, and the means that are made of them."""
 
-from __future__ import annotations
-
 import math
 
 from support.rows import every_row

@@ -1,7 +1,5 @@
 """The table of tests/mutants: each rule has a place in the package, and tests."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The kernel of optimisers: the same bits however often, by whom and in which pieces; what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Optimisers: their options, groups, numbers of a step, and the form that travels."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

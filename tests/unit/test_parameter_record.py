@@ -1,7 +1,5 @@
 """The record of parameters, as anybody may have written it: what redisacc does not write is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """All parsers, without a server: for any input a typed error or a result, and quickly."""
 
-from __future__ import annotations
-
 import socket
 from collections import deque
 from types import SimpleNamespace

@@ -1,33 +1,26 @@
 """Sums that grow part by part, whatever arrives in whatever order: compared with plain additions, bit for bit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.moved_clock import MovedClock
 
 import redisacc
-from redisacc._arrays.encodings import Encoding, encode
-from redisacc._arrays.gradient import Gradient
+from redisacc._arrays.encodings import encode
 from redisacc._arrays.leaf_values import tree_gradient
 from redisacc._arrays.spec import AccumulatorSpec, described_by
-from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format.attempts import PartsArrived
-from redisacc._format.buffered import BufferedGradient, digest_of
+from redisacc._format.buffered import digest_of
 from redisacc._format.keys import Keys
 from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums import expected_gradients
-from redisacc._protocol.sums.cells import SumOptions, SumPart
+from redisacc._protocol.sums.cells import SumOptions
 from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._protocol.sums.part_sums import PartSums
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
@@ -41,7 +34,7 @@ WEIGHTS = [1.0, 0.5, 3.0]
 ELEMENTS, ROWS = 45, 30
 
 
-def spec_of(**leaves: Any) -> AccumulatorSpec:
+def spec_of(**leaves):
     return AccumulatorSpec.of_tree(*described_by(leaves), reduction_type="SUM")
 
 
@@ -56,9 +49,9 @@ SPECS = {
 }
 
 
-def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
+def gradient_of(spec, seed):
     random = np.random.default_rng(seed)
-    tree: dict[str, Any] = {}
+    tree = {}
     assert spec.kind == "tree"
     for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
         if leaf.is_sparse:
@@ -75,21 +68,21 @@ class Server:
 
     waits = BLOCKING
 
-    def __init__(self) -> None:
-        self.strings: dict[str, bytes] = {}
-        self.inline: dict[str, bytes] = {}
-        self.between: Iterator[Any] = iter(())
+    def __init__(self):
+        self.strings = {}
+        self.inline = {}
+        self.between = iter(())
         # Returns a number below the given one.
-        self.draw: Callable[[int], int] = lambda below: below - 1
-        self.fetched: list[str] = []
+        self.draw = lambda below: below - 1
+        self.fetched = []
 
-    def store(self, *uploads: Upload) -> None:
+    def store(self, *uploads):
         """Writes all parts of gradients."""
         for upload in uploads:
             for part in range(len(upload.buffered.lengths)):
                 self.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
 
-    def fetch(self, arrivals: Any) -> None:
+    def fetch(self, arrivals):
         """As ``Transport.fetch``: everything is requested ahead, and answered in order within a lane.
 
         Strings of several lanes arrive at the same time. A connection may break while they do.
@@ -120,11 +113,11 @@ class Server:
                 next(self.between, None)
             requested += arrivals.more()
 
-    def scatter(self, batches: list[list[Any]]) -> list[list[Any]]:
+    def scatter(self, batches):
         return [self.pipeline(batch) for batch in batches]
 
-    def pipeline(self, commands: list[Any]) -> list[Any]:
-        replies: list[Any] = []
+    def pipeline(self, commands):
+        replies = []
         for command in commands:
             if command[0] == "STRLEN":
                 replies.append(len(self.strings.get(command[1], b"")))
@@ -143,14 +136,14 @@ class Upload:
 
     def __init__(
         self,
-        number: int,
-        spec: AccumulatorSpec,
-        seed: int,
-        size: int,
-        encoding: Encoding = "float32",
+        number,
+        spec,
+        seed,
+        size,
+        encoding="float32",
         *,
-        inline: int = 0,
-    ) -> None:
+        inline=0,
+    ):
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
         self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
         self.packed = buffered_format.pack(CUTS[size], self.gradient, inline)
@@ -158,18 +151,18 @@ class Upload:
         place = b"0" if weight == 1 else f"0*{weight}".encode()
         fields = {f"g-{number}".encode(): place + b" " + self.packed.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
-        self.place: int | None = None
+        self.place = None
         self.admitted = self.refused = False
 
-    def bytes_of(self, part: int) -> bytes:
-        argument: Any = self.parts[part][2]
+    def bytes_of(self, part):
+        argument = self.parts[part][2]
         return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
 
-    def at(self, place: int) -> BufferedGradient:
+    def at(self, place):
         return replace(self.buffered, order=place)
 
 
-def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
+def sum_parts(spec, uploads):
     """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
     cuts = [found[1] for upload in uploads if (found := upload.buffered.cut) is not None]
     if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
@@ -187,7 +180,7 @@ def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
     ]
 
 
-def assert_same_bits(one: RoundSum, other: RoundSum) -> None:
+def assert_same_bits(one, other):
     """Checks that two sums are equal, bit for bit."""
     for found, expected in zip(one.sum().sections, other.sum().sections, strict=True):
         np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
@@ -198,9 +191,7 @@ def assert_same_bits(one: RoundSum, other: RoundSum) -> None:
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_the_sum_is_that_of_the_round_in_the_order_of_places(
-    durations: Callable[..., Any], clock: MovedClock, data: st.DataObject
-) -> None:
+def test_the_sum_is_that_of_the_round_in_the_order_of_places(durations, clock, data):
     durations(sum_patience=0)
     spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
     inline = data.draw(st.sampled_from([0, 0, 300]))
@@ -220,7 +211,7 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(
     _play(spec, uploads, data, clock)
 
 
-def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clock: MovedClock) -> None:
+def _play(spec, uploads, data, clock):
     server, places = Server(), iter(range(1, 10**6))
     # By worker, places are known before anything arrives. A worker that was started again has two gradients.
     by_worker = data.draw(st.booleans())
@@ -231,7 +222,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
     num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
 
     sums = PartSums(
-        server,  # type: ignore[arg-type]
+        server,
         round_sum,
         SumOptions(
             KEYS,
@@ -243,19 +234,19 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         ),
         reliance,
     )
-    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())
 
-    def place_of(upload: Upload) -> int:
+    def place_of(upload):
         return numbers[uploads.index(upload)] if by_worker else next(places)
 
-    def is_repeated(upload: Upload) -> bool:
+    def is_repeated(upload):
         """Returns whether the round has a gradient of the same worker."""
         mine = numbers[uploads.index(upload)]
         return by_worker and any(
             other.admitted and numbers[place] == mine for place, other in enumerate(uploads) if other is not upload
         )
 
-    def act() -> None:
+    def act():
         """Something that a worker does, which the taker may not hear of."""
         upload = data.draw(st.sampled_from(uploads))
         if reliance is not None and data.draw(st.booleans()):
@@ -305,7 +296,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
                 clock.advance(1)
             sums.skip_stalled()
 
-    def reduce() -> None:
+    def reduce():
         """Something that a reducer does: it stores a part of a sum of any gradients, or of the wrong length."""
         placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
         if not placed:
@@ -321,12 +312,12 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
             if data.draw(st.booleans()):
                 sums.sum_stored(digest, number)
 
-    def stage(upload: Upload, part: int) -> None:
+    def stage(upload, part):
         key, length = KEYS.part(upload.buffered.id, part), upload.buffered.lengths[part]
         server.strings[key] = upload.bytes_of(part)
         assert len(server.strings[key]) == length
 
-    def admit(upload: Upload) -> None:
+    def admit(upload):
         upload.admitted = True
         if upload.place is None:
             upload.place = place_of(upload)
@@ -336,7 +327,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
         for part in range(len(upload.buffered.lengths)):
             assert KEYS.part(name, part) in server.strings
 
-    def events() -> Iterator[None]:
+    def events():
         while True:
             if data.draw(st.booleans()):
                 act()
@@ -362,19 +353,19 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject, clo
     complete(spec, sums, server, round_sum, *taken)
 
 
-def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored() -> None:
+def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored():
     """The second gradient is announced with another weight when its parts are on their way already."""
     spec, server = SPECS["dense"], Server()
     first, second = (Upload(number, spec, 0, 64) for number in range(2))
-    stored: list[SumPart] = []
+    stored = []
     sums = PartSums(
-        server,  # type: ignore[arg-type]
+        server,
         spec.empty_sum((), where="the test"),
         SumOptions(KEYS, 2, store=stored.append),
     )
     changed = replace(second.at(1), factor=2.0)
 
-    def announce(gradient: BufferedGradient) -> None:
+    def announce(gradient):
         sums.announce(gradient)
         sums.arrive(PartsArrived(gradient.id, len(gradient.lengths)))
 
@@ -382,7 +373,7 @@ def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored() -> None:
     for place, upload in enumerate((first, second)):
         announce(upload.at(place))
     server.between = map(announce, [changed])
-    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)
     values = first.gradient.sections[0].values.reshape(-1)
     assert {part.number for part in stored} == set(range(len(changed.lengths)))
     for part in stored:
@@ -393,7 +384,7 @@ def test_what_changes_while_it_is_fetched_is_in_no_sum_that_is_stored() -> None:
         np.testing.assert_array_equal(elements, mine + factor * mine)
 
 
-def test_a_gradient_that_was_added_whole_is_in_all_sums_once() -> None:
+def test_a_gradient_that_was_added_whole_is_in_all_sums_once():
     """It was cut in another way than the others. Some cells contain what follows it, and lose that."""
     spec, server = SPECS["both"], Server()
     one, other, lost, late = (
@@ -403,20 +394,20 @@ def test_a_gradient_that_was_added_whole_is_in_all_sums_once() -> None:
         Upload(3, spec, 9, 64),
     )
     round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, round_sum, SumOptions(KEYS, 3))  # type: ignore[arg-type]
+    sums = PartSums(server, round_sum, SumOptions(KEYS, 3))
     server.store(one, other, lost, late)
     for place, upload in enumerate((one, other)):
         sums.announce(upload.at(place), admitted=True)
     sums.announce(lost.at(2))
     last = len(lost.buffered.lengths) - 1
     sums.arrive(PartsArrived(lost.buffered.id, 1, None, last))
-    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)
     assert KEYS.part(lost.buffered.id, last) in server.fetched
     complete(spec, sums, server, round_sum, one, other, late)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_was_requested_for_a_dropped_sum_is_ignored(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_requested_for_a_dropped_sum_is_ignored(seed, monkeypatch):
     """A gradient that precedes the others becomes known while these are on their way."""
     # The memory that was freed would be used again, and may hold the right bytes.
     dirty = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, 0xEE, dtype), uint8=np.uint8)
@@ -425,30 +416,30 @@ def test_what_was_requested_for_a_dropped_sum_is_ignored(seed: int, monkeypatch:
     spec, server = SPECS["sparse"], Server()
     uploads = [Upload(number, spec, number, 64) for number in range(1, 6)]
     round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, round_sum, SumOptions(KEYS, 6))  # type: ignore[arg-type]
+    sums = PartSums(server, round_sum, SumOptions(KEYS, 6))
     server.store(*uploads)
     for place in range(1, 5):
         sums.announce(uploads[place].at(place), admitted=True)
 
-    def late() -> Iterator[None]:
+    def late():
         for _ in range(random.randrange(20)):
             yield
         sums.announce(uploads[0].at(0), admitted=True)
 
     server.draw = random.randrange
     server.between = late()
-    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)  # type: ignore[arg-type]
+    sums.look_ahead(InlineReader(server, KEYS.current, ()), lambda: False)
     complete(spec, sums, server, round_sum, *uploads)
 
 
-def complete(spec: AccumulatorSpec, sums: PartSums, server: Server, round_sum: RoundSum, *uploads: Upload) -> None:
+def complete(spec, sums, server, round_sum, *uploads):
     """Completes a sum, and compares it with that of gradients. Those that have no places yet get them."""
     wanted = spec.empty_sum((), where="the test")
     for upload in uploads:
         wanted.add(upload.gradient)
     places = [place if upload.place is None else upload.place for place, upload in enumerate(uploads)]
     described = [upload.at(place) for place, upload in zip(places, uploads, strict=True)]
-    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
+    sums.complete(described, InlineReader(server, KEYS.current, described))
     assert round_sum.number == len(uploads)
     assert_same_bits(round_sum, wanted)
 
@@ -456,20 +447,20 @@ def complete(spec: AccumulatorSpec, sums: PartSums, server: Server, round_sum: R
 class ByWorker:
     """Sums of three expected gradients by worker, and the gradients of some workers."""
 
-    def __init__(self, *numbers: int) -> None:
+    def __init__(self, *numbers):
         self.server = Server()
         spec = SPECS["both"]
         self._sum, self._wanted = (spec.empty_sum((), where="the test") for _ in range(2))
         self._uploads = [Upload(k, spec, k, 64) for k in range(len(numbers))]
         self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
         self.sums = PartSums(
-            self.server,  # type: ignore[arg-type]
+            self.server,
             self._sum,
             SumOptions(KEYS, 3, by_worker=True),
         )
-        self._inline = InlineReader(self.server, KEYS.current, ())  # type: ignore[arg-type]
+        self._inline = InlineReader(self.server, KEYS.current, ())
 
-    def upload(self, k: int, parts: int | None = None, *, admitted: bool = False) -> list[str]:
+    def upload(self, k, parts=None, *, admitted=False):
         """Uploads the first parts of a gradient, or all of them. Returns the keys that are fetched then."""
         found = self.every[k]
         self.sums.announce(found)
@@ -483,12 +474,12 @@ class ByWorker:
             self.sums.announce(found, admitted=True)
         return self.look_ahead()
 
-    def look_ahead(self) -> list[str]:
+    def look_ahead(self):
         self.server.fetched.clear()
         self.sums.look_ahead(self._inline, lambda: False)
         return sorted(self.server.fetched)
 
-    def complete(self, *chosen: int) -> list[str]:
+    def complete(self, *chosen):
         """Completes the sum, and compares it with that of these gradients. Returns the keys that are fetched then."""
         self.server.fetched.clear()
         self.sums.complete([self.every[k] for k in chosen], self._inline)
@@ -497,12 +488,12 @@ class ByWorker:
         assert_same_bits(self._sum, self._wanted)
         return sorted(self.server.fetched)
 
-    def staged(self, k: int, parts: int | None = None) -> list[str]:
+    def staged(self, k, parts=None):
         found = self.every[k]
         return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
 
 
-def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
+def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
     one = ByWorker(2, 0, 1)
     assert one.upload(0) == []
     # Worker 0 is added before the others have arrived, part by part.
@@ -514,7 +505,7 @@ def test_by_worker_a_gradient_is_held_until_those_before_it_are_known() -> None:
     assert one.complete(1, 2, 0) == []
 
 
-def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> None:
+def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers():
     one = ByWorker(7, 4, 2, 0, 9)
     assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
     one.upload(2, admitted=True)
@@ -524,7 +515,7 @@ def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers() -> No
     assert one.complete(2, 1, 0) == []
 
 
-def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped() -> None:
+def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped():
     one = ByWorker(0, 2, 1, 3)
     assert one.upload(0, 7) == one.staged(0, 7)
     for k in (1, 2, 3):
@@ -534,7 +525,7 @@ def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped() -
     assert one.complete(2, 1, 3) == []
 
 
-def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first() -> None:
+def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first():
     one = ByWorker(0, 0, 1, 2)
     assert one.upload(0, 7) == one.staged(0, 7)
     assert one.upload(1) == one.staged(1)
@@ -544,7 +535,7 @@ def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_fi
     assert one.complete(1, 2, 3) == []
 
 
-def test_by_worker_what_is_admitted_is_not_replaced() -> None:
+def test_by_worker_what_is_admitted_is_not_replaced():
     one = ByWorker(0, 0, 1, 2)
     one.upload(0, admitted=True)
     assert one.upload(1) == []
@@ -554,7 +545,7 @@ def test_by_worker_what_is_admitted_is_not_replaced() -> None:
     assert one.complete(0, 2, 3) == []
 
 
-def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock: MovedClock) -> None:
+def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock):
     one = ByWorker(0, 1, 2, 3)
     for k, parts in enumerate((1, None, None)):
         one.upload(k, parts)
@@ -569,7 +560,7 @@ def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(c
     assert one.complete(1, 2, 3) == []
 
 
-def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock: MovedClock) -> None:
+def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock):
     clock.stop()
     one = ByWorker(0, 1, 2, 3)
     slow = one.every[0]
@@ -590,7 +581,7 @@ def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(cl
     assert not one.sums.knows(slow.id)
 
 
-def test_parts_that_arrive_in_another_order_are_added_as_they_come() -> None:
+def test_parts_that_arrive_in_another_order_are_added_as_they_come():
     one = ByWorker(0, 1, 2)
     first = one.every[0]
     one.upload(0, 0)

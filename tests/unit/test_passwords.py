@@ -1,7 +1,5 @@
 """Passwords in URLs."""
 
-from __future__ import annotations
-
 from support.rows import every_row
 
 from redisacc._wire.connect import holds_password

@@ -1,7 +1,5 @@
 """Whether a process is dead: it is said only if that is certain."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What the package exports."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

@@ -1,7 +1,5 @@
 """What the lease of a reducer says about its sums, which anybody may have written."""
 
-from __future__ import annotations
-
 from support.rows import every_row
 
 from redisacc._format.entries import parse_leases, parse_sums, sums_text

@@ -1,7 +1,5 @@
 """For how long a taker does without a reducer that was late."""
 
-from __future__ import annotations
-
 from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 
 

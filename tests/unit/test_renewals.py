@@ -1,7 +1,5 @@
 """One thread for each transport renews the leases that this process holds over it."""
 
-from __future__ import annotations
-
 import threading
 
 from redisacc._protocol.leases.renewals import renewals_over

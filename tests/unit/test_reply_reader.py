@@ -1,7 +1,5 @@
 """Replies are read as hiredis reads them, except for those that claim more than their commands can be answered with."""
 
-from __future__ import annotations
-
 import hiredis
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The times of rounds, from events that are heard at given moments; and what a server says of itself."""
 
-from __future__ import annotations
-
 from support.rows import every_row
 
 from redisacc._protocol.lifecycle.events import Event

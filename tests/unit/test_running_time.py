@@ -1,7 +1,5 @@
 """A clock that stands still while the process does not run."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

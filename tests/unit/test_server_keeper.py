@@ -1,7 +1,5 @@
 """A server that cannot be started again is tried as often as restarts allow."""
 
-from __future__ import annotations
-
 import pytest
 
 from redisacc.errors import ServerError

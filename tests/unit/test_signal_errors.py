@@ -1,7 +1,5 @@
 """What a signal handler raises is told from the errors of the code that it interrupts."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Signatures: options are stated once, all of them are shown, and there are never more than twelve."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 import re

@@ -1,7 +1,5 @@
 """Slots and the map of their owners, of which a reply that nobody vouches for says."""
 
-from __future__ import annotations
-
 import pytest
 from support.rows import every_row
 

@@ -1,7 +1,5 @@
 """Adding up in numpy: the same, bit for bit, however the gradients are grouped."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.rows import every_row

@@ -1,7 +1,5 @@
 """Foreign text becomes printable and bounded in one place, and no error escapes it."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import pickle

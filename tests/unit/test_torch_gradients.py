@@ -1,7 +1,5 @@
 """Gradients of a GPU pass through host memory, while the backward pass goes on. Runs with torch (`make examples`)."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Contexts of spans as text."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import every_row

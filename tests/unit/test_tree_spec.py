@@ -1,7 +1,5 @@
 """The accumulator of a tree before it reaches a server: its leaves and sections, and how a gradient is packed."""
 
-from __future__ import annotations
-
 import re
 
 import ml_dtypes

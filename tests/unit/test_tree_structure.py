@@ -1,7 +1,5 @@
 """Trees: taken apart and put together, written as text and read again, and what is not a tree."""
 
-from __future__ import annotations
-
 import collections
 import collections.abc
 import json

@@ -1,7 +1,5 @@
 """How long a chief waits for parts of an update: as long as they appear, and not for updaters that have died."""
 
-from __future__ import annotations
-
 import pytest
 
 from redisacc._protocol.updates.patience import PATIENCE_FACTOR, Patience

@@ -1,7 +1,5 @@
 """The parts of an upload are, byte for byte, those of the whole gradient."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.rows import every_row
 

@@ -1,11 +1,6 @@
 """What a wait says when it lasts, and when it ends."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from support.moved_clock import MovedClock
 
 import redisacc
 from redisacc import _clock
@@ -22,20 +17,20 @@ def test_messages_about_a_wait_become_rarer():
 class Pauses:
     """Moves the clock instead of pausing."""
 
-    def __init__(self, clock: MovedClock) -> None:
-        self.every: list[float] = []
+    def __init__(self, clock):
+        self.every = []
         self._clock = clock
         clock.stop()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.every.append(seconds)
         self._clock.advance(seconds)
 
 
-def test_a_wait_says_after_five_seconds_what_it_waits_for(clock: MovedClock, caplog: pytest.LogCaptureFixture) -> None:
-    pauses: Any = Pauses(clock)
+def test_a_wait_says_after_five_seconds_what_it_waits_for(clock, caplog):
+    pauses = Pauses(clock)
 
-    def probe() -> str | None:
+    def probe():
         return "found" if len(pauses.every) == 9 else None
 
     assert until(pauses, probe, every=1.0, describe=lambda: f"waiting for {len(pauses.every)}") == "found"
@@ -43,13 +38,13 @@ def test_a_wait_says_after_five_seconds_what_it_waits_for(clock: MovedClock, cap
     assert pauses.every == [1.0] * 9
 
 
-def test_a_wait_ends_at_its_deadline_or_with_the_error_of_its_check(clock: MovedClock) -> None:
-    pauses: Any = Pauses(clock)
+def test_a_wait_ends_at_its_deadline_or_with_the_error_of_its_check(clock):
+    pauses = Pauses(clock)
     now = _clock.clock.now()
     assert until(pauses, lambda: None, every=1.0, deadline=now + 2.5) is None
     assert pauses.every == [1.0, 1.0, pytest.approx(0.5)]
 
-    def check() -> None:
+    def check():
         raise redisacc.ConflictError("another is the chief")
 
     with pytest.raises(redisacc.ConflictError, match="another is the chief"):

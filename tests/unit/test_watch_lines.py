@@ -1,7 +1,5 @@
 """What `redisacc watch` shows of an accumulator, given what is known of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import io

@@ -1,7 +1,5 @@
 """The state of a worker, at each moment that the table of states in docs/explanations/concepts.md names."""
 
-from __future__ import annotations
-
 import datetime
 
 from support.rows import every_row

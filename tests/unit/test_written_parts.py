@@ -1,7 +1,5 @@
 """Parts last until the last one of them has been uploaded."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.rows import every_row
 

@@ -1,19 +1,13 @@
 """Clusters of the tests' own, which these may reshard and break."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from support.servers import CLUSTER, Servers, executable
+from support.servers import CLUSTER, executable
 
 from redisacc.embedded import Cluster
 
 
 @pytest.fixture
-def shared_cluster(_servers: Servers) -> Cluster:
+def shared_cluster(_servers):
     """The cluster of three masters on which other tests run, too, empty: tests may move its slots, and nothing else."""
     cluster = _servers.get(CLUSTER)
     assert isinstance(cluster, Cluster)
@@ -24,11 +18,11 @@ def shared_cluster(_servers: Servers) -> Cluster:
 
 
 @pytest.fixture
-def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def make_cluster(tmp_path):
     """Starts clusters whose nodes keep every change on disk; they end with the test."""
-    made: list[Cluster] = []
+    made = []
 
-    def make(masters: int = 3, replicas: int = 0, **options: Any) -> Cluster:
+    def make(masters=3, replicas=0, **options):
         options = {
             "dir": tmp_path / f"cluster-{len(made)}",
             "durable": True,

@@ -1,7 +1,5 @@
 """A replica that lagged behind takes over: handles are told what is lost, and sums are those of what is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

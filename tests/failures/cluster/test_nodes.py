@@ -1,7 +1,5 @@
 """Nodes of a cluster die, come back and are replaced: every gradient is counted once, and nothing hangs."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

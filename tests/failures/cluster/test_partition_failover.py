@@ -1,7 +1,5 @@
 """Partitions whose masters fail: what replicas have confirmed is kept, and what is lost is reported by name."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

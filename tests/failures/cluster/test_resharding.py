@@ -1,7 +1,5 @@
 """Slots move while workers apply and a taker waits: every gradient is counted once, in one round, and nothing hangs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

@@ -1,7 +1,5 @@
 """A node of a cluster that is silent: what does not need it goes on, and what needs it ends in time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

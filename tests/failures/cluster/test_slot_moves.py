@@ -1,7 +1,5 @@
 """Slots that are being moved: `redisacc doctor` names those whose target would lose them, and why."""
 
-from __future__ import annotations
-
 import os
 import signal
 

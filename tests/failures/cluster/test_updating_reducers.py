@@ -1,7 +1,5 @@
 """Reducers of a training's nodes, processes of their own, that are killed and stopped: no bit changes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

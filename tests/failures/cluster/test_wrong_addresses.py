@@ -1,7 +1,5 @@
 """Addresses, users and clients that do not fit a cluster: a typed error says what to change."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
@@ -11,7 +9,6 @@ import pytest
 import redis
 import valkey
 from click.testing import CliRunner
-from support.servers import ServerUnderTest
 from support.until import until
 
 import redisacc
@@ -24,7 +21,7 @@ def dense(where, name="w", **options):
 
 
 @pytest.mark.servers("valkey")
-def test_the_url_of_a_cluster_that_leads_to_a_single_server(real_server: ServerUnderTest):
+def test_the_url_of_a_cluster_that_leads_to_a_single_server(real_server):
     url = real_server.url.replace("redis://", "redis+cluster://")
     with pytest.raises(
         redisacc.ServerError, match=f"not a node of a Redis Cluster: give redis= a URL redis://127.*:{real_server.port}"

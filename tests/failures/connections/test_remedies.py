@@ -1,13 +1,9 @@
 """What an error about a connection advises: the remedy of this situation, and none that does not help in it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -29,11 +25,11 @@ NO_WAY = "Nothing at that address answers this machine: check the address, and w
 CLUSTER = "another node has the key (MOVED 1 10.0.0.2:7001): give redis= a URL redis+cluster://HOST:PORT"
 
 
-def failing(error: OSError) -> redis.Redis:
+def failing(error):
     """Returns a client whose connections fail with an error of the system."""
 
     class Failing(redis.Connection):
-        def _connect(self) -> Any:
+        def _connect(self):
             raise error
 
     return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Failing, host="box"))
@@ -42,20 +38,20 @@ def failing(error: OSError) -> redis.Redis:
 class Situations:
     """Ways to a server, of which each is wrong in its own way."""
 
-    def __init__(self, server: Any, enter: Callable[[Any], Any]) -> None:
+    def __init__(self, server, enter):
         self._server = server
         self._enter = enter
 
-    def answers(self, reply: bytes) -> str:
+    def answers(self, reply):
         """A server that answers everything in this way."""
         found = self._enter(forger(self._server.port))
         found.forge("*", reply)
         return f"redis://127.0.0.1:{found.port}"
 
-    def says(self, text: bytes) -> str:
+    def says(self, text):
         """Something that says this to whoever connects."""
 
-        def say(sock: socket.socket) -> None:
+        def say(sock):
             sock.sendall(text)
             with contextlib.suppress(OSError):
                 sock.settimeout(1)
@@ -65,13 +61,13 @@ class Situations:
         self._enter(serving(listener, say))
         return f"redis://127.0.0.1:{listener.getsockname()[1]}"
 
-    def as_user(self, user: str) -> str:
+    def as_user(self, user):
         return f"redis://{user}@127.0.0.1:{self._server.port}"
 
-    def database(self, number: int) -> str:
+    def database(self, number):
         return f"redis://127.0.0.1:{self._server.port}/{number}"
 
-    def pool_in_use(self) -> redis.Redis:
+    def pool_in_use(self):
         client = self._enter(redis.Redis(host="127.0.0.1", port=self._server.port, max_connections=1))
         self._transport = connect(client)
         self._enter(self._transport.subscriber("channel", 1.0))
@@ -79,13 +75,13 @@ class Situations:
 
 
 @pytest.fixture
-def situations(real_server: Any) -> Iterator[Situations]:
+def situations(real_server):
     with contextlib.ExitStack() as stack:
         yield Situations(real_server, stack.enter_context)
 
 
 # The situation → the way there, and what the error advises; "": nothing, because its text says all that is known.
-ADVICE: dict[str, tuple[Callable[[Situations], Any], str]] = {
+ADVICE = {
     "nothing listens": (lambda _: "redis://127.0.0.1:1", START),
     "nothing listens, with TLS": (lambda _: "rediss://127.0.0.1:1", START),
     "no node of a cluster listens": (

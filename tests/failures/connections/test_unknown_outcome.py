@@ -1,7 +1,5 @@
 """A server that stops answering at the worst moment: the outcome is unknown, and the caller can continue."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 

@@ -1,12 +1,9 @@
 """`redisacc run --hosts` on hosts that are cut off or lose their power: network namespaces, so root on Linux."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,7 +87,7 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path):
+def hosts(tmp_path):
     from benchmarks.network import hosts as network
 
     if reasons := network.obstacles():

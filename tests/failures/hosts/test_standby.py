@@ -1,7 +1,5 @@
 """The host of a process that leads is cut off, or loses its power: another host's takes over, with the same bits."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 
@@ -21,7 +19,7 @@ CUT, LATER = 4, 8
 MARGIN = 5.0
 
 
-def expected(role: str) -> str:
+def expected(role):
     """Returns the digest of the parameters that an undisturbed training ends with."""
     if role != "rounds":
         weights = LocalTraining(OPTIMIZER, BEGIN, weights=(1.0,) * CREW).train(UNTIL).parameters["w"]

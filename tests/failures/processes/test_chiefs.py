@@ -1,7 +1,5 @@
 """A chief with an optimiser that is killed or stopped at any step: its successor makes the same updates, once each."""
 
-from __future__ import annotations
-
 import functools
 import signal
 

@@ -1,7 +1,5 @@
 """Many real processes on one accumulator: each accepted gradient is in exactly one round."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 

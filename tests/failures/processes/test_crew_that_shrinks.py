@@ -1,7 +1,5 @@
 """A training of real processes that waits for everybody: workers are killed or stand still, and come back."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

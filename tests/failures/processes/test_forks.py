@@ -1,7 +1,5 @@
 """A fork while another thread opens a connection."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Signals at any moment: the caller of an apply can tell which gradients were counted, and no take loses a round."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

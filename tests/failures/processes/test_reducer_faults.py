@@ -1,12 +1,10 @@
 """Reducers that are killed, stopped, doubled, powerless or starved: every round is right, and none has to wait."""
 
-from __future__ import annotations
-
 import signal
 
 import numpy as np
 import pytest
-from support.proxy import Fault, Proxy, all_faults, proxy_before_server
+from support.proxy import Fault, all_faults, proxy_before_server
 from support.selection import thorough
 
 import redisacc
@@ -42,7 +40,7 @@ class Rounds:
 
     def __init__(self, acc, own_proxy, background, until, *, workers=WORKERS):
         self.acc, self.workers, self.reduced = acc, workers, 0
-        self._own_proxy: Proxy = own_proxy
+        self._own_proxy = own_proxy
         self._background, self._until = background, until
         self._random = np.random.default_rng(1)
 

@@ -1,7 +1,5 @@
 """A server that comes back with older data: each open handle is told what it must know, once, and no other one is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.proxy import proxy_before_server

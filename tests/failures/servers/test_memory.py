@@ -1,7 +1,5 @@
 """Full servers: one that refuses (noeviction), and some that evict keys."""
 
-from __future__ import annotations
-
 import logging
 import re
 

@@ -1,7 +1,5 @@
 """A server that goes away and comes back while parameters are published, read and waited for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.leaks import remaining

@@ -1,7 +1,5 @@
 """Replicas that have to confirm the parts of gradients in partitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.proxy import Fault, proxy_before

@@ -1,7 +1,5 @@
 """Replicas: promoted by Sentinel, behind their master, read-only; and waiting for them with min_replicas."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

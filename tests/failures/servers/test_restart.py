@@ -1,7 +1,5 @@
 """A server that is killed and comes back: with everything, with less, with nothing."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -3,8 +3,6 @@
 The earlier version is a commit of this repository, so these tests are left out where its history is not available.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,12 +10,10 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.servers import ServerUnderTest
 
 import redisacc
 
@@ -31,7 +27,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.servers("valkey", "redis62"), py
 
 
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def trees(tmp_path_factory):
     """The folder of each version's package: "old" and "new"."""
     archive = subprocess.run(["git", "archive", EARLIER, "redisacc", "lua"], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
@@ -45,7 +41,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Member:
     """A process of one of the versions."""
 
-    def __init__(self, tree: Path, url: str, *arguments: str) -> None:
+    def __init__(self, tree, url, *arguments):
         self._process = subprocess.Popen(
             [sys.executable, "-P", PROGRAM, *arguments],
             env={**os.environ, "PYTHONPATH": str(tree), "REDISACC_URL": url},
@@ -54,37 +50,37 @@ class Member:
         )
         assert Path(self.line()["file"]).parents[1] == tree
 
-    def line(self) -> Any:
+    def line(self):
         """Returns what it says next."""
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         assert text, f"ended with {self._process.wait()}"
         return json.loads(text)
 
-    def reach(self, step: int) -> None:
+    def reach(self, step):
         """Waits until it has begun this step."""
         while self.line().get("step", 0) < step:
             pass
 
-    def result(self) -> Any:
+    def result(self):
         """Waits for its end; returns the parameters that it has ended with."""
         while "end" not in (said := self.line()):
             pass
         self.end()
         return said["end"]
 
-    def kill(self) -> None:
+    def kill(self):
         """Kills it."""
         self._process.send_signal(signal.SIGKILL)
         self._process.communicate()
 
-    def end(self) -> None:
+    def end(self):
         """Waits until it has ended well."""
         assert self._process.wait(60) == 0
         self._process.communicate()
 
     @property
-    def is_alive(self) -> bool:
+    def is_alive(self):
         """Whether it runs."""
         return self._process.poll() is None
 
@@ -93,11 +89,11 @@ Start = Callable[..., Member]
 
 
 @pytest.fixture
-def start(trees: dict[str, Path], real_server: ServerUnderTest) -> Iterator[Start]:
+def start(trees, real_server):
     """Starts processes. Those that are left at the end are killed."""
-    members: list[Member] = []
+    members = []
 
-    def starts(version: str, *arguments: str) -> Member:
+    def starts(version, *arguments):
         members.append(Member(trees[version], real_server.url, *arguments))
         return members[-1]
 
@@ -109,7 +105,7 @@ def start(trees: dict[str, Path], real_server: ServerUnderTest) -> Iterator[Star
 
 @pytest.mark.parametrize("creator", ["old", "new"])
 @pytest.mark.parametrize("taker", ["old", "new"])
-def test_gradients_of_both_versions_are_in_one_mean(start: Start, creator: str, taker: str) -> None:
+def test_gradients_of_both_versions_are_in_one_mean(start, creator, taker):
     other = "new" if creator == "old" else "old"
     start(creator, "apply", "1", "0").end()
     start(other, "apply", "3", "0").end()
@@ -119,7 +115,7 @@ def test_gradients_of_both_versions_are_in_one_mean(start: Start, creator: str, 
     start(taker, "delete").end()
 
 
-def trained(start: Start, name: str, versions: tuple[str, str], changes: tuple[tuple[int, str], ...] = ()) -> Any:
+def trained(start, name, versions, changes=()):
     """Trains with two workers of these versions; returns the parameters, which both agree on.
 
     Args:
@@ -144,16 +140,12 @@ def trained(start: Start, name: str, versions: tuple[str, str], changes: tuple[t
     ],
     ids=["upgrade", "downgrade", "mixed"],
 )
-def test_a_training_whose_versions_change_gives_the_same_bits(
-    start: Start, versions: tuple[str, str], changes: tuple[tuple[int, str], ...]
-) -> None:
+def test_a_training_whose_versions_change_gives_the_same_bits(start, versions, changes):
     assert trained(start, "changed", versions, changes) == trained(start, "undisturbed", ("new", "new"))
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("old", "new"), ("new", "old")])
-def test_a_checkpoint_of_one_version_is_published_by_the_other(
-    start: Start, tmp_path: Path, writer: str, reader: str
-) -> None:
+def test_a_checkpoint_of_one_version_is_published_by_the_other(start, tmp_path, writer, reader):
     trained(start, "saved", (writer, writer))
     file = str(tmp_path / "saved.safetensors")
     for version, operation, name in ((writer, "checkpoint", "saved"), (reader, "restore", "restored")):

@@ -3,11 +3,8 @@
 Usage: python versions_member.py OPERATION ARGUMENT…   with the server in REDISACC_URL.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +16,9 @@ SIZES = {"in-place": 4, "inline": 4_000, "parts": 200_000}
 STREAMS = hasattr(redisacc.Training, "begin")
 
 
-def accumulators() -> dict[str, Any]:
+def accumulators():
     """Opens one accumulator of each kind and way of storing."""
-    opened: dict[str, Any] = {
+    opened = {
         name: redisacc.ConditionalAccumulator(np.float32, shape=[size], shared_name=name)
         for name, size in SIZES.items()
     }
@@ -31,7 +28,7 @@ def accumulators() -> dict[str, Any]:
     return opened
 
 
-def gradient(name: str, number: float) -> Any:
+def gradient(name, number):
     """Returns a gradient whose elements are this number."""
     if name == "sparse":
         return redisacc.IndexedSlices(np.full((2, 2), number, np.float32), np.array([3, 40]))
@@ -40,14 +37,14 @@ def gradient(name: str, number: float) -> Any:
     return np.full(SIZES[name], number, np.float32)
 
 
-def apply(number: str, step: str) -> None:
+def apply(number, step):
     """Applies this number to each accumulator."""
     for name, accumulator in accumulators().items():
         send = accumulator.apply_indexed_slices_grad if name == "sparse" else accumulator.apply_grad
         assert send(gradient(name, float(number)), local_step=int(step)), name
 
 
-def take(required: str, expected: str) -> None:
+def take(required, expected):
     """Takes a round of each accumulator, and checks that all elements of the mean are as expected."""
     for name, accumulator in accumulators().items():
         taken = accumulator.take_grad(int(required), timeout=60)
@@ -56,13 +53,13 @@ def take(required: str, expected: str) -> None:
             assert (np.asarray(array) == np.float32(expected)).all(), name
 
 
-def delete() -> None:
+def delete():
     """Deletes all accumulators."""
     for accumulator in accumulators().values():
         accumulator.delete()
 
 
-def train(name: str, number: str, total: str) -> None:
+def train(name, number, total):
     """Is a worker of a training. Prints each step that it begins, and in the end the parameters."""
     begin = {"w": np.zeros(140_000, np.float32), "b": np.zeros(3, np.float32)}
     optimizer = redisacc.optim.Adam(0.05)
@@ -82,7 +79,7 @@ def train(name: str, number: str, total: str) -> None:
         print(json.dumps({"step": step, "end": [parameters["w"].tobytes().hex()[:4000], parameters["b"].tolist()]}))
 
 
-def command(*arguments: str) -> None:
+def command(*arguments):
     """Runs the command `redisacc`."""
     from redisacc.tools.cli import main
 

@@ -4,8 +4,6 @@ The commands, their arguments and their options come from the command line itsel
 them run until they are ended; only their arguments are parsed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Every public argument: any value gives InvalidArgumentError or a result, and a refused one changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 
