@@ -5,7 +5,7 @@
 -- ARGV place      text     which lease: "chief" or "worker NUMBER"
 -- ARGV holder    text     random id of the holder; a process that is started again in the same place has the same
 -- ARGV process   text     identity of the holder's process, which no other process ever has; without spaces
--- ARGV who       text     name of the holder, for people
+-- ARGV who       text     name of the holder, and how much memory it has, for people
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 -- ARGV dead      text     identity of a process that is known to be dead, whose lease counts as run out; "" for none
 -- ARGV renews    flag     whether the holder takes it only in an accumulator: it succeeds another one, or had it before

@@ -11,6 +11,7 @@ from redisacc._format.stored_text import parse_int64, parsed, time_of
 from redisacc._text import printable
 
 _ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
+_MEMORY = re.compile(r"(.+) ([0-9]{1,9}) MiB")
 _PLACE = re.compile(rb"chief|worker (0|[1-9][0-9]{0,11})")
 
 
@@ -24,6 +25,7 @@ class Member:
         holder: the random id of the holder's place.
         process: the identity of its process.
         who: a name of the holder, for people.
+        memory: how many bytes of its memory were resident when it took or extended the lease; None if unknown.
         ends_at: when the lease ends, by the server's clock.
         left: how many more seconds the lease lasts; negative if it has run out.
     """
@@ -33,6 +35,7 @@ class Member:
     holder: str
     process: str
     who: str
+    memory: int | None
     ends_at: datetime.datetime
     left: float
 
@@ -60,7 +63,13 @@ def _member(entry: bytes, field: bytes, now_ms: int) -> Member:
     holder, ends_ms, process = held[1].decode("ascii", "replace"), int(held[2]), held[3].decode("ascii", "replace")
     number = None if place[1] is None else int(place[1])
     left = (ends_ms - now_ms) / 1000
-    return Member(field.decode(), number, holder, process, printable(held[4]), time_of(ends_ms), left)
+    return Member(field.decode(), number, holder, process, *split_who(printable(held[4])), time_of(ends_ms), left)
+
+
+def split_who(text: str) -> tuple[str, int | None]:
+    """Splits the last part of an entry, such as "node1:4711 512 MiB", into a name and a number of bytes."""
+    found = _MEMORY.fullmatch(text)
+    return (text, None) if found is None else (found[1], int(found[2]) << 20)
 
 
 # The claims of workers whose training the server has lost: which step of its parameters each of them has.

@@ -129,6 +129,8 @@ class WorkerInfo:
         lease_ends_at: when the lease of a worker of a training ends, or has ended; if it gave the lease back, its
             ``seen_at``. None for a worker without a lease.
         process: the name of the process that holds the lease, in messages; "" without a lease.
+        memory: how many bytes of its memory were resident when it last extended the lease, every 2.5 s. None without a
+            lease, and everywhere but on Linux.
     """
 
     name: str
@@ -139,6 +141,7 @@ class WorkerInfo:
     last_step: int | None = None
     lease_ends_at: datetime.datetime | None = None
     process: str = ""
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def parse_known_workers(
             if member.number is not None:
                 name, ends_at = member.place, member.ends_at
                 known = found.get(name) or WorkerInfo(name, in_round.get(name, 0), 0, 0, min(now, ends_at))
-                found[name] = replace(known, lease_ends_at=ends_at, process=member.who)
+                found[name] = replace(known, lease_ends_at=ends_at, process=member.who, memory=member.memory)
     return sorted(found.values(), key=attrgetter("name")), seen
 
 

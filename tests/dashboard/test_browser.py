@@ -85,7 +85,7 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     assert page.locator("#filling-for").inner_text() == "for ann"
     assert "1 by 1 step late" in page.locator("#notes").inner_text()
     workers = [line.split("\t") for line in page.locator("#workers").inner_text().splitlines()]
-    assert [(cells[0], cells[2], cells[5], cells[6]) for cells in workers] == [
+    assert [(cells[0], cells[3], cells[6], cells[7]) for cells in workers] == [
         ("bob", "late", "0", "3"),
         ("ann", "in the round", "1", "4"),
     ]
@@ -95,7 +95,7 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     assert "take to publish" in bar.get_attribute("aria-label")
     assert {part.get_attribute("class") for part in bar.locator("rect").all()} >= {"p0", "p3"}
     # The age of the late worker grows by itself.
-    age = workers[0][3]
+    age = workers[0][4]
     page.wait_for_function("before => !document.querySelector('#workers').innerText.includes(before)", arg=age)
     bob.apply_grad([1.0] * 1000, 3)
     take.result()

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+import sys
 import time
 
 import numpy as np
@@ -67,8 +68,10 @@ def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(mon
             if step == 6:
                 until(lambda: monitor._listen().figures("t").worker_seconds)
                 monitor.refresh(first=["t"])
-                ((worker, process, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
+                ((worker, process, memory, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
                 assert (worker, process) == ("worker 0", f"{socket.gethostname()}:{os.getpid()}")
+                assert memory is None or 2**20 < memory < 2**40
+                assert (memory is None) == (sys.platform != "linux")
                 # A round of one gradient of each worker has no limit that anybody would want to know.
                 assert page(monitor, detail=name)["detail:facts"]["buffer_limit"] is None
                 assert 0 <= took < 60
@@ -185,7 +188,9 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert filling["staleness"] == [[1, 1]]
     assert filling["first"] == filling["last"] >= filling["began"]
     assert found["detail:staleness"] == [[0, 2], [1, 1]]
-    workers = {name: (state, count, applied) for name, _, state, count, applied, *_ in found["detail:workers"]["rows"]}
+    workers = {
+        name: (state, count, applied) for name, _, _, state, count, applied, *_ in found["detail:workers"]["rows"]
+    }
     assert workers["ann"] == ("in the round", 1, 2)
     assert workers["bob"] == ("expected", 0, 1)
     ((step, number, nbytes, taker, phases),) = found["detail:rounds"]

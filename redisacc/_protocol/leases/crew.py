@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from redisacc._clock import clock, durations
-from redisacc._format.crew_entries import Member, parse_crew
+from redisacc._format.crew_entries import Member, parse_crew, split_who
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.stored_text import clock_ms
-from redisacc._protocol.leases.process_identity import fate_of, own_identity
+from redisacc._protocol.leases.process_identity import fate_of, memory_text, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.scripts import OF_CREWS, Scripts
@@ -66,7 +66,7 @@ class Crew:
 
     def __post_init__(self) -> None:
         self._key = Keys(self.name).crew
-        self._scripts = Scripts(self.transport, Keys(self.name), OF_CREWS, holder=self.holder, who=self.who)
+        self._scripts = Scripts(self.transport, Keys(self.name), OF_CREWS, holder=self.holder)
 
     def blocking(self) -> Crew:
         """Returns the same for a thread of its own."""
@@ -113,15 +113,16 @@ class Crew:
         reply = self._scripts.hold_lease(
             place=place,
             process=own_identity(),
+            who=self.who + memory_text(),
             lease_ms=round(durations.lease * 1000),
             dead=dead,
             renews=renews,
             extends=extends,
             timeout=timeout,
         )
-        return (
-            None if reply.outcome == "held" else HeldByOther(reply.left_ms / 1000, reply.process, printable(reply.who))
-        )
+        if reply.outcome == "held":
+            return None
+        return HeldByOther(reply.left_ms / 1000, reply.process, split_who(printable(reply.who))[0])
 
     def take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
         """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""

@@ -26,6 +26,17 @@ def own_identity(proc: Path = _PROC) -> str:
     return _identity_of(os.getpid(), proc)
 
 
+def memory_text(proc: Path = _PROC) -> str:
+    """Returns how much memory of this process is resident, such as " 512 MiB"; "" if unknown."""
+    try:
+        pages = int((proc / "self/statm").read_text().split()[1])
+    except OSError as error:
+        if interrupt_in(error) is not None:
+            raise
+        return ""
+    return f" {pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB"
+
+
 def fate_of(identity: str, proc: Path = _PROC) -> Literal["alive", "dead"] | None:
     """Returns whether a process lives, or None if this process cannot know.
 

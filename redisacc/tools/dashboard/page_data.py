@@ -284,8 +284,8 @@ def _workers(view: View, figures: Figures, most: int) -> dict[str, Any]:
     times = {name: _rounded(seconds) for name, seconds in figures.worker_seconds.items()}
     rows = [
         [
-            *(printable(of.name, NAME), printable(of.process, NAME), state, of.in_round, of.applied, of.stale),
-            *(_ms(of.seen_at), times.get(of.name)),
+            *(printable(of.name, NAME), printable(of.process, NAME), of.memory, state),
+            *(of.in_round, of.applied, of.stale, _ms(of.seen_at), times.get(of.name)),
         ]
         for state, of in found[:most]
     ]

@@ -246,12 +246,12 @@ function showWorkers({ numbers, rows: found }) {
   byId("states").replaceChildren(...states.map(([name, n]) => element("span", { class: kindOf(name), text: `${count(n)} ${name}` })));
   if (!total) setText(byId("states"), "No worker has sent a gradient.");
   byId("workers").closest("table").hidden = !total;
-  byId("workers").replaceChildren(...found.map(([name, process, label, inRound, applied, stale, seen, took]) => {
+  byId("workers").replaceChildren(...found.map(([name, process, memory, label, inRound, applied, stale, seen, took]) => {
     const age = cell("", "number");
     keepAge(age, () => `${seconds(ageOfClock(seen))} ago`);
     const first = cell(name);
     first.title = name;
-    return element("tr", {}, first, cell(process || "–", "mono"), cell(label, kindOf(label)), age, cell(took === null ? "–" : seconds(took), "number"), cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
+    return element("tr", {}, first, cell(process || "–", "mono"), cell(memory === null ? "–" : bytes(memory), "number"), cell(label, kindOf(label)), age, cell(took === null ? "–" : seconds(took), "number"), cell(count(inRound), "number"), cell(count(applied), "number"), cell(count(stale), "number"));
   }));
   byId("more-workers").hidden = total <= found.length || state.workers >= MOST;
   setText(byId("more-workers"), total > MOST ? `Show ${count(MOST)} of ${count(total)} workers` : `Show all ${count(total)} workers`);
