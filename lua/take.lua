@@ -33,8 +33,8 @@
 --                                                          the step that was closed, and the contents of the round;
 --                                                          staleness is "" unless max_staleness > 0;
 --                                                          total_weight is "" if all weights are 1
--- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, most, grace_ms}
---                                                          the taker is in the queue, with `ahead` others before it;
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, most, grace_ms,
+--  buffered_bytes}                                         the taker is in the queue, with `ahead` others before it;
 --                                                          grace_left_ms is "0" unless only the grace is missing; the
 --                                                          others are what the take requires
 -- {'unset'}                                                the record does not say what the take requires; the taker
@@ -295,7 +295,7 @@ local function note_wanted(record, required, is_enough, grace_began_ms)
   end
 end
 
-refusal = read_more(keys.record, record, {'tickets', 'wanted'}, 0)
+refusal = read_more(keys.record, record, {'tickets', 'wanted', 'buffered_bytes'}, 0)
 if refusal then
   return refusal
 end
@@ -314,4 +314,4 @@ end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
   count_text(is_enough and math.max(grace_left, 0) or 0), weight,
   count_text(math.min(required.num_required, MOST)), count_text(math.min(required.most, MOST)),
-  count_text(math.min(required.grace_ms, MOST))}
+  count_text(math.min(required.grace_ms, MOST)), count_text(record.buffered_bytes)}

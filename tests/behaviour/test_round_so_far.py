@@ -50,6 +50,21 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_taker, backgr
     assert 6 < fetched() < 6.2
 
 
+def test_what_came_before_a_take_listens_is_fetched_as_well(proxy, open_taker, background, waiting, until, fetched):
+    """The handle still listens, so no message says that others were missed."""
+    acc = open_taker()
+    take = background(acc.take_grad, 1)
+    waiting(acc, 1)
+    acc.apply_grad(values(0))
+    take.result()
+    acc.apply_grad(values(1), local_step=1)
+    proxy.listen_anew()
+    take = background(acc.take_grad, 2)
+    until(lambda: fetched() > 1)
+    acc.apply_grad(values(2), local_step=1)
+    np.testing.assert_array_equal(take.result(), values(1) + values(2))
+
+
 @pytest.mark.every_server
 def test_by_worker_an_early_gradient_is_held(clock, proxy, open_taker, background, waiting, fetched):
     crew = [open_taker(worker=f"worker {k}", order="worker", reduction_type="MEAN") for k in range(3)]

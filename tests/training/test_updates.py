@@ -116,6 +116,8 @@ class Updated:
 
     def open(self, optimizer, **options):
         given = {"redis": self.proxy.url, **self.options, **options}
+        # A reducer that was late for the first update does not make takes do without it.
+        self.durations(without_reducer=0.0)
         self.chief = self.training.chief(self.parameters, optimizer=optimizer, **given)
         return self.chief
 

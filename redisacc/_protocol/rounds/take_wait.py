@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from redisacc._arrays import validation
 from redisacc._clock import durations
 from redisacc._format.attempts import PartsArrived, SumStored, UploadBegun, parse_message
-from redisacc._format.buffered import PartMissingError
+from redisacc._format.buffered import ANNOUNCED_BYTES, PartMissingError
 from redisacc._format.entries import ANY_NUMBER, WorkersByState
 from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._format.stored_text import weight_text
@@ -235,6 +235,13 @@ class TakeWait(Wait[Taken]):
             reply.token = self._token
             return reply, pieces
         self._seen = reply
+        if (
+            reply.buffered_bytes >= ANNOUNCED_BYTES
+            and self._reader.part_sums is None
+            and not (self._heard and self._heard[0] is Interruption.MISSED)
+        ):
+            # They were announced before this take listened.
+            self._heard.appendleft(Interruption.MISSED)
         # Other takers are granted rounds while this one waits. If such a grant is undone, this take has to notice.
         if self._history.note(pieces[-1]) and self._history.takes > self._takes:
             self._prepare()
