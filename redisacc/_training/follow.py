@@ -82,6 +82,9 @@ class Beside(Protocol):
     def _raise_failure(self) -> None:
         """Raises that error, if there is one."""
 
+    def meanwhile(self) -> None:
+        """Does what is to be done once a second while this worker waits for the next step."""
+
 
 @dataclass(frozen=True)
 class FollowOptions:
@@ -347,6 +350,8 @@ class Follow(Participant):
             return True
         if self.step is None:
             return False
+        if self._beside is not None:
+            self._beside.meanwhile()
         published = self._parameters.step()
         if published is not None and published < self.step:
             self._went_back = True

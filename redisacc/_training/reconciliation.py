@@ -71,6 +71,7 @@ class LeadOptions:
         here: the place of this process in a run.
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
+        snapshot: with mean gradients as versions, returns the step since which they are kept; None: not known.
     """
 
     parameters: Any
@@ -86,6 +87,7 @@ class LeadOptions:
     here: Place
     stops: Callable[[], bool] = field(default=lambda: False)
     own: Callable[[], tuple[int, Any, str] | None] = field(default=lambda: None)
+    snapshot: Callable[[], int | None] = field(default=lambda: None)
 
 
 class Reconciliation(Participant):
@@ -155,7 +157,7 @@ class Reconciliation(Participant):
     def _unknown_weights(self) -> ProgramWeights | Updating:
         options, parameters = self._options, self._parameters
         if options.optimizer is not None:
-            return Updating(parameters, options.optimizer, self._schema)
+            return Updating(parameters, options.optimizer, self._schema, options.snapshot)
         return ProgramWeights(parameters)
 
     # The loop

@@ -153,6 +153,9 @@ class Training(Closing):
         self._failure: BaseException | None = None
         self._leads = False
         self._until: int | None = None
+        # For weights that each process updates itself: the step of the last snapshot, and what looks after it.
+        self.snapshot: int | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
         self._worker: Follow | None = None
         self._opened = ExitStack()
         with ExitStack() as on_failure:
@@ -196,6 +199,7 @@ class Training(Closing):
             redis=transport.blocking,
             stops=self._stops.is_set,
             own=lambda: None if self._worker is None else self._worker.latest,
+            snapshot=lambda: self.snapshot,
         )
 
     def __repr__(self) -> str:

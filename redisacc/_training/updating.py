@@ -65,10 +65,13 @@ class Updating:
         parameters: the handle on its parameters.
         optimizer: the optimiser.
         schema: the leaves.
+        snapshot: as for ``Committer``.
     """
 
-    def __init__(self, parameters: Parameters, optimizer: Optimizer, schema: Schema) -> None:
-        self._parameters, self._optimizer, self._schema = parameters, optimizer, schema
+    def __init__(
+        self, parameters: Parameters, optimizer: Optimizer, schema: Schema, snapshot: Callable[[], int | None]
+    ) -> None:
+        self._parameters, self._optimizer, self._schema, self._snapshot = parameters, optimizer, schema, snapshot
         self._publisher = f"chief {host_and_process(os.getpid())}"
         self._accumulator: ConditionalAccumulatorBase[Any]
         self._keys: ParameterKeys
@@ -83,7 +86,7 @@ class Updating:
         gradients, accumulator._taker.is_updated = accumulator._keys, True
         # The same partitions, so that a part of the weights lies where that part of the gradients does.
         self._keys = ParameterKeys(gradients.name, gradients.partitions)
-        self._committer = Committer(accumulator._taker, self._publisher)
+        self._committer = Committer(accumulator._taker, self._publisher, self._snapshot)
         if before is not None:
             self._committer.continue_from(before)
 

@@ -265,8 +265,29 @@ class Lion(Optimizer):
         return lr, 1 - lr * weight_decay
 
 
+@dataclass(frozen=True)
+class MeanGradient(Optimizer):
+    """Makes each version the mean gradient of its step, for workers that have weights and an optimizer of their own.
+
+    A version depends on no other one. It is 0 everywhere if every worker has skipped the step. Versions since the last
+    snapshot are kept, and listed among the retired blobs.
+    """
+
+    name: ClassVar[str] = "mean"
+
+    lr: Rate = 0.0
+
+    def _slots(self) -> tuple[str, ...]:
+        return ()
+
+    def _scalars(self, lr: float, weight_decay: float, updates: int) -> Scalars:  # noqa: ARG002
+        return (lr,)
+
+
 # Name → class, for configs.
-BY_NAME: dict[str, type[Optimizer]] = {each.name: each for each in (SGD, Adam, AdamW, Adagrad, RMSprop, Lion)}
+BY_NAME: dict[str, type[Optimizer]] = {
+    each.name: each for each in (SGD, Adam, AdamW, Adagrad, RMSprop, Lion, MeanGradient)
+}
 
 
 def from_config(config: object) -> Optimizer:

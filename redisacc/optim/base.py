@@ -102,7 +102,7 @@ class Optimizer(ABC):
             maximize=flag(self.maximize, "maximize"),
             no_decay=patterns(self.no_decay, "no_decay"),
             lr_factor=factors(self.lr_factor, "lr_factor"),
-            clip_norm=None if self.clip_norm is None else _positive(self.clip_norm, "clip_norm"),
+            clip_norm=None if self.clip_norm is None else positive(self.clip_norm, "clip_norm"),
             ema=None if self.ema is None else number(self.ema, "ema", below=1),
         )
 
@@ -315,7 +315,12 @@ def _rate(value: Any) -> Rate:
     return value if callable(value) else number(value, "lr")
 
 
-def _positive(value: object, what: str) -> float:
+def positive(value: object, what: str) -> float:
+    """Returns a finite number above 0.
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
     found = number(value, what)
     if not found:
         raise InvalidArgumentError(f"{what} must be above 0, not {shown(value)}")

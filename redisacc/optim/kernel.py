@@ -22,7 +22,7 @@ import numpy as np
 from redisacc._arrays.validation import Array
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, MeanGradient, RMSprop
 from redisacc.optim.base import Optimizer, Scalars, check_dtype
 
 # The bytes of each array that are updated together. Half of it is slower by a tenth, because calls of numpy take a
@@ -441,4 +441,5 @@ _STEPS: dict[type[Optimizer], Callable[[Any, Scalars, _Number], _Step]] = {
     Adagrad: _adagrad,
     RMSprop: _rmsprop,
     Lion: _lion,
+    MeanGradient: lambda *_: lambda block, _: np.copyto(block.out, block.gradient),
 }

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, SupportsFloat, Unpack
 
-import numpy as np
 import torch
 
 from redisacc._handles.environment import Place, place
@@ -21,11 +20,15 @@ from redisacc._training.local_steps import LocalSteps
 from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
 from redisacc.errors import InvalidArgumentError
+from redisacc.optim.algorithms import MeanGradient
+from redisacc.optim.base import positive
 from redisacc.torch._counterpart import LR, counterpart, trained_names
+from redisacc.torch._groups import OPTIONS
 from redisacc.torch._local import TorchModel
+from redisacc.torch._mean import EVERY, MeanSteps
 from redisacc.torch._sampler import Progress, Sampler, sampler
-from redisacc.torch._state import state_of, torch_state
-from redisacc.torch._upload import Gradients, dtype_name, is_elsewhere, watch
+from redisacc.torch._state import state_of, torch_state, write
+from redisacc.torch._upload import Gradients, watch
 
 logger = logging.getLogger("redisacc")
 
@@ -82,6 +85,14 @@ class Optimizer(torch.optim.Optimizer):
             ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
         ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
         until: the step after which the training is finished, in all processes. None: it is never finished.
+        fused: who makes the update. False: each process, with the optimiser inside and the mean gradient of all, as
+            under ``DistributedDataParallel``. Any optimiser works whose ``step`` needs no closure, with any groups and
+            schedulers. True: the process that leads, or reducers, with a translation of the optimiser, so one of those
+            listed above. It is needed for sparse gradients and ``ema``. None: True. All processes give the same.
+        snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
+            earlier if mean gradients since the last one are large: ``redisacc.Parameters`` of the training's name with
+            ".snapshot" has weights and buffers, and the state of the optimiser. A process that starts reads the last
+            snapshot, and makes the steps that follow it.
         quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
         accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
             ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)`` are found without it.
@@ -90,6 +101,7 @@ class Optimizer(torch.optim.Optimizer):
     Attributes:
         training: the ``redisacc.Training`` underneath.
         param_groups: the groups of parameters of the optimiser inside.
+        state: with ``fused=False``, the state of the optimiser inside; else empty, since ``state_dict`` fetches it.
         training_step: the step of the weights in the model: how many updates they have seen.
         finished: whether the training is finished. Then ``step()`` changes nothing.
 
@@ -114,6 +126,8 @@ class Optimizer(torch.optim.Optimizer):
         clip_norm: float | None = None,
         ema: float | None = None,
         until: int | None = None,
+        fused: bool | None = None,
+        snapshot_every: int = EVERY,
         **options: Unpack[TrainingOptions],
     ) -> None:
         check_names(options, TrainingOptions, type(self).__name__)
@@ -126,32 +140,31 @@ class Optimizer(torch.optim.Optimizer):
         here = place()
         _check(inner, model, here)
         names = {parameter: name.replace(_COMPILED, "") for name, parameter in model.named_parameters()}
-        if local is None:
-            found = counterpart(inner, names, clip_norm=clip_norm, ema=ema)
-        else:
-            found = None
-            trained_names(inner, names)
-            for option, given in (("clip_norm", clip_norm), ("ema", ema), ("sparse", [*sparse] or None)):
-                if given is not None:
-                    raise InvalidArgumentError(
-                        f"{option} must be left out with LocalSteps, because torch's own optimizer makes the steps"
-                    )
-            if _needs_closure(inner):
-                raise InvalidArgumentError(
-                    f"optimizer must be one whose step() needs no closure, unlike {type(inner).__name__}, which "
-                    "computes several gradients in each step"
-                )
+        rows = _sparse_names(model, names, sparse)
+        is_fused = local is None and fused is not False
+        has_mean = local is None and not is_fused
+        found = counterpart(inner, names, clip_norm=clip_norm, ema=ema) if is_fused else None
+        if has_mean:
+            _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
+        elif local is not None:
+            _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
         self._is_open = False
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
         self._inner = inner
         self._counterpart = found
-        every = {names[each]: each for group in self.param_groups for each in group["params"]}
-        self._tensors = {name: each for name, each in every.items() if each.requires_grad}
-        self._frozen = {name: each for name, each in every.items() if not each.requires_grad}
+        every = {names[each]: each for group in inner.param_groups for each in group["params"]}
+        # With the mean, frozen ones may be trained later.
+        may_be_frozen = (torch.float32, torch.float64) if has_mean else ()
+        self._tensors = {
+            name: each for name, each in every.items() if each.requires_grad or each.dtype in may_be_frozen
+        }
+        self._frozen = {name: each for name, each in every.items() if name not in self._tensors}
         self._dtypes = {name: each.dtype for name, each in self._tensors.items()}
-        self._rows = _sparse_names(model, names, sparse) & self._tensors.keys() if found else set()
+        self._rows = rows & self._tensors.keys() if found else set()
+        mean = MeanSteps(inner, model, self._tensors, snapshot_every, clip_norm) if has_mean else None
+        self._mean = mean
         self._until = until
         self._steps: Iterator[tuple[int, Any]] | None = None
         self._step, self._jumped, self._is_finished = -1, 0, False
@@ -161,8 +174,8 @@ class Optimizer(torch.optim.Optimizer):
         options["accumulator"] = {**gradients, "sparse": sorted(self._rows)}
         self.training = Training(
             shared_name,
-            {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()},
-            optimizer=found.optimizer if found else self._alone(local),
+            mean.gradients() if mean else {name: each.numpy(force=True) for name, each in self._tensors.items()},
+            optimizer=MeanGradient() if mean else found.optimizer if found else self._alone(local),
             state=state_of(inner, self._tensors, found.optimizer) if found else None,
             workers=self._workers,
             number=_from(here.number, number, "RANK"),
@@ -171,14 +184,22 @@ class Optimizer(torch.optim.Optimizer):
         # Others need not wait for this process's leases once it has ended.
         weakref.finalize(self, self.training.close)
         self._gradients = Gradients(self.training, self._tensors, self._rows)
+        self._begin(model, options.get("redis"), is_local=local is not None)
+
+    def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
+        """Gets the first weights, and watches gradients from then on."""
+        mean, inner = self._mean, self._inner
         try:
+            if mean:
+                self.state = inner.state
+                mean.open(self.training, redis)
             self._advance()
         except BaseException:
             self.training.close()
             raise
-        self._hooks = watch(self._tensors, _weak(self._ready)) if found else []
-        if found:
-            refuse = _weak(self._refuse)
+        self._hooks = [] if is_local else watch(self._tensors, _weak(self._ready))
+        if not is_local:
+            refuse = _weak(mean.refuse if mean else self._refuse)
             self._hooks.append(inner.register_step_pre_hook(lambda inner, *_: refuse(inner)))
         if self._step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
@@ -268,8 +289,10 @@ class Optimizer(torch.optim.Optimizer):
                 )
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
-        metrics = {**(metrics or {}), LR: self._lr()}
-        if self._counterpart is None:
+        metrics = {**(metrics or {}), **self._lr()}
+        if self._mean is not None:
+            self._gradients.commit(weight, metrics, {OPTIONS: self._mean.options()})
+        elif self._counterpart is None:
             self.training.apply(None, weight=weight, metrics=metrics)
         else:
             self._gradients.commit(weight, metrics)
@@ -278,9 +301,13 @@ class Optimizer(torch.optim.Optimizer):
         self._inner._opt_called = True
         return loss
 
-    def _lr(self) -> float:
+    def _lr(self) -> dict[str, float]:
         groups = self.param_groups
-        return float(groups[0]["lr"]) if self._counterpart is None else self._counterpart.lr(groups)
+        if self._counterpart is not None:
+            return {LR: self._counterpart.lr(groups)}
+        # Some optimisers choose it themselves.
+        lr = groups[0].get(LR)
+        return {} if lr is None else {LR: float(lr)}
 
     def _refuse(self, inner: torch.optim.Optimizer) -> None:
         raise InvalidArgumentError(
@@ -294,19 +321,21 @@ class Optimizer(torch.optim.Optimizer):
 
     def _advance(self) -> None:
         """Waits for the next weights, and writes them into the model."""
-        if self._steps is None:
-            self._steps = self.training.steps(until=self._until)
-        before = self._step
-        try:
-            self._step, tree = next(self._steps)
-        except StopIteration:
-            self._is_finished = True
-            self._step, tree = self.training.latest()
-        except BaseException:
-            # A generator that has raised is over. The next call begins another one.
-            self._steps = None
-            raise
-        if self._counterpart is not None or self._is_finished:
+        before, is_there = self._step, False
+        while not is_there:
+            if self._steps is None:
+                self._steps = self.training.steps(until=self._until)
+            try:
+                self._step, tree = next(self._steps)
+            except StopIteration:
+                self._is_finished = True
+                self._step, tree = self.training.latest()
+            except BaseException:
+                # A generator that has raised is over. The next call begins another one.
+                self._steps = None
+                raise
+            is_there = self._mean is None or self._mean.follow(self._step, tree, finished=self._is_finished)
+        if self._mean is None and (self._counterpart is not None or self._is_finished):
             self._write(tree)
         if before < 0:
             self._first_step = self._step
@@ -317,31 +346,7 @@ class Optimizer(torch.optim.Optimizer):
                     scheduler.step()
 
     def _write(self, tree: Any) -> None:
-        if not isinstance(tree, dict) or tree.keys() != self._tensors.keys():
-            there = {*tree} if isinstance(tree, dict) else set()
-            name = min(there ^ self._tensors.keys(), default="")
-            where = "the model lacks" if name in there else "only the model has"
-            raise InvalidArgumentError(
-                f"another model is trained under the name {shown(self.training.shared_name)}: {where} the parameter "
-                f"{shown(name)}"
-            )
-        for name, tensor in self._tensors.items():
-            values = tree[name]
-            expected = dtype_name(tensor), tuple(tensor.shape)
-            if (str(values.dtype), values.shape) != expected:
-                raise InvalidArgumentError(
-                    f"another model is trained under the name {shown(self.training.shared_name)}: parameter "
-                    f"{shown(name)} is {values.dtype} of shape {values.shape} there, and {expected[0]} of shape "
-                    f"{expected[1]} here"
-                )
-        for name, tensor in self._tensors.items():
-            if is_elsewhere(tensor):
-                with torch.no_grad():
-                    tensor.copy_(torch.from_numpy(np.array(tree[name])))
-            else:
-                np.copyto(tensor.detach().numpy(), tree[name])
-                # As if torch had written it: a second backward through the old weights is an error.
-                torch.autograd.graph.increment_version(tensor)
+        write(self._tensors, tree, self.training.shared_name)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -354,6 +359,21 @@ class Optimizer(torch.optim.Optimizer):
             yield
         finally:
             self._gradients.holds -= 1
+
+    def clip_grad_norm_(self, max_norm: float) -> None:
+        """Clips the mean gradient of this step, in ``step()``, as ``torch.nn.utils.clip_grad_norm_`` would.
+
+        Each process has to give the same norm. It takes the place of ``clip_norm`` in this step.
+
+        Args:
+            max_norm: the largest norm, above 0.
+
+        Raises:
+            InvalidArgumentError: the norm is invalid; or the update is fused: give ``clip_norm`` when this is made.
+        """
+        if self._mean is None:
+            raise InvalidArgumentError("clip_grad_norm_() needs fused=False: give the optimizer clip_norm= instead")
+        self._mean.clip_norm = positive(max_norm, "max_norm")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Resets the gradients, as torch's optimisers do. What was sent of a step that is left out is dropped."""
@@ -456,12 +476,12 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: it has seen more updates than the training.
         """
-        if self._counterpart is None:
+        if self._counterpart is None and self._mean is None:
             self._inner.load_state_dict(state_dict)
             self.param_groups = self._inner.param_groups
             return
         given = max([int(state.get("step", 0)) for state in state_dict["state"].values()], default=0)
-        updates = int(self.training.latest_state()[1]["updates"])
+        updates = self._step if self._mean else int(self.training.latest_state()[1]["updates"])
         if given > updates:
             raise InvalidArgumentError(
                 f"the state has seen {given} updates, and the training {shown(self.training.shared_name)} only "
@@ -496,6 +516,8 @@ class Optimizer(torch.optim.Optimizer):
         """Gives the leases back, so another process leads within a second. The training can be continued."""
         for hook in self._hooks:
             hook.remove()
+        if self._mean is not None:
+            self._mean.close()
         self.training.close()
 
 
@@ -538,9 +560,20 @@ def _check(optimizer: object, model: object, here: Place) -> None:
         )
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+def _check_alone(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], how: str, **options: Any) -> None:
+    """Checks that an optimiser of torch can make the steps itself, and that there is nothing that it cannot have."""
+    trained_names(optimizer, names)
+    for option, given in options.items():
+        if given is not None:
+            raise InvalidArgumentError(
+                f"{option} must be left out with {how}, because torch's own optimizer makes the steps"
+            )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+    if closure is not None and closure.default is closure.empty:
+        raise InvalidArgumentError(
+            f"optimizer must be one whose step() needs no closure, unlike {type(optimizer).__name__}, which computes "
+            "several gradients in each step"
+        )
 
 
 def _has_new_statistics(module: torch.nn.Module) -> bool:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from redisacc import optim
+from redisacc._arrays.validation import Array
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.base import EMA
+from redisacc.torch._upload import dtype_name, is_elsewhere
 
 # The name of the number of updates, in torch and here.
 STEP, UPDATES = "step", "updates"
@@ -74,3 +76,52 @@ def torch_state(
         if state:
             found[tensor] = state
     return found
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Returns the elements of a tensor in host memory, shared if they are there; bytes if numpy lacks the dtype."""
+    host = tensor.detach().cpu()
+    found: Array = (host.contiguous().reshape(-1).view(torch.uint8) if _is_foreign(tensor) else host).numpy()
+    return found
+
+
+def _is_foreign(tensor: torch.Tensor) -> bool:
+    """Returns whether numpy lacks the dtype of a tensor."""
+    return tensor.is_floating_point() and not hasattr(np, dtype_name(tensor))
+
+
+def write(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> None:
+    """Writes values into tensors in place.
+
+    Args:
+        tensors: the tensors, by name.
+        tree: the values.
+        shared_name: the name of the training.
+
+    Raises:
+        InvalidArgumentError: the values are another model's.
+    """
+    if not isinstance(tree, dict) or tree.keys() != tensors.keys():
+        there = {*tree} if isinstance(tree, dict) else set()
+        name = min(there ^ tensors.keys(), default="")
+        where = "the model lacks" if name in there else "only the model has"
+        raise InvalidArgumentError(
+            f"another model is trained under the name {shown(shared_name)}: {where} the parameter {shown(name)}"
+        )
+    for name, tensor in tensors.items():
+        values, expected = tree[name], (dtype_name(tensor), tuple(tensor.shape))
+        if _is_foreign(tensor):
+            expected = "uint8", (tensor.nbytes,)
+        if (str(values.dtype), values.shape) != expected:
+            raise InvalidArgumentError(
+                f"another model is trained under the name {shown(shared_name)}: parameter {shown(name)} is "
+                f"{values.dtype} of shape {values.shape} there, and {expected[0]} of shape {expected[1]} here"
+            )
+    for name, tensor in tensors.items():
+        if is_elsewhere(tensor) or _is_foreign(tensor):
+            with torch.no_grad():
+                tensor.copy_(torch.from_numpy(np.array(tree[name])).view(tensor.dtype).reshape(tensor.shape))
+        else:
+            np.copyto(tensor.detach().numpy(), tree[name])
+            # As if torch had written it: a second backward through the old weights is an error.
+            torch.autograd.graph.increment_version(tensor)

@@ -191,8 +191,8 @@ class Gradients:
         if upload is not None:
             upload.abandon()
 
-    def commit(self, weight: float, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Applies the gradients: what was sent, and the rest."""
+    def commit(self, weight: float, metrics: Mapping[str, SupportsFloat], others: Mapping[str, Any] = {}) -> None:
+        """Applies the gradients: what was sent, and the rest, with other leaves."""
         with self._lock:
             if self._upload is not None and not self._is_as_sent():
                 self._give_up("the program has changed them since. Instead of clipping them, give clip_norm=")
@@ -205,12 +205,14 @@ class Gradients:
                         "does the model still have the parameters that the optimizer was made with?",
                         self._training.shared_name,
                     )
-                self._training.apply(values, weight=weight, metrics=metrics)
+                self._training.apply({**values, **others}, weight=weight, metrics=metrics)
                 return
             try:
                 self._put_staged(wait=True)
                 for name in self._tensors.keys() - self._sent.keys():
                     self._upload.put(name, self._value(name))
+                for name, value in others.items():
+                    self._upload.put(name, value)
                 self._upload.commit(weight=weight, metrics=metrics)
             finally:
                 # If it has failed, the next call sends everything.
@@ -225,4 +227,5 @@ class Gradients:
 
 def watch(tensors: Mapping[str, torch.Tensor], note: Callable[[torch.Tensor], None]) -> list[Any]:
     """Has a function called with each parameter whose gradient a backward pass has completed. Returns the handles."""
-    return [tensor.register_post_accumulate_grad_hook(note) for tensor in tensors.values()]
+    every = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    return [tensor.register_post_accumulate_grad_hook(note) for tensor in every]

@@ -153,8 +153,9 @@ def _unowned_blob(client: redis.Redis, record: bytes, blob: bytes) -> str | None
 
 
 def _published(client: redis.Redis, record: bytes) -> set[bytes]:
-    """Returns the ids of the blobs of the version that is published."""
-    listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state", "slots")))
+    """Returns the ids of the blobs of the version that is published, and of the mean gradients that are kept."""
+    kept = ["retired"] if b'"name":"mean"' in (client.hget(record, "optimizer") or b"") else []
+    listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state", "slots", *kept)))
     return {entry.partition(b":")[0] for entry in listed.split()}
 
 

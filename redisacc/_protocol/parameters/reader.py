@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
 from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
+from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
@@ -273,6 +275,42 @@ class ParameterReader:
         memory, there = taken
         update.use(memory)
         return there
+
+    def log(self, after: int) -> Iterator[tuple[int, Any]]:
+        """Yields the steps and the trees of earlier versions that are kept, from the one after a step on.
+
+        Args:
+            after: the step.
+
+        Raises:
+            PartMissingError: versions after that step are kept no longer.
+        """
+        record = self.poll()
+        kept = None if record is None else self.manifest(record)
+        if record is None or kept is None:
+            return
+        schema, first = self.schema(), record.step - len(kept.retired)
+        if first > after + 1:
+            raise PartMissingError(self._keys.record)
+        for step, blob in enumerate(kept.retired, first):
+            if step <= after:
+                continue
+            batches = by_partition(blob.keys(self._keys))
+            replies = self._transport.scatter([[("GET", key) for key in batch] for batch in batches])
+            found = dict(zip(chain(*batches), chain(*replies), strict=True))
+            if None in found.values():
+                raise PartMissingError(self._keys.record)
+            data = np.frombuffer(b"".join([found[key] for key in blob.keys(self._keys)]), np.uint8)
+            # Another leader may have published it with another encoding.
+            for stored in (schema, schema.stored("bfloat16")):
+                layout = stored.flat(kept.full[0].leaves).layout
+                if layout.nbytes == len(data):
+                    arrays = arrays_in(stored, layout, data)
+                    leaves = [arrays[n].astype(leaf.given) for n, leaf in enumerate(schema.leaves)]
+                    yield step, self._build("tree", schema.structure, leaves)
+                    break
+            else:
+                raise CorruptDataError(f"{self._keys.part(blob.id, 0)}: {len(data)} bytes are no version")
 
     def state(self, record: ParameterRecord) -> Any:
         """Returns the publisher's state of a version, None if it has none.

@@ -20,6 +20,10 @@ DROPPED_ROWS_BLOBS = 16
 RETIRED_BYTES = 32 * 2**20
 RETIRED_BLOBS = 32
 
+# How many mean gradients are kept at most, and how many of them one version drops at most.
+MOST_LOGGED = 5000
+DROPPED_BLOBS = 16
+
 
 @dataclass(frozen=True)
 class UploadPlan:
@@ -163,6 +167,28 @@ def retire(
         size -= kept[0].nbytes
         removed.append(kept.pop(0))
     return replace(manifest, retired=(*kept, *retired)), retired, removed
+
+
+def retire_of_log(
+    manifest: Manifest, blobs_before: Mapping[str, Blob], step: int, log: Sequence[Blob], snapshot: int | None
+) -> tuple[Manifest, list[Blob]]:
+    """Keeps versions whose values are the mean gradients of their steps, for those who replay them.
+
+    Args:
+        manifest: the manifest of the next version.
+        blobs_before: the blobs of the version before, by id.
+        step: the step of the version before.
+        log: the blobs of the versions before that one, one for each step.
+        snapshot: the step of the last snapshot, from which nobody replays that step or earlier ones; None: unknown.
+
+    Returns:
+        The manifest, which lists the log; and the blobs that go at once.
+    """
+    kept = [*log, *[blob for blob in blobs_before.values() if blob.id.endswith("-flat")]]
+    others = [blob for blob in blobs_before.values() if blob not in kept]
+    spare = 0 if snapshot is None else max(snapshot - (step - len(log)) + 1, 0)
+    spare = min(max(spare, len(kept) - MOST_LOGGED), DROPPED_BLOBS, len(kept))
+    return replace(manifest, retired=tuple(kept[spare:])), [*others, *kept[:spare]]
 
 
 def _are_few(schema: Schema, leaf: int, rows: Array) -> bool:

@@ -28,7 +28,7 @@ from redisacc._format.history_entries import history_text
 from redisacc._format.parameter_record import Blob, Manifest, announcement, kept_in, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.replication import confirm_version
-from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
@@ -127,9 +127,11 @@ class Committer:
     Args:
         taker: takes the rounds of its accumulator.
         publisher: the name of this process in the record.
+        snapshot: returns the step since which mean gradients are kept; None if it is not known.
     """
 
-    def __init__(self, taker: Taker[Any], publisher: str) -> None:
+    def __init__(self, taker: Taker[Any], publisher: str, snapshot: Callable[[], int | None]) -> None:
+        self._snapshot = snapshot
         self._transport = transport = taker.transport
         self._gradients = taker.keys
         self._spec = taker.spec
@@ -490,7 +492,7 @@ class Committer:
 
     def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
         before, model, step = update.before, update.model, update.follows.step
-        manifest, retired, removed = version_manifest(before, version, step, tables)
+        manifest, retired, removed = version_manifest(before, version, step, tables, self._snapshot())
         updates = self.updates = before.updates + bool(update.of.divisor)
         fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
@@ -518,7 +520,7 @@ class Committer:
     def _confirm(self, update: _Update, version: str, tables: TablesVersion | None) -> None:
         """Waits until replicas have a version."""
         before, model = update.before, update.model
-        manifest, *_ = version_manifest(before, version, update.follows.step, tables)
+        manifest, *_ = version_manifest(before, version, update.follows.step, tables, None)
         confirm_version(
             self._transport,
             model.keys,
@@ -530,7 +532,7 @@ class Committer:
 
 
 def version_manifest(
-    before: UpdateRecord, version: str, step: int, tables: TablesVersion | None
+    before: UpdateRecord, version: str, step: int, tables: TablesVersion | None, snapshot: int | None
 ) -> tuple[Manifest, list[Blob], list[Blob]]:
     """Returns the blobs of a version that follows, and the earlier blobs that are retired or removed.
 
@@ -539,9 +541,14 @@ def version_manifest(
         version: the id of the version.
         step: its step.
         tables: the blobs of its tables; None: there are no tables.
+        snapshot: the step since which mean gradients are kept; None: not known.
     """
     model = before.model
     manifest, stored = manifest_of(model, version, step, tables), model.schema.stored(model.encoding)
+    if model.is_mean:
+        blobs, record = before.manifest.blobs(stored), before.record
+        manifest, gone = retire_of_log(manifest, blobs, record.step, before.manifest.retired, snapshot)
+        return manifest, gone, gone
     return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
 
 

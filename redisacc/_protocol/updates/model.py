@@ -22,6 +22,7 @@ from redisacc._format.part_cut import Cut, Piece, Run
 from redisacc._format.update_order import Order
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
+from redisacc.optim.algorithms import MeanGradient
 from redisacc.optim.kernel import sum_of_squares, update_part
 
 # The sort of the blob that workers read, and of the one with the weights themselves if those in the first are rounded.
@@ -118,6 +119,11 @@ class UpdateModel:
     def config(self) -> str:
         """The optimiser's name and options, as the record holds them."""
         return json.dumps(self.optimizer.to_config(), separators=(",", ":"), sort_keys=True)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether each version is the mean gradient of its step, so that it follows from no other one."""
+        return isinstance(self.optimizer, MeanGradient)
 
     @cached_property
     def optimizer_digest(self) -> str:
@@ -260,7 +266,7 @@ class UpdateModel:
         """
         slots = self.optimizer.slots
         found = {sort: np.zeros(self.lengths[number], np.uint8) for sort in (self.base, *slots)}
-        if not order.divisor:
+        if not (order.divisor or self.is_mean):
             found = {sort: values[sort].copy() for sort in found}
         for segment in self._segments[number] if order.divisor else ():
             elements = gradient[segment.run][segment.first : segment.first + segment.size]

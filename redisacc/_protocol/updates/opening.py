@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from redisacc._arrays.validation import Array
@@ -179,6 +179,11 @@ def _try(
     blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.encoding))
     waiting = () if before is None else before.retired
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
+    if model.is_mean:
+        # The log of means ends before this version, or begins after it.
+        log = waiting if follows.replaces else ()
+        manifest, retired = replace(manifest, retired=log), [*blobs_before.values(), *(() if log else waiting)]
+        removed = retired
     fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]
     fields += update_fields(model, whole.updates, model.optimizer.scalars_ahead(step, whole.updates + 1))
     if record is None:

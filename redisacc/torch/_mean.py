@@ -1,0 +1,335 @@
+"""Steps that each process makes itself, with torch's own optimiser and the mean gradient of all processes.
+
+What the training publishes are mean gradients (``redisacc.optim``'s ``MeanGradient``). Every now and then, the
+process that leads publishes a snapshot under a name of its own: weights and buffers, and the state of the optimiser.
+Mean gradients since the last one are kept, so a process that starts, or that has missed some, reads the snapshot and
+makes the steps that follow it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from redisacc._arrays.validation import integer
+from redisacc._format.buffered import PartMissingError
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.waiting.wait import until
+from redisacc._training.training import Training
+from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
+from redisacc.optim.base import positive
+from redisacc.torch._groups import OPTIONS, Groups
+from redisacc.torch._state import as_array, write
+
+logger = logging.getLogger("redisacc")
+
+# The name of a training's snapshots is its own with this.
+SNAPSHOT = ".snapshot"
+
+# After so many steps a snapshot is published, and before mean gradients have so many bytes, unless a snapshot has even
+# more: this part of them.
+EVERY, LOG_BYTES, SHARE = 100, 64 * 2**20, 0.25
+
+# How often a process looks for a snapshot that is not there yet, in seconds.
+LOOK_EVERY = 0.1
+
+
+class MeanSteps:
+    """The steps of a training in this process.
+
+    Args:
+        optimizer: torch's optimiser.
+        model: the model.
+        tensors: the parameters of the optimiser, by name.
+        every: after how many steps a snapshot is published.
+        clip_norm: the largest norm of mean gradients; None: they are not clipped.
+
+    Attributes:
+        step: how many steps the weights have seen; -1: they are not the training's yet.
+        clip_norm: the largest norm of the next mean gradient; 0: it is not clipped.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        every: int,
+        clip_norm: float | None,
+    ) -> None:
+        self._clip_norm = 0.0 if clip_norm is None else positive(clip_norm, "clip_norm")
+        self._optimizer, self._model, self._tensors = optimizer, model, tensors
+        self._every = integer(every, "snapshot_every", low=1)
+        self._groups = Groups(optimizer.param_groups, len(tensors))
+        self.step = -1
+        self.clip_norm = self._clip_norm
+        # The places of the numbers that the optimiser itself changes.
+        self._moved: set[int] = set()
+        self._is_stepping = self._leads = False
+        self._bytes = sum([each.nbytes for each in tensors.values()])
+        self._snapshot_bytes = 0
+        # The training that the last snapshot is of; and parameters that never change, as it has them.
+        self._incarnation = ""
+        self._frozen: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+        self._training: Training
+        self._snapshots: Parameters
+
+    def open(self, training: Training, redis: object) -> None:
+        """Notes the training, and opens its snapshots."""
+        self._training = training
+        training.meanwhile = self.meanwhile
+        name = training.shared_name + SNAPSHOT
+        self._snapshots = Parameters(name, redis=redis, name="snapshot", partitions="auto")
+
+    def gradients(self) -> dict[str, Any]:
+        """Returns the tree that a training begins with."""
+        zeros = {name: np.zeros_like(as_array(each)) for name, each in self._tensors.items()}
+        return {**zeros, OPTIONS: np.zeros(self._groups.size)}
+
+    def options(self) -> Any:
+        """Returns what is sent with the gradients of this process."""
+        return self._groups.leaf([each.grad is not None for each in self._tensors.values()], self.clip_norm)
+
+    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises an error unless this makes the step."""
+        if not self._is_stepping:
+            raise InvalidArgumentError(
+                f"call step() of the redisacc.torch.Optimizer, and not of the {type(optimizer).__name__} inside, which "
+                "would move the weights of this process alone"
+            )
+
+    # Steps
+
+    def follow(self, step: int, mean: Any, *, finished: bool = False) -> bool:
+        """Makes the steps up to one.
+
+        Args:
+            step: the step.
+            mean: its mean gradient.
+            finished: whether it is the last one.
+
+        Returns:
+            Whether the weights are now those of this step. If not, they are of a later one.
+
+        Raises:
+            InvalidArgumentError: processes disagree on the options of this step, which changes no weights.
+        """
+        self._leads = self._training.leads or (finished and (self._leads or self._training.number == 0))
+        if not step - 1 <= self.step <= step:
+            self._catch_up(step)
+        if self.step < step:
+            self._make(step, mean)
+        if self.step == step and self._leads:
+            self._publish_if_due(finished=finished)
+        return self.step == step
+
+    def _catch_up(self, step: int) -> None:
+        """Makes the steps before one, or loads a snapshot of a later one."""
+        if not 0 <= self.step < step:
+            self._load(step, -1)
+        while self.step < step - 1:
+            try:
+                for number, mean in self._reader.log(self.step):
+                    if number == self.step + 1 < step:
+                        self._replay(number, mean)
+            except PartMissingError:
+                self._load(step, self.step + 1)
+
+    def _replay(self, step: int, mean: Any) -> None:
+        try:
+            self._make(step, mean)
+        except InvalidArgumentError as error:
+            logger.warning("%s: step %d has changed no weights: %s", self._training.shared_name, step - 1, error)
+        for each in self._tensors.values():
+            each.grad = None
+
+    def _make(self, step: int, mean: Any) -> None:
+        """Makes a step of the optimiser with a mean gradient."""
+        self.step, groups = step, self._groups
+        how = groups.read(mean[OPTIONS], self.clip_norm)
+        self.clip_norm = self._clip_norm
+        if how is None:
+            return
+        for has, (name, tensor) in zip(how.has, self._tensors.items(), strict=True):
+            tensor.grad = torch.from_numpy(np.array(mean[name])).to(tensor.device) if has else None
+        if how.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self._tensors.values(), how.clip_norm)
+        own = groups.numbers()
+        others = groups.differing(own, how.numbers)
+        groups.set(others, how.numbers)
+        self._is_stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._is_stepping = False
+        self._moved.update(groups.differing(how.numbers, groups.numbers()))
+        groups.set([place for place in others if place not in self._moved], own)
+
+    # Snapshots
+
+    @property
+    def _reader(self) -> Any:
+        worker = self._training._worker
+        assert worker is not None
+        return worker._parameters._reader
+
+    def _publish_if_due(self, *, finished: bool) -> None:
+        new = self.step - (self._training.snapshot or 0)
+        is_large = new * self._bytes > max(LOG_BYTES, self._snapshot_bytes / SHARE)
+        if finished:
+            self._wait()
+            self._publish(self.step, *self._copied())
+        elif (new >= self._every or is_large) and (self._thread is None or not self._thread.is_alive()):
+            arguments = self.step, *self._copied()
+            self._thread = threading.Thread(target=self._publish, args=arguments, name="redisacc-snapshot", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits until a snapshot that is on its way has been published."""
+        self._wait()
+        self._training.meanwhile = lambda: None
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def meanwhile(self) -> None:
+        """Publishes a snapshot if the server has lost the last one, or mean gradients after it."""
+        if self.step < 0 or not self._training.leads:
+            return
+        record, last = self._reader.poll(), self._last()
+        kept = None if record is None else self._reader.manifest(record)
+        if record is None or kept is None or record.step != self.step:
+            return
+        if last is None or last < record.step - len(kept.retired) - 1:
+            self._wait()
+            self._publish(self.step, *self._copied())
+
+    def _last(self) -> int | None:
+        """Returns the step of the last snapshot; None if this training has none."""
+        with suppress(NotFoundError):
+            if self._incarnation == self._reader.incarnation:
+                return self._snapshots.step()
+        return None
+
+    def _others(self) -> dict[str, torch.Tensor]:
+        """Returns the frozen parameters and the buffers, as far as they are saved with the model."""
+        every = {name.replace("_orig_mod.", ""): each for name, each in self._model.state_dict(keep_vars=True).items()}
+        trained = {*self._tensors.values()}
+        return {name: each for name, each in every.items() if isinstance(each, torch.Tensor) and each not in trained}
+
+    def _copied(self) -> tuple[dict[str, Any], Any, dict[str, int]]:
+        """Returns a snapshot of this moment: the weights and buffers; the state; and what never changes."""
+        others = self._others()
+        tree = {name: as_array(each).copy() for name, each in {**self._tensors, **others}.items()}
+        frozen = {
+            name: each._version for name, each in others.items() if each.ndim and isinstance(each, torch.nn.Parameter)
+        }
+        file = io.BytesIO()
+        state = {"optimizer": self._optimizer.state_dict(), "moved": sorted(self._moved)}
+        torch.save({**state, "training": self._reader.incarnation}, file)
+        data = np.frombuffer(file.getvalue(), np.uint8)
+        self._snapshot_bytes = data.nbytes + self._bytes
+        return tree, data, frozen
+
+    def _publish(self, step: int, tree: dict[str, Any], state: Any, frozen: dict[str, int]) -> None:
+        snapshots, incarnation = self._snapshots, self._reader.incarnation
+        try:
+            last = self._last()
+            if last is None:
+                # What is there is another training's, which had this name.
+                snapshots._forget()
+                snapshots.delete()
+                snapshots._forget()
+                self._frozen = {}
+            if last is None or last < step:
+                same: dict[str, Any] = {
+                    name: [] for name, version in frozen.items() if self._frozen.get(name) == version
+                }
+                snapshots.publish(tree, step, state=state, changed=same)
+            self._incarnation, self._frozen = incarnation, frozen
+            self._training.snapshot = max(step, last or 0)
+        except RedisAccError as error:
+            logger.warning(
+                "%s: cannot publish a snapshot of step %d, so mean gradients are kept until the next one: %s",
+                self._training.shared_name,
+                step,
+                error,
+            )
+
+    def _load(self, step: int, least: int) -> None:
+        """Loads the last snapshot. Blocks until there is one.
+
+        Args:
+            step: the step of the training. If it has just begun, number 0 publishes the first snapshot.
+            least: the lowest step that it may have.
+        """
+        training, worker = self._training, self._training._worker
+        assert worker is not None
+
+        def look() -> tuple[int, Any, Any] | None:
+            self._snapshots._forget()
+            found = self._snapshots._reader.latest_with_state()
+            if found is not None:
+                state = _loaded(found[2], self._snapshots.shared_name)
+                if state["training"] == self._reader.incarnation:
+                    return (found[0].step, found[1], state) if found[0].step >= least else None
+            if training.number == 0 and step == 0:
+                self.step = 0
+                self._publish(0, *self._copied())
+            return None
+
+        found = until(
+            self._snapshots._transport.waits,
+            look,
+            every=LOOK_EVERY,
+            check=worker._check_lease,
+            describe=lambda: (
+                f"{training.shared_name}: still waiting for "
+                + (
+                    "worker 0, with whose weights the training begins"
+                    if step == 0
+                    else "a snapshot of the worker that leads"
+                )
+            ),
+            name=training.shared_name,
+        )
+        assert found is not None
+        step, tree, state = found
+        write({**self._tensors, **self._others()}, tree, training.shared_name)
+        self._set_state(state)
+        self._snapshots._forget()
+        self.step, self._incarnation = step, self._reader.incarnation
+        training.snapshot = step
+
+    def _set_state(self, state: Any) -> None:
+        """Gives the optimiser the state of a snapshot. Its groups stay as the program has set them."""
+        optimizer, groups, own = self._optimizer, self._optimizer.param_groups, self._optimizer.state
+        optimizer.load_state_dict(state["optimizer"])
+        loaded, optimizer.param_groups = optimizer.param_groups, groups
+        own.clear()
+        own.update(optimizer.state)
+        optimizer.state = own
+        self._moved = set(state["moved"])
+        self._groups.set(self._moved, Groups(loaded, len(self._tensors)).numbers())
+        every = [each for group in groups for each in group["params"]]
+        for number, saved in state["optimizer"]["state"].items():
+            # Torch converts them to the dtype of the parameter.
+            of = optimizer.state[every[number]]
+            of.update({key: each.to(of[key].device) for key, each in saved.items() if isinstance(each, torch.Tensor)})
+
+
+def _loaded(state: Any, name: str) -> Any:
+    """Returns the state in a snapshot, which any client may have written."""
+    try:
+        return torch.load(io.BytesIO(state.tobytes()), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptDataError(f"parameters {name}: their state is none of an optimizer of torch: {error}") from error

@@ -1,0 +1,197 @@
+"""Each process makes the steps with torch's own optimiser and the mean gradient: the same bits as torch alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from networks import Large, Net, batch, loss_of, weights_of
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+
+import redisacc
+import redisacc.torch
+
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
+
+STEPS = 6
+
+
+def of_groups(kind, *options, **common):
+    """Returns what makes an optimiser with a group for the table, and one for the rest."""
+
+    def make(model):
+        rest = [each for name, each in model.named_parameters() if not name.startswith("words")]
+        return kind([{"params": [model.words.weight], **options[0]}, {"params": rest, **options[1]}], **common)
+
+    return make
+
+
+MAKE = {
+    "SGD": of_groups(torch.optim.SGD, {"lr": 1e-3}, {"weight_decay": 0.1}, lr=0.1, momentum=0.9),
+    "AdamW": of_groups(torch.optim.AdamW, {"weight_decay": 0.3}, {"betas": (0.8, 0.9), "lr": 0.001}, lr=0.02),
+    "NAdam": of_groups(torch.optim.NAdam, {}, {"lr": 0.01}),
+    "Adafactor": of_groups(torch.optim.Adafactor, {}, {"lr": 0.05}),
+}
+
+
+def cosine(optimizer):
+    return CosineAnnealingLR(optimizer, 10, eta_min=1e-4)
+
+
+def one_cycle(optimizer):
+    return OneCycleLR(optimizer, 0.05, total_steps=20)
+
+
+def train(wrap, make, schedule=cosine, weights=(1.0,) * 3, change=lambda model, step: None, **options):
+    """Runs the loop of a process, as users write it."""
+    model = Net()
+    optimizer = wrap(model, make(model), fused=False, until=STEPS, **options)
+    scheduler = optimizer.resume(schedule(optimizer))
+    while not optimizer.finished:
+        step, number = optimizer.training_step, optimizer.training.number
+        change(model, step)
+        x, y = batch(step, number)
+        cross_entropy(model(x), y).backward()
+        optimizer.step(weight=weights[number])
+        optimizer.zero_grad()
+        scheduler.step()
+    return model
+
+
+def alone(make, workers, schedule=cosine, weights=(1.0,) * 3, change=lambda model, step: None, clip_norm=None):
+    """Returns what torch alone makes of the mean gradient."""
+    model = Net()
+    inner = make(model)
+    scheduler = schedule(inner)
+    for step in range(STEPS):
+        change(model, step)
+        sums, total = {}, np.float32(sum(weights[:workers]))
+        for number in range(workers):
+            inner.zero_grad()
+            x, y = batch(step, number)
+            cross_entropy(model(x), y).backward()
+            for name, each in model.named_parameters():
+                if each.grad is not None:
+                    sums[name] = sums.get(name, 0) + each.grad * weights[number]
+        for name, each in model.named_parameters():
+            each.grad = sums[name] / total if name in sums else None
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        inner.step()
+        scheduler.step()
+    return model
+
+
+def check_equal(running, expected):
+    for one in running:
+        for name, values in weights_of(one.result(50)).items():
+            np.testing.assert_array_equal(values, weights_of(expected)[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_equals_torch_alone_with_the_mean_gradient(wrap, background, name):
+    running = [background(train, wrap, MAKE[name], workers=2) for _ in range(2)]
+    check_equal(running, alone(MAKE[name], 2))
+
+
+@pytest.mark.parametrize("encoding", [None, "bfloat16", "int8"])
+def test_weights_of_gradients_and_clipping_and_momentum_that_changes(wrap, background, encoding):
+    how = {"schedule": one_cycle, "clip_norm": 0.2}
+    weights = (1.0, 3.0, 0.7) if encoding is None else (1.0,) * 3
+    running = [
+        background(train, wrap, MAKE["AdamW"], workers=3, encoding=encoding, weights=weights, **how) for _ in range(3)
+    ]
+    expected = alone(MAKE["AdamW"], 3, weights=weights, **how)
+    models = [one.result(50) for one in running]
+    for model in models:
+        for name, values in weights_of(model).items():
+            if encoding is None:
+                # Sums with weights are rounded otherwise here.
+                np.testing.assert_allclose(values, weights_of(expected)[name], rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(values, weights_of(models[0])[name])
+
+
+def test_the_snapshot_has_the_weights_and_the_state_of_the_optimizer(wrap, real_client):
+    model = Net()
+    optimizer = wrap(model, fused=False, until=3)
+    while not optimizer.finished:
+        cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+        optimizer.step()
+    with redisacc.Parameters("torch.snapshot", redis=real_client) as snapshot:
+        step, weights = snapshot.latest()
+    assert step == 3
+    for name, values in weights_of(model).items():
+        np.testing.assert_array_equal(weights[name], values)
+    other = Net()
+    late = wrap(other, fused=False, until=3)
+    assert (late.finished, late.training_step) == (True, 3)
+    np.testing.assert_array_equal(other.out.weight.detach(), model.out.weight.detach())
+    ours, theirs = late.state_dict(), optimizer.state_dict()
+    assert ours["param_groups"] == theirs["param_groups"]
+    for number, state in theirs["state"].items():
+        for key, value in state.items():
+            assert torch.equal(ours["state"][number][key], value)
+
+
+def test_processes_whose_groups_differ_say_where(wrap, background):
+    def run(number):
+        model = Net()
+        inner = MAKE["AdamW"](model)
+        with wrap(model, inner, workers=2, number=number, fused=False) as optimizer:
+            for step in range(4):
+                if step == 2 and number:
+                    inner.param_groups[1]["betas"] = (0.8, 0.95)
+                if step == 3:
+                    optimizer.clip_grad_norm_(0.5 + number)
+                cross_entropy(model(batch(step, number)[0]), batch(step, number)[1]).backward()
+                before = model.out.weight.detach().clone()
+                try:
+                    optimizer.step()
+                except redisacc.InvalidArgumentError as error:
+                    said.append(str(error))
+                    # The step counts, and changes nothing, also for those who make it later.
+                    assert torch.equal(before, model.out.weight)
+                    inner.param_groups[1]["betas"] = (0.8, 0.9)
+            return model
+
+    said: list[str] = []
+    running = [background(run, number) for number in range(2)]
+    check_equal(running[1:], running[0].result(50))
+    assert all("let it depend on nothing but the step" in text for text in said)
+    assert sorted(text.split(":")[0] for text in said) == [
+        f"betas[1] of parameter group 1 must be the same in all processes, but is {value} here and something else in "
+        "another one"
+        for value in (0.9, 0.95)
+    ] + [
+        f"the largest norm of the mean gradient must be the same in all processes, but is {value} here and something "
+        "else in another one"
+        for value in (0.5, 1.5)
+    ]
+
+
+def test_what_needs_the_fused_update_is_refused_by_name(wrap):
+    for options, what in (({"ema": 0.9}, "ema"), ({}, "sparse")):
+        model = Net(sparse=what == "sparse")
+        with pytest.raises(redisacc.InvalidArgumentError, match=f"{what} must be left out with fused=False"):
+            wrap(model, torch.optim.SGD(model.parameters()), fused=False, **options)
+    dense = Net()
+    with pytest.raises(redisacc.InvalidArgumentError, match="needs no closure, unlike LBFGS"):
+        wrap(dense, torch.optim.LBFGS(dense.parameters()), fused=False)
+    inner = torch.optim.SGD(dense.parameters())
+    wrap(dense, inner, fused=False)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"call step\(\) of the redisacc"):
+        inner.step()
+
+
+def test_gradients_leave_during_the_backward_pass(wrap):
+    ours, theirs = Large(), Large()
+    optimizer = wrap(ours, torch.optim.SGD(ours.parameters(), lr=0.1), fused=False)
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for step in range(3):
+        for model, one in ((ours, optimizer), (theirs, plain)):
+            one.zero_grad()
+            loss_of(model, step).backward()
+            one.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
