@@ -1,7 +1,7 @@
 """Repeats a call through an outage of the server, for as long as the user chooses.
 
-A server that refuses writes for the time being, because its disk is full or its replicas are gone, is waited for in the
-same way.
+A server that refuses writes for the time being, because its disk or its memory is full or its replicas are gone, is
+waited for in the same way.
 """
 
 from __future__ import annotations

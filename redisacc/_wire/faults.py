@@ -72,10 +72,6 @@ class NotPermittedError(ServerError):
     """The server's access control list does not permit the command to the user."""
 
 
-class ServerOutOfMemoryError(ServerError):
-    """The server has reached its ``maxmemory``. Nothing was stored."""
-
-
 class WritesRefusedError(ServerError):
     """The server stores nothing for the time being. Nothing was changed."""
 
@@ -123,7 +119,7 @@ _MEANINGS: dict[str, tuple[type[ServerError], str]] = {
         "the server stores nothing as long as too few of its replicas are connected ({})",
     ),
     "OOM": (
-        ServerOutOfMemoryError,
+        WritesRefusedError,
         "the server has reached its maxmemory and stores nothing more. Take rounds, which still works and frees "
         "memory, or give the server more ({})",
     ),

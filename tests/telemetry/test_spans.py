@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import redisacc
 import redisacc.asyncio
 from redisacc._telemetry import spans
-from redisacc._wire.faults import NotPermittedError, ServerOutOfMemoryError
+from redisacc._wire.faults import NotPermittedError, WritesRefusedError
 
 WORKERS = "redisacc:{w}:workers"
 
@@ -130,7 +130,7 @@ def test_an_error_is_the_status_of_the_span(open_dense, recorded):
 
 
 def test_an_error_of_a_class_that_only_redisacc_uses_has_the_name_of_a_public_one():
-    for error in (NotPermittedError("x"), ServerOutOfMemoryError("x")):
+    for error in (NotPermittedError("x"), WritesRefusedError("x")):
         assert spans._error_type(error) == "ServerError"
 
 

@@ -148,8 +148,8 @@ def refusing(daemon):
 
     def refuse(cause):
         with server.client() as client:
-            if cause == "NOREPLICAS":
-                client.config_set("min-replicas-to-write", 1)
+            if cause != "MISCONF":
+                client.config_set(*{"NOREPLICAS": ("min-replicas-to-write", 1), "OOM": ("maxmemory", 1)}[cause])
                 return
             # It cannot save its data.
             gone = server.folder / "gone"
@@ -164,15 +164,16 @@ def refusing(daemon):
     def accept():
         with server.client() as client:
             client.config_set("min-replicas-to-write", 0)
+            client.config_set("maxmemory", 0)
             client.config_set("dir", str(server.folder))
             client.config_set("stop-writes-on-bgsave-error", "no")
 
     return server, refuse, accept
 
 
-@pytest.mark.slow(keep="MISCONF-update|NOREPLICAS-optimizer")
+@pytest.mark.slow(keep="MISCONF-update|NOREPLICAS-optimizer|OOM-optimizer")
 @both
-@pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF"])
+@pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF", "OOM"])
 def test_writes_that_are_refused_for_a_while(join, refusing, background, expected, caplog, until, how, cause):
     server, refuse, accept = refusing
     wanted = expected(how, 6)

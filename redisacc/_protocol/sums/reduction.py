@@ -27,7 +27,7 @@ from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
 from redisacc._text import printable
-from redisacc._wire.faults import ServerOutOfMemoryError
+from redisacc._wire.faults import WritesRefusedError
 from redisacc._wire.sockets import Command, Pieces
 from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
@@ -200,7 +200,7 @@ class Reduction:
             logger.debug("%s: %s", self.keys.name, error)
             self._begin_anew()
             self.due = clock.now()
-        except ServerOutOfMemoryError as error:
+        except WritesRefusedError as error:
             self._log(f"the reducer pauses: {error}")
             self._pause(SHORT_PAUSE)
         except RedisAccError as error:
