@@ -23,7 +23,7 @@ from redisacc._protocol.leases.process_identity import fate_of
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announced_workers import read_workers
 from redisacc._protocol.parameters.conclusion import is_concluded_by
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_over
+from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.rounds.who_contributed import (
     contributors_of_round,
     has_contributed,
@@ -287,13 +287,14 @@ class Follow(Participant):
     def _look(self) -> Found:
         """Looks at what there is, and claims, or publishes, what this worker has if there is nothing."""
         keys, incarnation = ParameterKeys(self.shared_name), self._parameters._reader.incarnation
-        found = Found(is_deleted=incarnation in deleted_incarnations(self._transport, keys))
+        found = Found(is_deleted=whereabouts(self._transport, keys, incarnation) == "deleted")
         if not found.is_deleted and self._claimant.look():
             try:
                 found.is_there = self._parameters.step() is not None
             except NotFoundError:
                 # Unless the server has lost them again.
-                found.is_there = found.is_other = is_over(self._transport, keys, incarnation)
+                there = whereabouts(self._transport, keys, incarnation)
+                found.is_there = found.is_other = there in ("deleted", "replaced")
         found.has_gradients = found.is_there and not has_no_gradients(self._transport, self.shared_name)
         return found
 

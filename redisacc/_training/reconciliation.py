@@ -14,7 +14,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place
-from redisacc._protocol.parameters.marks import deleted_incarnations, is_lost, is_over
+from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait_log import WaitLog
@@ -263,10 +263,10 @@ class Reconciliation(Participant):
         try:
             record = reader.poll()
         except NotFoundError as error:
-            was_deleted = reader.incarnation in deleted_incarnations(self._transport, self._keys)
-            if not was_deleted and is_lost(self._transport, self._keys, reader.incarnation):
+            found = whereabouts(self._transport, self._keys, reader.incarnation)
+            if found == "lost":
                 record = None
-            elif was_deleted or (view.memory is not None and is_over(self._transport, self._keys, reader.incarnation)):
+            elif found == "deleted" or (found == "replaced" and view.memory is not None):
                 self._error, view.is_deleted = error, True
                 return
             elif view.memory is not None:

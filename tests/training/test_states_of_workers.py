@@ -193,7 +193,7 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     with urllib.request.urlopen(f"{served('serve')}updates?detail={name}", timeout=20) as events:
         page = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])["changed"]
     rows = page["detail:workers"]["rows"]
-    assert {state: [row[0] for row in rows if row[2] == state] for state in WANTED} == WANTED
+    assert {state: [row[0] for row in rows if row[3] == state] for state in WANTED} == WANTED
     assert [(facts["late"], facts["gone"]) for facts in (page[f"row:{name}"], page["server"])] == [(1, 1)] * 2
 
 

@@ -13,7 +13,7 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.stored_text import clock_ms
 from redisacc._protocol.leases.process_identity import fate_of, memory_text, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
-from redisacc._protocol.parameters.marks import deleted_incarnations
+from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.scripts import OF_CREWS, Scripts
 from redisacc._protocol.waiting.wait import until
 from redisacc._text import printable, shown
@@ -255,7 +255,7 @@ class Crew:
 
     def is_deleted(self, incarnation: str) -> bool:
         """Returns whether the training was deleted whose parameters have this incarnation."""
-        return incarnation in deleted_incarnations(self.transport, ParameterKeys(self.name))
+        return whereabouts(self.transport, ParameterKeys(self.name), incarnation) == "deleted"
 
 
 class Lease:

@@ -6,31 +6,36 @@ A server that loses its data loses the mark as well. So parameters that are gone
 
 from __future__ import annotations
 
+from typing import Literal
+
 from redisacc._format.keys import ParameterKeys
 from redisacc._wire.transport import Transport
 
 
 def deleted_incarnations(transport: Transport, keys: ParameterKeys) -> list[str]:
     """Returns the incarnations of these parameters that were deleted in the last days, the latest first."""
-    return (transport.call("GET", keys.deleted) or b"").decode("ascii", "replace").split()
+    return _incarnations(transport.call("GET", keys.deleted))
 
 
-def is_lost(transport: Transport, keys: ParameterKeys, incarnation: str) -> bool:
-    """Returns whether the server has lost these parameters: nothing is there, and they were not deleted.
+def whereabouts(
+    transport: Transport, keys: ParameterKeys, incarnation: str
+) -> Literal["deleted", "replaced", "lost", "there"]:
+    """Returns what has become of these parameters: the server may have lost them, or others may be in their place.
 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
-        incarnation: the incarnation that was seen before; of a version that has only been begun, it may be there.
+        incarnation: the incarnation that was seen before. If only its next version has been begun, it is lost as well.
     """
-    found, version = transport.call("HMGET", keys.record, "incarnation", "version")
-    return version is None and not _is_over(transport, keys, incarnation, found)
+    (found, version), deleted = transport.pipeline(
+        [("HMGET", keys.record, "incarnation", "version"), ("GET", keys.deleted)]
+    )
+    if incarnation in _incarnations(deleted):
+        return "deleted"
+    if found not in (None, incarnation.encode()):
+        return "replaced"
+    return "lost" if version is None else "there"
 
 
-def is_over(transport: Transport, keys: ParameterKeys, incarnation: str) -> bool:
-    """Returns whether these parameters were deleted, or others are in their place. If not, they are there, or lost."""
-    return _is_over(transport, keys, incarnation, transport.call("HGET", keys.record, "incarnation"))
-
-
-def _is_over(transport: Transport, keys: ParameterKeys, incarnation: str, found: bytes | None) -> bool:
-    return found not in (None, incarnation.encode()) or incarnation in deleted_incarnations(transport, keys)
+def _incarnations(text: bytes | None) -> list[str]:
+    return (text or b"").decode("ascii", "replace").split()

@@ -28,14 +28,13 @@ from redisacc._format.parameter_record import (
 )
 from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
-from redisacc._protocol.parameters.deletion import delete_parameters
-from redisacc._protocol.parameters.marks import is_lost
+from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
-from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
+from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.rounds.granted_rounds import EndedRound, still_listed
-from redisacc._protocol.scripts import OF_PARAMETERS, Scripts, refused
+from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
 from redisacc._text import seconds_text, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError, DataLossError, InvalidArgumentError, NotFoundError
@@ -162,9 +161,9 @@ class Publisher:
         with self._lock:
             if restores:
                 self._last = None
-            tries = Tries(self._transport, self._keys.name, wanted.step)
-            while cause := self._try(wanted, publisher, restores=restores):
-                tries.pause(cause)
+            tries = Tries(self._transport, self._keys, wanted.step)
+            while (reply := self._try(wanted, publisher, restores=restores)).outcome != "published":
+                tries.pause(reply)
             if not self._listed:
                 # By every publisher once, because the first one may have died just before.
                 list_name(self._transport, self._keys.name)
@@ -209,8 +208,8 @@ class Publisher:
             fields=["finished", "1" if finished else "0"],
         )
 
-    def _try(self, wanted: Wanted, publisher: str, *, restores: bool) -> str:
-        """Tries to publish a version. Returns "" if it is published, or why not, as a clause: try again."""
+    def _try(self, wanted: Wanted, publisher: str, *, restores: bool) -> Reply:
+        """Tries to publish a version. Its reply is "published", or why it is not: try again."""
         last, has_losses = self._last, self._has_losses
         self._has_losses = False
         if last is None or wanted.step <= last.step:
@@ -223,14 +222,14 @@ class Publisher:
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
                     try:
-                        return "" if self._is_there(wanted, record) else CAUSES["changed"]
+                        return Reply(outcome="published" if self._is_there(wanted, record) else "changed")
                     except DataLossError as error:
                         # Only the caller still has its values. They cannot be compared with what is gone.
                         logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
                         has_losses = True
                 manifest = self._reader.manifest(record)
                 if manifest is None:
-                    return CAUSES["changed"]
+                    return Reply(outcome="changed")
                 last = _Published(record.version, record.step, manifest, record.encoding)
         if last is None:
             incarnation, keys = self._first(wanted, restores=restores)
@@ -249,7 +248,7 @@ class Publisher:
                 self._schema = wanted.schema
                 self._last = _Published(version, wanted.step, planned.manifest, self._encoding)
                 self._callers = version
-                return ""
+                return reply
         else:
             reply = version
         self._last = None
@@ -260,10 +259,7 @@ class Publisher:
             wanted.round.token = ""
             return self._try(wanted, publisher, restores=restores)
         self._has_losses = reply.outcome == "lost"
-        if reply.outcome == "deleting":
-            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
-            delete_parameters(self._transport, keys, reply.incarnation)
-        return CAUSES[reply.outcome]
+        return reply
 
     def _poll_or_lost(self) -> ParameterRecord | None:
         """Returns the record, or None if the server has lost it.
@@ -274,7 +270,7 @@ class Publisher:
         try:
             return self._reader.poll()
         except NotFoundError:
-            if not is_lost(self._transport, self._keys, self._reader.incarnation):
+            if whereabouts(self._transport, self._keys, self._reader.incarnation) != "lost":
                 raise
             return None
 

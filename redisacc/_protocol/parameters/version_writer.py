@@ -28,6 +28,7 @@ from redisacc._format.keys import ParameterKeys, partitions_text
 from redisacc._format.parameter_record import Blob
 from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
+from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import write_parts
@@ -45,7 +46,7 @@ logger = logging.getLogger("redisacc")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 
 # Why a version was not published, as clauses, by the outcome.
-CAUSES = {
+_CAUSES = {
     "expired": "parts of it disappeared before it was visible",
     "lost": "a part of the version before is lost",
     "changed": "another version was published meanwhile",
@@ -108,35 +109,39 @@ class Tries:
 
     Args:
         transport: the way to the server.
-        name: the name of the parameters.
+        keys: the keys of the parameters.
         step: the step of the version.
     """
 
-    def __init__(self, transport: Transport, name: str, step: int) -> None:
-        self._transport, self._name, self._step = transport, name, step
+    def __init__(self, transport: Transport, keys: ParameterKeys, step: int) -> None:
+        self._transport, self._keys, self._step = transport, keys, step
         self._deadline = running_time() + durations.call
         self._failures = 0
 
-    def pause(self, cause: str) -> None:
-        """Pauses before the next try. ``cause`` is a clause that says why the last one failed.
+    def pause(self, reply: Reply) -> None:
+        """Pauses before the next try. ``reply`` says why the last one failed.
 
         Raises:
             ServerError: the time is up.
         """
+        if reply.outcome == "deleting":
+            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
+            delete_parameters(self._transport, self._keys, reply.incarnation)
+        cause = _CAUSES[reply.outcome]
         self._failures += 1
         # Each try may upload the whole model, so a cause that lasts must not fill the network.
         pause = min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
         left = self._deadline - running_time()
         if pause >= left:
             raise ServerError(
-                f"step {self._step} of parameters {shown(self._name)} could not be published in {self._failures} tries "
-                f"within {durations.call:.0f} s. The last one failed because {cause}"
+                f"step {self._step} of parameters {shown(self._keys.name)} could not be published in {self._failures} "
+                f"tries within {durations.call:.0f} s. The last one failed because {cause}"
             )
         if self._failures == 2:
             # Once may happen at any time, for example because another publisher was faster.
             logger.warning(
                 "%s: step %d could not be published yet, because %s; trying again for %.0f s",
-                self._name,
+                self._keys.name,
                 self._step,
                 cause,
                 left,

@@ -29,7 +29,7 @@ from redisacc._format.parameter_record import Blob, Manifest, announcement, kept
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
-from redisacc._protocol.parameters.version_writer import CAUSES, Follows, Tries, Version, VersionWriter
+from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
@@ -182,7 +182,7 @@ class Committer:
         digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
         order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
         number = before.number
-        tries = Tries(self._transport, record.keys.name, step + 1)
+        tries = Tries(self._transport, record.keys, step + 1)
         while True:
             version = order.version(number)
             tables = self._new_tables(update, order, version) if before.model.tables else None
@@ -207,7 +207,7 @@ class Committer:
                 raise refused(OF_PARAMETERS["missing"], record.keys)
             if reply.outcome != "expired":
                 return False
-            tries.pause(CAUSES["expired"])
+            tries.pause(reply)
 
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""

@@ -12,11 +12,9 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, packed
 from redisacc._format.parameter_record import FORMAT, Blob, announcement
 from redisacc._protocol.lifecycle.opening import list_name
-from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.upload_plan import retire
 from redisacc._protocol.parameters.version_writer import (
-    CAUSES,
     Follows,
     Tries,
     Version,
@@ -126,7 +124,7 @@ def publish_whole(
         ConflictError: a later step is published.
         ServerError: others get in between again and again.
     """
-    tries = Tries(transport, model.keys.name, step)
+    tries = Tries(transport, model.keys, step)
     while True:
         reply = _try(transport, reader, model, step=step, whole=whole, publisher=publisher)
         if reply.outcome == "published":
@@ -135,9 +133,7 @@ def publish_whole(
             if found is not None:
                 return found
             reply = Reply(outcome="changed")
-        elif reply.outcome == "deleting":
-            delete_parameters(transport, model.keys, reply.incarnation)
-        tries.pause(CAUSES[reply.outcome])
+        tries.pause(reply)
 
 
 def _try(
