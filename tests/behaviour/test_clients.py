@@ -16,7 +16,6 @@ import valkey
 import valkey.asyncio
 import valkey.sentinel
 from support.clients import ALL as ALL_CLIENTS
-from support.clients import ClientKind
 from support.model import assert_same
 from support.selection import ONE_NODE, thorough
 
@@ -260,34 +259,6 @@ def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch, durations):
     durations(opening=0.1, handshake=0.1)
     with pytest.raises(redisacc.ServerUnavailableError, match="If it does not speak TLS"):
         redisacc.ConditionalAccumulator("float32", [1], redis=url.replace("valkey", "valkeys"))
-
-
-LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
-
-
-@pytest.mark.servers("valkey")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_errors_are_ours_whatever_the_library(real_server, library, durations):
-    durations(opening=0.1)
-    admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
-    with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
-        redisacc.ConditionalAccumulator("float32", [1], redis=nowhere)
-    refused = pytest.raises(redisacc.ServerError, match="refuses the connection")
-    with ClientKind(library).connected(port, username="nobody", password="wrong") as stranger, refused:
-        redisacc.ConditionalAccumulator("float32", [1], redis=stranger)
-    with make(port=port) as client:
-        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=client)
-        admin.script_flush()
-        assert acc.apply_grad([1.0])
-        try:
-            admin.config_set("maxmemory", "1")
-            with pytest.raises(redisacc.ServerError, match="maxmemory"):
-                acc.apply_grad([1.0])
-        finally:
-            admin.config_set("maxmemory", "0")
-        assert acc.apply_grad([3.0])
-        assert acc.take_grad(2).tolist() == [2.0]
-        acc.delete()
 
 
 @pytest.mark.servers("valkey")

@@ -296,25 +296,6 @@ def test_who_waits_says_until_when(open_dense, background, until):
     take.result()
 
 
-@pytest.mark.usefixtures("nobody_is_late")
-def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open_dense):
-    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
-    chief = open_dense("float32", [1], "w", worker="chief")
-    for acc in (ann, bob):
-        acc.apply_grad([1.0])
-    chief.take_grad(2)
-    chief.set_global_step(1)
-    ann.apply_grad([1.0], 1)
-    with pytest.raises(
-        redisacc.TakeTimeoutError,
-        match=r"1 of 2 gradients had arrived at step 1; in the round: ann \(1\); "
-        r"expected: bob \(last seen \d+\.\d s ago\)$",
-    ) as caught:
-        chief.take_grad(2, timeout=0.1)
-    assert caught.value.workers == {"ann": 1}
-    assert (caught.value.expected, caught.value.late, caught.value.gone) == (["bob"], [], [])
-
-
 @pytest.mark.forges
 def test_a_timeout_names_some_of_very_many_workers(open_dense, client):
     """Planted sessions and workers cost a bounded time, and fill neither the error nor its message."""

@@ -118,16 +118,3 @@ def test_a_pickled_handle_and_its_error(open_dense):
         acc.apply_grad([0.0, np.nan])
     copy = pickle.loads(pickle.dumps(raised.value))
     assert (copy.path, copy.index, str(copy)) == (None, (1,), str(raised.value))
-
-
-@pytest.mark.servers("valkey")
-def test_a_worker_goes_on_after_a_refusal(real_server):
-    with (
-        redisacc.Chief("finite", {"w": np.zeros(2)}, workers=1, redis=real_server.url) as chief,
-        redisacc.Worker("finite", redis=real_server.url, finite=True) as worker,
-    ):
-        (step, _) = next(worker.steps())
-        refused(lambda: worker.apply({"w": [0.0, np.nan]}), "grad at 'w'", "w", (1,))
-        assert worker.apply({"w": [1.0, 2.0]})
-        taken = next(chief.rounds())
-        assert (step, taken.gradient["w"].tolist()) == (0, [1.0, 2.0])

@@ -74,11 +74,3 @@ def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client
     times_out(acc, 1, grace=HOUR)
     client.hset(RECORD, "grace_began_ms", began() + 10**9)
     assert acc.take_grad(1, grace=0.1, timeout=60).tolist() == [1.0]
-
-
-def test_the_largest_ones(open_dense):
-    acc = open_dense("float32", [1], "w")
-    acc.apply_grad([1.0])
-    times_out(acc, 1, most=2**63 - 1, grace=604800)
-    times_out(acc, 2**63 - 1, most=2**63 - 1, grace=604800)
-    times_out(acc, 2**63 - 1, grace=604800)

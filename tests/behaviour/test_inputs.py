@@ -101,24 +101,6 @@ def test_a_masked_array_is_refused(open_dense):
     assert acc.num_accumulated() == 0
 
 
-def test_steps_of_every_integer_type_are_accepted(open_dense):
-    acc = open_dense("float32", [1])
-    for kind in (np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64):
-        acc.set_global_step(kind(9))
-        assert acc.apply_grad([1.0], local_step=kind(9))
-        assert acc.apply_grad([1.0], np.array(10, kind))
-    assert acc.take_grad(np.int64(14)).tolist() == [1.0]
-
-
-def test_gradients_of_many_chunks(open_dense_stored):
-    acc = open_dense_stored("float64", None, reduction_type="SUM")
-    for step, elements in enumerate((1, 255, 256, 257, 1000, 5003)):
-        first, second = np.arange(elements) + 0.25, np.arange(elements)[::-1] * 3.0
-        acc.apply_grad(first, step)
-        acc.apply_grad(second, step)
-        assert_same(acc.take_grad(2), first + second)
-
-
 def test_many_rows_of_which_few_are_in_several_gradients(open_sparse_stored):
     acc, rows = open_sparse_stored("float32", [9000, 8]), np.arange(3000)
     acc.apply_grad(rows, np.full((3000, 8), 1, np.float32))

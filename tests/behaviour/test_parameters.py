@@ -65,15 +65,6 @@ def test_a_name_that_must_exist(open_parameters):
     assert open_parameters("embedding", create=False).step() == 0
 
 
-def test_what_it_says_of_itself(open_parameters):
-    weights = open_parameters("w", name="label")
-    assert (weights.shared_name, weights.name, weights.parameters_ref) == ("w", "label", "redisacc:{w}:parameters")
-    assert "'w'" in repr(weights)
-    with weights:
-        pass
-    assert "closed" in repr(weights)
-
-
 def test_memory_is_used_again(open_parameters):
     writer, reader = open_parameters(), open_parameters()
     table = np.zeros((100, 4), np.float32)
@@ -299,27 +290,7 @@ def test_many_rows_blobs_are_replaced(open_parameters, client):
             assert same(reader.latest()[1], table)
 
 
-def test_rows_of_another_publishers_version(open_parameters):
-    """Who does not know the version before cannot know which rows differ from it, so everything is uploaded."""
-    mine, other = open_parameters(), open_parameters()
-    table = np.zeros((100, 2))
-    mine.publish(table, 0)
-    other.publish(np.ones((100, 2)), 1)
-    table[3] = 7
-    mine.publish(table, 2, changed={".": [3]})
-    assert same(mine.latest()[1], table)
-    assert same(open_parameters().latest()[1], table)
-
-
 # Waiting
-
-
-def test_a_wait_that_times_out(open_parameters):
-    writer = open_parameters()
-    writer.publish(np.ones(1), 7)
-    with pytest.raises(redisacc.WaitTimeoutError, match="after step 7: step 7 is the last") as caught:
-        writer.wait(after=7, timeout=0.05)
-    assert isinstance(caught.value, TimeoutError)
 
 
 @pytest.fixture
@@ -382,28 +353,6 @@ def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, r
     assert not reader.finished()
     with pytest.raises(redisacc.WaitTimeoutError, match="timed out waiting for parameters"):
         reader.wait(after=0, timeout=0)
-
-
-def test_the_last_version_may_say_that_it_is_the_last(open_parameters, background):
-    writer, reader, other = open_parameters(), open_parameters(), open_parameters()
-    writer.publish(np.ones(1), 0)
-    reader.wait()
-    skipping = background(other.wait, 0, skip_last=True)
-    writer.publish(np.full(1, 9.0), 7)
-    skipping.result()
-    # It is said later, and repeated.
-    waits = background(reader.wait, 7), background(other.wait, 7, skip_last=True)
-    for _ in range(2):
-        writer.publish(np.full(1, 9.0), 7, finished=True)
-    for waiting in waits:
-        with pytest.raises(redisacc.FinishedError, match="step 7 was the last"):
-            waiting.result()
-    # It can still be read, and a publisher that is started again may publish it once more.
-    assert reader.wait(after=0, timeout=0)[1].tolist() == [9]
-    open_parameters().publish(np.full(1, 9.0), 7)
-    assert reader.finished()
-    writer.finish(False)
-    assert other.wait(after=0, skip_last=True, timeout=20)[0] == 7
 
 
 def test_whether_it_has_finished_is_a_flag(open_parameters, client):

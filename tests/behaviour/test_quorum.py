@@ -49,14 +49,6 @@ def test_a_grace_can_be_shortened_while_a_take_waits(open_dense, background, unt
     assert take.result().tolist() == [1.0]
 
 
-def test_numbers_that_go_together_are_changed_together(open_dense):
-    acc = open_dense("float32", [1])
-    for change in ({"most": 2}, {"grace": 1}, {"least": 1, "most": 2}):
-        with pytest.raises(redisacc.InvalidArgumentError, match="Change them together"):
-            acc.set_quorum(**change)
-    assert acc.quorum() == redisacc.Quorum()
-
-
 NOT_SAID = r"num_required is missing, .*: give it, or set the quorum by set_quorum\(\) or `redisacc set`"
 
 

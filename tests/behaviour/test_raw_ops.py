@@ -32,17 +32,6 @@ def test_handles_are_plain_strings(dense, sparse):
     assert sparse == "redisacc:{s}"
 
 
-def test_steps_of_operations(dense, client):
-    apply = functools.partial(raw_ops.AccumulatorApplyGradient, handle=dense, gradient=[1.0, 2.0], redis=client)
-    for step, accumulated in ((0, 1), (-1, 1), (5, 2)):
-        apply(local_step=step, name="x")
-        assert raw_ops.AccumulatorNumAccumulated(handle=dense, redis=client) == accumulated
-    raw_ops.AccumulatorTakeGradient(handle=dense, num_required=2, dtype="float32", redis=client)
-    raw_ops.AccumulatorSetGlobalStep(handle=dense, new_global_step=9, redis=client)
-    apply(local_step=8)
-    assert raw_ops.AccumulatorNumAccumulated(handle=dense, redis=client) == 0
-
-
 def test_everything_is_keyword_only():
     for function in raw_ops.__all__:
         parameters = inspect.signature(getattr(raw_ops, function)).parameters.values()

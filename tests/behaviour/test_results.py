@@ -29,20 +29,6 @@ def test_attributes_of_an_accumulator(open_dense, open_sparse):
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-def test_name_is_accepted_everywhere(open_dense, open_sparse):
-    dense, sparse = open_dense("float32", [1]), open_sparse("float32", [3, 1])
-    dense.apply_grad([1.0], 0, "label")
-    assert dense.num_accumulated("label") == dense.num_accumulated(name="label") == 1
-    assert dense.take_grad(1, "label").tolist() == [1.0]
-    dense.set_global_step(4, "label")
-    sparse.apply_grad([1], [[1.0]], None, 0, "label")
-    sparse.apply_indexed_slices_grad(redisacc.IndexedSlices([[1.0]], [1]), 0, "label")
-    assert sparse.take_grad(2, "label")[0].tolist() == [1]
-    sparse.apply_grad([1], [[1.0]], local_step=1, name="label")
-    assert sparse.take_indexed_slices_grad(1, "label").indices.tolist() == [1]
-
-
-@pytest.mark.servers("fakeredis", "valkey")
 def test_infos_and_rounds_are_frozen(open_dense):
     acc = open_dense("float32", [1])
     acc.apply_grad([1.0])

@@ -4,29 +4,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support import model
 from support.selection import REAL
 
 import redisacc
 
 # Those of the normal numbers of float32.
 LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-WEIGHTS = [0.1, 1.0, 3.0, 0.7, 1e-3, 1.0, 12345.678]
-
-
-@pytest.mark.fixed("encoding")
-@pytest.mark.every_server
-def test_a_mean_is_numpys_to_the_last_bit(open_dense_stored):
-    rng = np.random.default_rng(7)
-    for dtype in (*model.FLOATS, *model.COMPLEX):
-        acc, oracle = open_dense_stored(dtype, [19]), model.Dense(dtype, (19,))
-        for weight in WEIGHTS:
-            gradient = model.numbers(rng, dtype, (19,))
-            assert acc.apply_grad(gradient, weight=weight)
-            oracle.apply(gradient, 0, "w", weight=weight)
-        expected = oracle.peek().gradient
-        model.assert_same(acc.peek().gradient, expected)
-        model.assert_same(acc.take_grad(len(WEIGHTS)), expected)
 
 
 def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(proxy, open_dense, client):

@@ -20,6 +20,10 @@ ENCODING = "encoding must be one of float32, bfloat16, int8, or None, not"
 PARTITIONS = r"partitions must be an integer from 1 to 1000, \"auto\""
 # Options of a dense accumulator of float32, and the error.
 OPTIONS = [
+    ({"mean": Mean(rows="index")}, r"mean\.rows must be None, not 'index': only a sparse accumulator and"),
+    ({"mean": Mean(missing="skip")}, r"mean\.missing must be None, not 'skip': only a tree has leaves"),
+    ({"worker": "{"}, "worker must have no braces"),
+    *(({"min_replicas": value}, "min_replicas must be") for value in (-1, 1001, None, True)),
     *(({"finite": value}, "finite must be True or False") for value in (None, 1, "yes")),
     *(({"once_per_worker": value}, "once_per_worker must be True or False") for value in (1, "yes", np.array([True]))),
     ({"create": False}, "create=False requires a shared_name"),

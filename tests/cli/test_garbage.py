@@ -4,7 +4,6 @@ import shlex
 import threading
 
 import msgpack
-import numpy as np
 import pytest
 from support.servers import contents
 
@@ -211,41 +210,6 @@ def test_gc_looks_up_few_things_at_a_time_however_many_rounds_are_taken(cli_json
     ran = client.info("commandstats")
     assert 3 <= ran["cmdstat_evalsha"]["calls"] <= 4
     assert ran["cmdstat_hexists"]["calls"] == 120
-
-
-def test_gc_while_workers_and_taker_are_busy(cli_json, open_sparse, background):
-    """Searches while rounds come and go, in parts, inline and in place: no garbage is found, no gradient is lost."""
-    accs = [
-        open_sparse(
-            "float64", [99, 2], "sums", reduction_type="SUM", limits=redisacc.Limits(in_place=limit, inline=100)
-        )
-        for limit in (0, 0, 10**9)
-    ]
-    number, rows = 120, ([1, 2, 3, 5, 8], [1, 2])
-
-    def work(acc, indices):
-        for _ in range(number):
-            acc.apply_grad(indices, np.ones((len(indices), 2)), local_step=10**6)
-
-    def take():
-        total, taken = 0.0, 0
-        while taken < 3 * number:
-            with accs[2].take(1, timeout=60) as found:
-                taken += found.num_accumulated
-                total += found.gradient.values.sum()
-        return total
-
-    taker = background(take)
-    workers = [background(work, acc, rows[n % 2]) for n, acc in enumerate(accs)]
-    searches = 0
-    while taker.running or searches == 0:
-        searches += 1
-        found = cli_json("doctor", "--fix", "--yes")
-        assert not found["removed"] or {one["why"] for one in found["leftovers"]} == {"acknowledged"}, found
-    for worker in workers:
-        worker.result(60)
-    assert taker.result(60) == number * 2 * (5 + 2 + 5)
-    accs[0].delete()
 
 
 @pytest.mark.forges

@@ -12,8 +12,6 @@ from support.warm_python import WarmPython
 
 on_one_server = pytest.mark.servers("valkey")
 
-ATTEMPTS = "redisacc:{w}:parameters:attempts"
-
 
 @pytest.fixture
 def weights(open_parameters):
@@ -31,26 +29,6 @@ def test_show_and_ls_say_how_many(cli, cli_json, weights):
     assert cli_json("ls", "w")[0]["parameters"]["partitions"] == [0, 1, 2]
     # The version, and the one before.
     assert cli_json("show", "w")["parameters"]["stored_bytes"] == 2 * 240_000
-
-
-@on_one_server
-def test_gc_removes_what_versions_have_replaced(cli, cli_json, client, weights):
-    assert cli("doctor", "--fix").stdout == "no garbage\n"
-    assert len(client.keys("redisacc:{w/*}:*")) == 6
-    for member in client.zrange(ATTEMPTS, 0, -1):
-        client.zadd(ATTEMPTS, {member: 1})
-    (found,) = cli_json("doctor", "--fix", "--dry-run")["leftovers"]
-    assert (found["name"], found["why"], found["keys"]) == ("w", "blobs", [ATTEMPTS])
-    assert cli_json("doctor", "--fix", "--yes")["removed"] == 1
-    assert len(client.keys("redisacc:{w/*}:*")) == 3
-    assert weights.latest()[0] == 1
-    assert cli("doctor", "--fix").stdout == "no garbage\n"
-
-
-@on_one_server
-def test_rm(cli, client, weights):
-    assert cli("rm", "w", "--yes").stderr == "w: parameters of step 1, 1 leaf\n"
-    assert remaining(client) == []
 
 
 @on_one_server

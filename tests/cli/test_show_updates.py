@@ -62,22 +62,6 @@ def test_what_is_stored_is_what_the_server_has(trained, cli_json, client):
     assert sum(map(client.strlen, keys)) == cli_json("show", "w")["parameters"]["stored_bytes"]
 
 
-def test_rm_removes_weights_state_and_earlier_versions(trained, cli, client):
-    trained(clip_norm=1.0)
-    found = cli("rm", "w", "--yes")
-    assert (found.exit_code, found.stdout) == (0, "deleted w\n")
-    assert found.stderr.endswith("parameters of step 2, 1 leaf\n")
-    # What a version before the last one had is removed too, or expires.
-    assert [key for key in client.scan_iter("*") if client.pttl(key) == -1] == []
-
-
-def test_gc_touches_nothing_that_lives(trained, cli, client):
-    trained()
-    before = {key: client.type(key) for key in client.scan_iter("*")}
-    assert cli("doctor", "--fix", "--yes").stdout == "no garbage\n"
-    assert {key: client.type(key) for key in client.scan_iter("*")} == before
-
-
 def test_a_loop_over_rounds_continues_without_the_optimizer(trained, cli, cli_json, client, background):
     """Its fields in the record mean nothing then."""
     trained()

@@ -94,21 +94,6 @@ def test_show_lists_some_of_many_leaves(cli, cli_json, open_tree):
     assert len(cli_json("show", "model")["leaves"]) == 500
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"mean": redisacc.Mean(missing="skip")}, "divides by the gradients that have the leaf"),
-        (
-            {"mean": redisacc.Mean(rows="index")},
-            "divides by the gradients of the round, and a row by those that held its index",
-        ),
-    ],
-)
-def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
-    open_tree(SPEC, "model", **options)
-    assert f"mean         {text}\n" in cli("show", "model").stdout
-
-
 # How gradients come to be stored: the in_place_limit of each handle, and how large an inline one may be.
 STORED = {"in place": ([10**9], 2**16), "inline": ([0], 2**16), "in parts": ([0], 0), "mixed": ([10**9, 0], 300)}
 FLOATS = {
@@ -220,18 +205,6 @@ def test_sums_of_a_leaf_that_are_not_what_they_were(cli, client, open_tree, forg
     found = cli("show", "model", "--leaf", "b")
     assert found.exit_code == 1
     assert "redisacc:{model}" in found.stderr
-
-
-def test_a_leaf_behind_the_first_row_of_the_sums(cli_json, open_tree):
-    acc = open_tree(
-        {"a": ("float32", (400,)), "b": ("float32", (400,))}, "model", limits=redisacc.Limits(in_place=10**6)
-    )
-    acc.apply_grad({"a": np.zeros(400), "b": np.arange(400)})
-    rows = cli_json("show", "model", "--leaf", "b", *[word for n in (0, 111, 112, 399) for word in ("--index", n)])[
-        "rows"
-    ]
-    assert [row["sum"] for row in rows] == [0, 111, 112, 399]
-    acc.delete()
 
 
 def test_an_empty_round(cli_json, open_tree):

@@ -82,17 +82,6 @@ def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(mon
         training.delete()
 
 
-def test_what_is_no_training_has_neither(monitor, open_dense):
-    acc = open_dense("float32", [1], "w")
-    acc.apply_grad([1.0], metrics={"loss": 1.0})
-    acc.take_grad(1)
-    monitor.refresh(first=["w"])
-    found = page(monitor, detail=id_of("w"))
-    assert found["detail:training"] is None
-    assert found["detail:curves"]["names"] == []
-    acc.delete()
-
-
 def past(step, **metrics):
     return PastStep(step, 1000.0 + step, 0.5, 1, metrics)
 

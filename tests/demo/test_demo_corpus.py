@@ -38,13 +38,6 @@ def test_vocabulary():
     assert [corpus.words[token] for token in corpus.tokens] == [*backwards * 3, "w19", "w18"]
 
 
-def test_vocabulary_keeps_the_most_frequent():
-    corpus = corpus_of(WORDS * 3 + ["zz"] * 4, 20)
-    assert corpus.words == ("zz", *WORDS[:19])
-    assert "w19" not in corpus.words
-    assert len(corpus.tokens) == 4 + 3 * 19
-
-
 @pytest.mark.parametrize(
     "other",
     [

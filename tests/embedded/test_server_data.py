@@ -129,16 +129,6 @@ def test_redis_62_does_not_pass_over_newer_data(any_executable, tmp_path):
         Server(tmp_path, executable=old).start()
 
 
-def test_newer_servers_read_the_data_of_redis_62(any_executable, tmp_path):
-    for durable in (False, True):
-        directory = tmp_path / str(durable)
-        with Server(directory, durable=durable, executable=executable_of("redis62")) as server:
-            ask(server, "SET", "a", "1")
-        for then in (durable, not durable):
-            with Server(directory, durable=then, executable=any_executable) as server:
-                assert ask(server, "GET", "a") == "1"
-
-
 def test_directory_that_cannot_be_one(any_executable, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ServerError, match="file"):

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental import sparse
@@ -179,7 +178,3 @@ def test_a_dense_accumulator_refuses_sparse_arrays(open_dense, kind):
     acc = open_dense("float32", [4, 3])
     with pytest.raises(redisacc.InvalidArgumentError, match=r"^grad .*todense\(\).*SparseConditionalAccumulator"):
         acc.apply_grad(kind.fromdense(jnp.ones((4, 3))))
-
-
-def test_the_types_of_small_floats_are_those_of_ml_dtypes():
-    assert validation.array(jnp.ones(1, jnp.bfloat16), "grad").dtype == ml_dtypes.bfloat16

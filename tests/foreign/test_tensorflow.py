@@ -1,6 +1,5 @@
 """TensorFlow's tensors, variables and sparse gradients, and tensors that have no values."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -170,7 +169,3 @@ def test_sparse_gradients_that_are_refused(open_sparse, make, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=f"grad.*{message}"):
         acc.apply_indexed_slices_grad(make())
     assert acc.num_accumulated() == 0
-
-
-def test_the_type_of_bfloat16_is_that_of_ml_dtypes():
-    assert validation.array(tf.ones(1, tf.bfloat16), "grad").dtype == ml_dtypes.bfloat16

@@ -107,16 +107,6 @@ def test_pending_conjugation_and_negation(open_dense):
     assert host(negative).tolist() == [-1, -2]
 
 
-def test_a_tensor_may_be_overwritten_as_soon_as_it_is_applied(open_dense_stored):
-    acc = open_dense_stored("bfloat16", [3000], reduction_type="SUM")
-    tensor = torch.ones(3000, dtype=torch.bfloat16)
-    for value in (1, 2, 4):
-        tensor.fill_(value)
-        acc.apply_grad(tensor)
-    tensor.fill_(100)
-    assert set(acc.take_grad(3).tolist()) == {7}
-
-
 def test_steps_and_numbers_may_be_tensors(open_dense):
     acc = open_dense("float32", [])
     assert acc.apply_grad(torch.tensor(2.0), local_step=torch.tensor(0))
@@ -124,10 +114,6 @@ def test_steps_and_numbers_may_be_tensors(open_dense):
     for wrong in (torch.tensor([0]), torch.tensor(True), torch.tensor(0.0), torch.tensor(0, device="meta")):
         with pytest.raises(redisacc.InvalidArgumentError, match="local_step"):
             acc.apply_grad(1.0, local_step=wrong)
-
-
-def test_shapes_of_torch(open_dense):
-    assert open_dense("float32", torch.ones(2, 3).shape).shape == (2, 3)
 
 
 # Dense tensors that cannot be read.

@@ -31,7 +31,7 @@ STORED = {
         "losses": "number?~",
         "once_per_worker": "number",
         "max_staleness": "number?",
-        "staleness_weight": "word?",
+        "staleness_weight": "lateness?",
         "normalize": "word?",
         "order": "word?",
         "total_weight": "weight?",

@@ -156,17 +156,6 @@ def test_dense_equals_peek(client, open_dense, applied, dtype, stored):
 
 
 @pytest.mark.every_server
-def test_a_scalar(client, open_dense):
-    acc = open_dense("float32", [], "w")
-    assert index_of(client, acc)["count"] == "0"
-    acc.apply_grad(2.5)
-    acc.apply_grad(1.0)
-    said = index_of(client, acc)
-    assert (said["index"], said["count"], said["sum"]) == ("all", "2", "3.5")
-    acc.delete()
-
-
-@pytest.mark.every_server
 def test_indices_beyond_doubles(client, open_sparse):
     """Two indices that are the same as doubles, and a gradient whose parts are many."""
     last = 2**63 - 1
@@ -264,14 +253,6 @@ def test_wrong_arguments_are_said(client, open_sparse):
             run(client, script, "redisacc:{nowhere}", "1")
 
 
-def test_an_accumulator_that_is_being_deleted_is_said_to_be(client, open_sparse):
-    acc = open_sparse("float32", [5, 2], "w")
-    incarnation = client.hget(acc.accumulator_ref, "incarnation")
-    client.hset(acc.accumulator_ref, "incarnation", b"deleted:" + incarnation)
-    assert "this accumulator is being deleted" in run(client, "summary", acc.accumulator_ref)
-    client.hset(acc.accumulator_ref, "incarnation", incarnation)
-
-
 FLOATS = [[], [["a", 2]], [[-1, 2]], [[0.5, 2]], [[1, 3]], [[1]], [[1, 2, 1]], [[]], [1]]
 # Changes of a header that redisacc did not write, and of one of other data.
 FOREIGN = [
@@ -348,38 +329,6 @@ def test_the_summary(client, open_dense, background, until):
     with acc.recover():
         pass
     acc.delete()
-
-
-def test_the_summary_says_what_grace_a_taker_has(client, open_dense, background, until):
-    acc = open_dense("float32", [1], "w", worker="ann")
-    takes = []
-    for options in ({"most": 4, "grace": 100}, {"grace": 0.5}, {}):
-        takes.append(background(acc.take_grad, 2, **options))
-        until(lambda: len(acc.info().waiting) == len(takes))
-    lines = run(client, "summary", acc.accumulator_ref)
-    at = lines.index("waiting takers: 3")
-    assert lines[at + 1 : at + 4] == [
-        "  0 of 2, or up to 4 within 100.0 s: ann",
-        "  0 of 2, or up to more within 0.5 s: ann",
-        "  0 of 2: ann",
-    ]
-    acc.delete()
-    for take in takes:
-        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-            take.result()
-
-
-def test_the_summary_says_how_late_gradients_are(client, open_dense):
-    acc = open_dense("float32", [1], "w", staleness=3, worker="chief staleness=1:1 x")
-    acc.set_global_step(5)
-    late = "gradients may be up to 3 steps late; steps:gradients in this round: "
-    assert late + "none" in run(client, "summary", acc.accumulator_ref)
-    for step in (5, 4, 2, 4):
-        acc.apply_grad([1.0], step)
-    assert late + "0:1,1:2,3:1" in run(client, "summary", acc.accumulator_ref)
-    with acc.take(4):
-        taken = [line for line in run(client, "summary", acc.accumulator_ref) if line.startswith("  step 5 with 4")]
-        assert re.fullmatch(r"  step 5 with 4 .* ago to chief staleness=1:1 x, token \S+", taken[0])
 
 
 def test_the_summary_names_a_few_of_many(client, open_sparse):
@@ -495,45 +444,48 @@ def test_nothing_is_written():
         assert commands <= {*reads, "TIME"}
 
 
-def test_the_summary_says_what_a_mean_divides_by_and_the_weights(client, open_dense, open_sparse, background, until):
+def test_the_summary_says_what_is_unusual(client, open_dense, open_sparse, background, until):
+    def summary(acc):
+        return run(client, "summary", acc.accumulator_ref)
+
     acc = open_sparse("float64", [9, 1], mean=redisacc.Mean(rows="round"))
-    assert "MEAN by the gradients of the round" in run(client, "summary", acc.accumulator_ref)[0]
-    acc = open_dense(
-        "float32",
-        [1],
-        "w",
-        staleness=redisacc.Staleness(1, weight=[1, 0.5]),
-        mean=redisacc.Mean(by="count"),
-        worker="ann",
-    )
-    acc.set_global_step(1)
-    acc.apply_grad([1.0], 1)
-    acc.apply_grad([1.0], 0, weight=3)
-    take = background(acc.take_grad, 2, min_weight=4.5, most=3, grace=0)
-    until(lambda: acc.info().waiting)
-    said = run(client, "summary", acc.accumulator_ref)
+    assert "MEAN by the gradients of the round" in summary(acc)[0]
+    options = {"staleness": redisacc.Staleness(3, weight=[1, 0.5, 0.25, 0.125]), "mean": redisacc.Mean(by="count")}
+    acc = open_dense("float32", [1], "w", worker="chief staleness=1:1 x", **options)
+    acc.set_global_step(5)
+    late = "gradients may be up to 3 steps late; steps:gradients in this round: "
+    assert {late + "none", "recovered rounds: 0"} <= set(summary(acc))
+    acc.apply_grad([1.0], 5)
+    acc.apply_grad([1.0], 4, weight=3)
+    takes = []
+    for required in ({"min_weight": 4.5, "most": 3, "grace": 0}, {"most": 4, "grace": 100}, {"grace": 0.5}, {}):
+        takes.append(background(acc.take_grad, 2, **required))
+        until(lambda: len(acc.info().waiting) == len(takes))
+    said = summary(acc)
     assert said[0] == "redisacc:{w}: dense float32 [1] MEAN by the number of the gradients"
-    assert said[1] == "step 1, 2 gradients in this round with a weight of 2.5 of shape [1]"
-    assert "weights by staleness: 1,0.5" in said
-    assert "  2 of 2 with a weight of 4.5: ann" in said
-    acc.apply_grad([1.0], 1, weight=2)
-    take.result()
-    acc.apply_grad([1.0], 2, weight=7)
-    with acc.take(1):
-        lines = run(client, "summary", acc.accumulator_ref)
-        assert any(line.startswith("  step 2 with 1 gradients of weight 7, granted") for line in lines)
-
-
-def test_recoveries_are_listed(client, open_dense):
-    acc = open_dense("float32", [], "w", worker="chief")
-    assert "recovered rounds: 0" in run(client, "summary", acc.accumulator_ref)
-    acc.apply_grad(1)
+    assert said[1] == "step 5, 2 gradients in this round with a weight of 2.5 of shape [1]"
+    assert {late + "0:1,1:1", "weights by staleness: 1,0.5,0.25,0.125"} <= set(said)
+    at, who = said.index("waiting takers: 4"), ": chief staleness=1:1 x"
+    assert said[at + 1 : at + 5] == [
+        "  2 of 2 with a weight of 4.5" + who,
+        f"  2 of 2, or up to 4 within 100.0 s{who}",
+        f"  2 of 2, or up to more within 0.5 s{who}",
+        "  2 of 2" + who,
+    ]
+    acc.delete()
+    for take in takes:
+        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
+            take.result()
+    acc = open_dense("float32", [1], "w", worker="chief")
+    acc.apply_grad([1.0], weight=7)
     acc.take(1).__enter__()
     with acc.recover():
-        pass
+        (taken,) = [line for line in summary(acc) if line.startswith("  step 0 with")]
+        assert re.fullmatch(r"  step 0 with 1 gradients of weight 7, granted .* ago to chief, token \S+", taken)
     client.rpush("redisacc:{w}:recovered", *["garbage"] * 30)
-    lines = run(client, "summary", acc.accumulator_ref)
-    start = lines.index("recovered rounds: 31")
-    assert " ago by chief, token " in lines[start + 1]
-    assert lines[start + 2] == "  and 21 more"
-    acc.delete()
+    said = summary(acc)
+    start = said.index("recovered rounds: 31")
+    assert " ago by chief, token " in said[start + 1]
+    assert said[start + 2] == "  and 21 more"
+    client.hset("redisacc:{w}", "incarnation", b"deleted:" + client.hget("redisacc:{w}", "incarnation"))
+    assert "this accumulator is being deleted" in summary(acc)

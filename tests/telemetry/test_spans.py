@@ -194,32 +194,6 @@ def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client,
     acc.delete()
 
 
-@pytest.mark.forges
-@pytest.mark.parametrize(
-    "forged",
-    [
-        b"1 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0",
-        b"1 00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-        b"1 00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
-        b"1 00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01",
-        b"1 01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        b"1 \xff\x00 \x1b[2J",
-        b"1 " + 100_000 * b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        b"1 ",
-    ],
-)
-def test_foreign_contexts_are_ignored(open_dense, client, recorded, forged):
-    acc = open_dense("float32", [1], "w", worker="ann")
-    acc.apply_grad([1.0])
-    client.hset(WORKERS, "ann", forged)
-    acc.apply_grad([1.0])
-    assert acc.info().workers == {"ann": 2}
-    np.testing.assert_array_equal(acc.take_grad(2), [1.0])
-    (take,) = recorded.spans("take")
-    assert linked(take) == ids(recorded.spans("apply")[1:])
-    acc.delete()
-
-
 def test_metrics_count_and_time_operations_with_few_attributes(open_dense, recorded):
     acc = open_dense("float32", [1], "w")
     acc.apply_grad([1.0])

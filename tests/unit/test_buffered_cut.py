@@ -33,14 +33,6 @@ def test_a_blob_has_not_too_many_parts_and_none_of_a_few_bytes(nbytes):
     assert len(lengths) == 1 or lengths[-1] > lengths[0] / 8
 
 
-@every_row("elements", [2**20, 2**21, 2**22, 2**20 + 1, 10 * 2**20])
-def test_a_dense_gradient_has_no_part_of_a_few_bytes(elements):
-    lengths = pack(Keys("x"), Gradient([Section(np.zeros(elements, np.float32))])).lengths
-    assert sum(lengths) == 4 * elements
-    assert len({*lengths[:-1]}) == 1
-    assert lengths[-1] > lengths[0] / 8
-
-
 def test_a_million_floats_are_four_parts():
     lengths = pack(Keys("x"), Gradient([Section(np.zeros(2**20, np.float32))])).lengths
     # The size is a whole number of blocks that fits the allocator, and the last part has the rest.

@@ -1,7 +1,5 @@
 """redisacc.data: every example once in each epoch, whoever uses it."""
 
-import subprocess
-import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -58,13 +56,6 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
 def test_orders_stay_as_they_are():
     """If they change, a training that is continued with another version repeats examples and leaves others out."""
     assert Batches(10, 10, seed=3).indices(7).tolist() == [8, 3, 6, 2, 9, 5, 7, 1, 0, 4]
-
-
-@pytest.mark.slow
-def test_a_process_that_is_started_again_has_the_same_examples():
-    program = "import redisacc; print(redisacc.data.Batches(100, 6, seed=2).indices(40, 1, 3).tolist())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{Batches(100, 6, seed=2).indices(40, 1, 3).tolist()}\n"
 
 
 def test_an_order_is_made_once_in_an_epoch(monkeypatch):

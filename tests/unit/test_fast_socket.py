@@ -291,37 +291,6 @@ def test_a_string_that_comes_in_pieces_with_pauses(ends):
     assert strings.buffers[:2] == [b"abcde", b"xyz"]
 
 
-def test_a_string_that_does_not_end_where_it_should(ends):
-    connection, ours, theirs = ends
-    answer(theirs, b"$3\r\nabcde\r\n")
-    with pytest.raises(BrokenError, match="end"):
-        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 3), soon())
-
-
-@pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
-def test_a_string_that_breaks_off_is_an_error(ends, data):
-    connection, ours, theirs = ends
-    answer(theirs, data)()
-    theirs.shutdown(socket.SHUT_WR)
-    with pytest.raises(BrokenError):
-        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5 if b"5" in data else 2), soon())
-
-
-@pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
-def test_a_reply_that_is_no_string_is_an_error(ends, data):
-    connection, ours, theirs = ends
-    answer(theirs, data)
-    with pytest.raises(BrokenError):
-        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
-
-
-def test_an_error_instead_of_a_string_is_raised(ends):
-    connection, ours, theirs = ends
-    answer(theirs, b"-WRONGTYPE it is a list\r\n")
-    with pytest.raises(ReplyError, match="WRONGTYPE it is a list"):
-        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
-
-
 # A signal handler that raises, mostly while a command with a number is packed.
 PACKS = """
 import signal

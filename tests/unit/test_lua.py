@@ -181,19 +181,6 @@ def test_a_value_that_is_no_number_is_an_error_that_names_it(value):
         Scripts(None, KEYS).parse("apply", [b"applied", b"1", value])
 
 
-def test_arguments_are_passed_in_the_order_of_the_header():
-    script, keys, args = called(
-        "commit", place=["p"], parts=["p0", "p1"], replaced_parts=[], replaced_attempts=[], once=0
-    )
-    assert script is script_loader.load("commit")
-    record = "redisacc:{NAME}"
-    hashes = [f"{record}:{name}" for name in ("buffered", "inline", "workers", "sessions", "attempts")]
-    assert [*keys] == [record, *hashes, "p", "p0", "p1"]
-    single = [field.name for field in script.args if not field.many]
-    single[single.index("once")] = "0"
-    assert [*args] == [*single, "1 2 2 2", "lengths 0", "lengths 1", "replaced 0", "replaced 1"]
-
-
 def test_a_missing_or_an_unknown_argument_is_an_error():
     for name in SCRIPTS:
         with pytest.raises(TypeError, match=r"missing .* required keyword-only argument"):

@@ -84,10 +84,3 @@ def test_what_redisacc_does_not_write(field, text):
 def test_slots_that_do_not_fit_the_flat_blob(slots):
     with pytest.raises(redisacc.CorruptDataError, match="slots holds"):
         manifest_of(full=f"{V}-flat:5:4:1:1024 {V}-full:3:3:0", slots=slots)
-
-
-@pytest.mark.parametrize(
-    "event", ["", f"{V}-full:13", f"{V}-full:9,{V}-full:9", f"{V}-full:x", ",".join([f"{V}-full:1"] * 5), "a:1"]
-)
-def test_blobs_that_an_event_cannot_announce(event):
-    assert announced(KEYS, f"published step=5 blobs={event}", 12) == []

@@ -14,12 +14,11 @@ from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
 from redisacc._arrays import dtypes
-from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.spec import AccumulatorSpec, described_by
 from redisacc._arrays.trees import difference, parse_structure
 from redisacc._clock import running_time
 from redisacc._format import buffered as buffered_format
-from redisacc._format import entries, in_place, stored_text
+from redisacc._format import entries, in_place
 from redisacc._format import stored_text as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
@@ -114,20 +113,6 @@ def test_rows(search, dtype):
         max_size=3,
     )
     search(one, fields, totals, examples=40)
-
-
-@pytest.mark.parametrize("text", ["", "-", "-1", "1 ", "1e3", "\u0661", b"\xb2", "1" * 16])
-def test_what_is_no_number(text):
-    assert stored_text.parse_number("9" * 15) == stored_text.parse_number(b"9" * 15) == 10**15 - 1
-    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
-        stored_text.parsed("key", "field", text, stored_text.parse_number)
-
-
-@pytest.mark.parametrize("text", ["", "-", "--1", "+1", " 1", str(2**63), str(-(2**63) - 1), "1" * 20, b"\xb2"])
-def test_what_is_no_int64(text):
-    assert [stored_text.parse_int64(str(bound)) for bound in (2**63 - 1, -(2**63))] == [2**63 - 1, -(2**63)]
-    with pytest.raises(redisacc.CorruptDataError, match=r"^key: field holds .*, which redisacc did not write$"):
-        stored_text.parsed("key", "field", text, stored_text.parse_int64)
 
 
 def test_structures(search):
@@ -310,17 +295,3 @@ def test_replies_on_the_wire(search):
                 theirs.close()
 
     search(one, RESP, st.booleans(), examples=50)
-
-
-def test_packed_gradients_come_back(search):
-    def one(values):
-        gradient = Gradient((Section(np.array(values, np.float32)),))
-        spec = AccumulatorSpec.of_array("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
-        packed = in_place.pack_rows(gradient, spec, 1000)
-        if not values:
-            assert packed == []
-            return
-        (packed,) = packed
-        assert bytes(packed.rows) == gradient.sections[0].values.tobytes()
-
-    search(one, st.lists(st.floats(width=32), max_size=9), examples=50)

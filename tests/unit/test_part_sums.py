@@ -505,36 +505,6 @@ def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
     assert one.complete(1, 2, 0) == []
 
 
-def test_by_worker_as_many_as_required_are_enough_whatever_their_numbers():
-    one = ByWorker(7, 4, 2, 0, 9)
-    assert one.upload(0, admitted=True) == one.upload(1, admitted=True) == []
-    one.upload(2, admitted=True)
-    assert one.sums._cells.done == 3
-    # A spare worker comes too late, whatever its number.
-    assert one.upload(3) == one.upload(4) == []
-    assert one.complete(2, 1, 0) == []
-
-
-def test_by_worker_an_upload_that_is_overtaken_by_the_whole_round_is_dropped():
-    one = ByWorker(0, 2, 1, 3)
-    assert one.upload(0, 7) == one.staged(0, 7)
-    for k in (1, 2, 3):
-        one.upload(k, admitted=True)
-    assert not one.sums.knows(one.every[0].id)
-    assert one.sums._cells.done == 3
-    assert one.complete(2, 1, 3) == []
-
-
-def test_by_worker_the_upload_of_a_worker_that_was_started_again_replaces_its_first():
-    one = ByWorker(0, 0, 1, 2)
-    assert one.upload(0, 7) == one.staged(0, 7)
-    assert one.upload(1) == one.staged(1)
-    assert not one.sums.knows(one.every[0].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(1, 2, 3) == []
-
-
 def test_by_worker_what_is_admitted_is_not_replaced():
     one = ByWorker(0, 0, 1, 2)
     one.upload(0, admitted=True)

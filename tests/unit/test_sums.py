@@ -8,7 +8,7 @@ from redisacc._arrays import sums as _totals
 from redisacc._arrays.dtypes import find_dtype
 from redisacc._arrays.gradient import Section
 from redisacc._arrays.spec import AccumulatorSpec
-from redisacc._arrays.sums import DenseSum, SparseSum
+from redisacc._arrays.sums import SparseSum
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 
@@ -78,56 +78,6 @@ def test_sparse_sums(name, kind, window, table, monkeypatch):
         np.testing.assert_array_equal(whole.counts, counts)
 
 
-@every_row("name", ["float32", "float16", "int32", "complex128"])
-def test_dense_sums(name):
-    dtype = find_dtype(name)
-    rng = np.random.default_rng(3)
-    arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
-    copies = [array.copy() for array in arrays]
-    expected = arrays[0].astype(dtype.sum)
-    total = DenseSum(dtype, (4, 5))
-    for array in arrays:
-        total.add(Section(array))
-    for array in arrays[1:]:
-        expected = expected + array.astype(dtype.sum)
-    assert total.sum().values.tobytes() == expected.tobytes()
-    assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
-
-
-def test_an_empty_total_is_empty():
-    indices, values = SparseSum(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
-    assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
-
-
-@every_row("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
-def test_sums_formed_in_place_come_out_in_order_however_many(number):
-    rng = np.random.default_rng(number)
-    # Some above 2**53, where a double would lose digits.
-    indices = [int(i) * 2**40 for i in rng.choice(2**22, number, replace=False)]
-    rows = rng.standard_normal((number, 3)).astype("<f4")
-    counts = rng.integers(1, 5, number)
-    fields = {
-        str(index).encode(): int(count).to_bytes(8, "little") + row.tobytes()
-        for index, count, row in zip(indices, counts, rows, strict=True)
-    }
-    fields[b"total"] = b"4 %d" % counts.sum()
-    spec = AccumulatorSpec.of_array("sparse", find_dtype("float32"), None, reduction_type="MEAN")
-    total = spec.empty_sum((3,), where="sums")
-    total.add(in_place.unpack(fields, spec, (3,), "sums"))
-    assert total.number == 4
-    result = spec.result(total, 4)
-    got, values = result.indices, result.values
-    order = np.argsort(indices)
-    assert got.tolist() == sorted(indices)
-    assert np.array_equal(values, (rows / counts[:, np.newaxis].astype(np.float32))[order])
-
-
-def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
-    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="MEAN")
-    with pytest.raises(CorruptDataError, match="chunks"):
-        in_place.unpack({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"}, spec, (2**30, 2**28), "sums")
-
-
 def _chunk(number, elements, weight=None):
     head = number.to_bytes(8 if weight is None else 7, "little")
     weights = b"" if weight is None else b"\x01" + np.array([weight], "<f8").tobytes()
@@ -155,22 +105,6 @@ def test_chunks_that_are_no_dense_sum(rows, total, shape, chunk):
     spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=chunk)
     with pytest.raises(CorruptDataError, match="sums"):
         in_place.unpack({**rows, b"total": total}, spec, shape, "sums")
-
-
-def test_the_last_chunk_of_a_dense_sum_is_shorter():
-    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=4)
-    for weight, total in ((None, b"2 4"), (3.0, b"2 4 3")):
-        rows = {b"1": _chunk(2, 3, weight), b"0": _chunk(2, 4, weight)}
-        found = in_place.unpack({**rows, b"total": total}, spec, (7, 1), "sums")
-        assert (found.number, found.weight, found.sections[0].values.tolist()) == (2, weight, [[1.0]] * 7)
-
-
-def test_an_index_that_more_gradients_held_than_there_were_is_refused():
-    total = SparseSum(find_dtype("float32"), (1,), bound=None, where="sums")
-    total.add(Section(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64)))
-    assert total.result("SUM", 3)[0].tolist() == [7]
-    with pytest.raises(CorruptDataError, match="occurs in 3 gradients, but the round has only 2"):
-        total.result("SUM", 2)
 
 
 def test_gradients_without_rows_cost_the_other_one_no_copy():

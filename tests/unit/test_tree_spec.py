@@ -2,16 +2,13 @@
 
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from redisacc import IndexedSlices, Sparse
-from redisacc._arrays.dtypes import TABLE
 from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.leaf_values import tree_gradient
 from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
-from redisacc._format import in_place
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
@@ -24,29 +21,6 @@ MIXED = {
     "b": [("int64", ()), Sparse("float32", (9, 2))],
     "c": (("float32", (2, 2)), Sparse("float16", (None,)), ("float64", (0, 3))),
 }
-
-
-def test_dense_leaves_of_a_dtype_share_a_section_and_sparse_ones_have_their_own():
-    spec = spec_of(MIXED, missing="skip")
-    assert [section.label for section in spec.sections] == [
-        "dense:float32",
-        "dense:int64",
-        "sparse:b/1",
-        "sparse:c/1",
-        "dense:float64",
-        "present",
-    ]
-    assert spec.section_shapes(()) == ((6,), (1,), (2,), (), (0,), (6,))
-    assert [section.bound for section in spec.sections] == [None, None, 9, None, None, None]
-    assert [(leaf.path, leaf.section, leaf.start) for leaf in spec.leaves] == [
-        ("a", 0, 0),
-        ("b/0", 1, 0),
-        ("b/1", 2, 0),
-        ("c/0", 0, 2),
-        ("c/1", 3, 0),
-        ("c/2", 4, 0),
-    ]
-    assert "present" not in [section.label for section in spec_of(MIXED).sections]
 
 
 def test_the_schema_says_everything_and_is_read_again():
@@ -69,13 +43,6 @@ def test_the_schema_says_everything_and_is_read_again():
     assert [vars(section) for section in parsed.sections] == [vars(section) for section in spec.sections]
     assert parsed.schema == spec.schema
     assert spec_of(("float32", ())).schema["shape"] == "1 leaf"
-
-
-def test_every_dtype_and_how_it_may_be_written():
-    for dtype, of in TABLE.items():
-        for given in (dtype, of.public, *([of.public.type] if dtype[0] != "q" else [])):
-            spec = spec_of({"d": (given, [2]), "s": Sparse(given, [None, 2])})
-            assert spec.schema["tree"] == f'{{"d":"{dtype} [2]","s":"sparse {dtype} [-1,2]"}}'
 
 
 SHAPE_OF_A = "the shape of the leaf 'a' of spec must"
@@ -131,18 +98,6 @@ def described_like_spec(tree):
     return tree if not isinstance(tree, tuple) else tuple(map(described_like_spec, tree))
 
 
-def test_like():
-    rows = IndexedSlices(np.ones((1, 2), np.float16), [3], [9, 2])
-    tree = {"a": np.zeros((2, 3)), "b": [1, rows, np.int64(3)], "c": np.zeros((4, 1), ml_dtypes.bfloat16)}
-    structure, described = described_like(tree, {"c"})
-    spec = AccumulatorSpec.of_tree(structure, described, reduction_type="MEAN")
-    assert spec.tree == {
-        "a": ("float64", (2, 3)),
-        "b": [("int64", ()), Sparse("float16", (9, 2)), ("int64", ())],
-        "c": Sparse("bfloat16", (4, 1)),
-    }
-
-
 def test_unlike():
     dense, no_collection = {"a": np.zeros(2)}, "sparse must be a collection of paths, not"
     of_shape = "of the leaf 'a' of tree must"
@@ -172,64 +127,12 @@ def packed(spec, tree):
     return tree_gradient(spec, tree, "grad").sections
 
 
-def test_a_gradient_is_packed_in_the_order_of_the_leaves():
-    spec = spec_of(MIXED, missing="skip")
-    rows = IndexedSlices([[1, 2], [3, 4], [5, 6]], [7, 2, 7])
-    tree = {"a": [1, 2], "b": [5, rows], "c": (np.arange(4).reshape(2, 2), ([4], [0.5]), np.zeros((0, 3)))}
-    a, b, first, second, c, present = packed(spec, tree)
-    assert (a.values.dtype, a.values.tolist()) == (np.float32, [1, 2, 0, 1, 2, 3])
-    assert (b.values.dtype, b.values.tolist()) == (np.int64, [5])
-    assert (first.indices.tolist(), first.values.tolist()) == ([2, 7], [[3, 4], [6, 8]])
-    assert (second.indices.tolist(), second.values.tolist()) == ([4], [0.5])
-    assert (c.values.dtype, c.values.shape) == (np.float64, (0,))
-    assert (present.values.dtype, present.values.tolist()) == (np.int32, [1] * 6)
-
-
-def test_missing_leaves_are_zeros_no_rows_and_not_present():
-    spec = spec_of(MIXED, missing="skip")
-    a, b, first, second, c, present = packed(spec, {"a": None, "b": [None, None], "c": (np.ones((2, 2)), None, None)})
-    assert a.values.tolist() == [0, 0, 1, 1, 1, 1]
-    assert b.values.tolist() == [0]
-    assert (first.indices.shape, first.values.shape, second.values.shape) == ((0,), (0, 2), (0,))
-    assert c.values.shape == (0,)
-    assert present.values.tolist() == [0, 0, 0, 1, 0, 0]
-
-
 def test_a_packed_gradient_is_a_copy_of_dense_leaves():
     spec = spec_of([("float32", (2,))])
     given = np.ones(2, np.float32)
     (section,) = packed(spec, [given])
     given[:] = 7
     assert section.values.tolist() == [1, 1]
-
-
-def test_only_sections_with_rows_are_added_in_place_and_cost_anything():
-    spec = spec_of([("float32", (300,)), *[Sparse("float32", (9, 2))] * 3, ("int32", (0,))])
-    gradient = tree_gradient(spec, [None, None, ([1, 2], np.ones((2, 2))), ([], np.ones((0, 2))), None], "grad")
-    # 300 elements in two rows, two rows of two elements, and a second section.
-    cost = 300 + 2 * 24 + 2 * (2 + 24) + 72
-    assert in_place.pack_rows(gradient, spec, cost - 1) is None
-    dense, sparse = in_place.pack_rows(gradient, spec, cost)
-    assert (dense.label, dense.indices, dense.row_bytes) == ("dense:float32", b"0, 1", str(4 * spec.chunk))
-    assert (sparse.label, sparse.indices, sparse.row_bytes) == ("sparse:2", b"1, 2", "8")
-    nothing = tree_gradient(spec_of([Sparse("float32", (9,))] * 50), [None] * 50, "grad")
-    assert in_place.pack_rows(nothing, spec_of([Sparse("float32", (9,))] * 50), 1) == []
-
-
-def test_every_order_of_memory():
-    spec = spec_of({"a": ("float32", (3, 2)), "b": ("float32", (2,))})
-    right = [0, 1, 2, 3, 4, 5, 8, 9]
-    whole = np.arange(6, dtype=np.float32).reshape(3, 2)
-    for a in (
-        whole,
-        np.asfortranarray(whole),
-        whole.astype(">f4"),
-        np.repeat(whole, 2, axis=1)[:, ::2],
-        whole.tolist(),
-    ):
-        (section,) = packed(spec, {"a": a, "b": np.float32([9, 8])[::-1]})
-        assert section.values.tolist() == right
-        assert section.values.dtype == np.dtype("<f4")
 
 
 ONE = {"a": {"d": ("float32", (2,)), "s": Sparse("float32", (9, 2))}, "b": (("int32", ()),)}
@@ -275,43 +178,6 @@ def test_what_is_no_gradient():
             packed(spec, {"a": {"d": d, "s": s}, "b": b})
 
 
-def test_rows_that_a_round_handed_out_may_be_applied_again():
-    spec = spec_of([Sparse("float32", (None, 2))])
-    (section,) = packed(spec, [IndexedSlices([[1, 2]], [2**62], [-1, 2])])
-    assert section.indices.tolist() == [2**62]
-    with pytest.raises(InvalidArgumentError, match="must agree"):
-        packed(spec, [IndexedSlices([[1, 2]], [1], [-1, 3])])
-    with pytest.raises(InvalidArgumentError, match="must agree"):
-        packed(spec_of([Sparse("float32", (9, 2))]), [IndexedSlices([[1, 2]], [1], [-1, 2])])
-
-
-def reduced(spec, *trees):
-    round_sum = spec.empty_sum((), where="w")
-    for tree in trees:
-        round_sum.add(tree_gradient(spec, tree, "grad"))
-    return spec.result(round_sum, len(trees))
-
-
-def test_the_mean_of_leaves_that_some_gradients_lack():
-    tree = {"d": ("float32", (1,)), "i": ("int32", ()), "s": Sparse("float32", (9, 1)), "n": ("float32", ())}
-    some = {"d": [8.0], "i": 7, "s": ([3], [[6.0]]), "n": None}
-    others = [{"d": None, "i": -2, "s": None, "n": None}, {"d": [1.0], "i": None, "s": ([3, 4], [[3], [2]]), "n": None}]
-    zero = reduced(spec_of(tree, reduction_type="MEAN"), some, *others)
-    assert (zero["d"].tolist(), int(zero["i"]), zero["s"].values.ravel().tolist()) == (
-        [3.0],
-        1,
-        [3.0, np.float32(2 / 3)],
-    )
-    assert float(zero["n"]) == 0
-    skip = reduced(spec_of(tree, reduction_type="MEAN", missing="skip"), some, *others)
-    assert (skip["d"].tolist(), int(skip["i"]), skip["s"].values.ravel().tolist()) == ([4.5], 2, [4.5, 1.0])
-    assert skip["n"] is None
-    index = reduced(spec_of(tree, reduction_type="MEAN", missing="skip", sparse_mean="index"), some, *others)
-    assert index["s"].values.ravel().tolist() == [4.5, 2.0]
-    total = reduced(spec_of(tree, missing="skip"), some, *others)
-    assert (total["d"].tolist(), int(total["i"]), total["s"].values.ravel().tolist()) == ([9.0], 5, [9.0, 2.0])
-
-
 def test_a_forged_count_of_the_gradients_that_have_a_leaf():
     spec = spec_of([("float32", (1,))], missing="skip", reduction_type="MEAN")
     for present in (-1, 3, -(2**31), 2**31 - 1):
@@ -351,10 +217,3 @@ def test_the_text_of_a_leaf_that_redisacc_did_not_write():
         with pytest.raises(ValueError, match=r".") as failure:
             pytest.fail(f"it was read: {parse(text)}")
         assert len(str(failure.value)) < 500
-
-
-def test_forged_shapes_that_no_gradient_can_have():
-    with pytest.raises(ValueError, match="elements"):
-        AccumulatorSpec.parse('["float64 [2305843009213693952]"]', reduction_type="SUM")
-    with pytest.raises(ValueError, match="elements"):
-        AccumulatorSpec.parse('["float32 [4611686018427387903]","float32 [4611686018427387903]"]', reduction_type="SUM")

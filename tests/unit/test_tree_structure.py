@@ -60,20 +60,6 @@ def test_a_tree_is_taken_apart_and_put_together():
         assert repr(parsed.build(leaves)) == repr(built), case
 
 
-def test_leaves_keep_their_identity():
-    arrays = [np.zeros(2), object(), "text", b"bytes", {1, 2}, range(3)]
-    structure, leaves = flatten({"a": arrays[:3], "b": tuple(arrays[3:])}, "tree")
-    built = structure.build(leaves)
-    for found in (leaves, [*built["a"], *built["b"]]):
-        assert all(given is leaf for given, leaf in zip(arrays, found, strict=True))
-    # One object in two places is two leaves.
-    shared = {"w": 1}
-    structure, leaves = flatten([shared, shared], "tree")
-    assert (structure.paths, leaves) == (("0/w", "1/w"), [1, 1])
-    structure, leaves = flatten({"a": (1, 2), "b": (3,)}, "tree", is_leaf=lambda node: node == (1, 2))
-    assert (structure.paths, leaves) == (("a", "b/0"), [(1, 2), 3])
-
-
 def nested(depth, leaf=1):
     """A tree with that many levels of lists above its leaf."""
     for _ in range(depth):
