@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz mutants dashboard screenshots bench bench-against bench-network comparison goodput simulate scale conformance record lint size types
+.PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz mutants dashboard screenshots bench bench-against bench-network comparison goodput simulate trace scale conformance record lint size types
 .PHONY: wheel release compose docs recording examples integrations foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -229,6 +229,10 @@ goodput: $(VENV)/.bench ## 6 h | measure how much of a training is left when its
 # The clock is simulated, and the same seeds give the same plots.
 simulate: $(VENV)/.bench ## 1 min | simulate settings of a step; draws the plots of docs/guides/stragglers.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
+
+# Without root, the steps of four hosts are left out.
+trace: $(VENV)/.bench ## 1 min | draw who waits for whom in a step; writes benchmarks/results/trace.md
+	$(BIN)/python -m benchmarks.trace $(B)
 
 # Without root, the steps between namespaces are left out. `make scale B=--stored` measures nothing.
 scale: $(VENV)/.bench ## 15 min | simulate steps of 16 to 1,000 hosts with measured costs; writes benchmarks/results/scale.md
