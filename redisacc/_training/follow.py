@@ -119,6 +119,7 @@ class Follow(Participant):
     Attributes:
         number: the number of this worker.
         step: the step of the parameters that the loop got last.
+        ahead: the parts of the next version.
     """
 
     def __init__(self, shared_name: str, options: FollowOptions) -> None:
@@ -130,9 +131,9 @@ class Follow(Participant):
         with self._closed_on_failure():
             self.number = self._patience.call(lambda: self._take_number(given), "to get a number", in_steps=True)
             self._keep(f"worker {self.number}")
-        ahead = PartsAhead(self._transport)
-        self._opened.callback(ahead.close)
-        self._parameters._reader.fetch_ahead(ahead)
+        self.ahead = PartsAhead(self._transport)
+        self._opened.callback(self.ahead.close)
+        self._parameters._reader.fetch_ahead(self.ahead)
         self._accumulator: Any = None
         self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)

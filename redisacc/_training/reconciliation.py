@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from redisacc._arrays.trees import as_arrays
+from redisacc._arrays.validation import Array
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys
@@ -72,6 +73,7 @@ class LeadOptions:
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None: not known.
+        brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
     """
 
     parameters: Any
@@ -88,6 +90,7 @@ class LeadOptions:
     stops: Callable[[], bool] = field(default=lambda: False)
     own: Callable[[], tuple[int, Any, str] | None] = field(default=lambda: None)
     snapshot: Callable[[], int | None] = field(default=lambda: None)
+    brings: Callable[[str, int, Array], None] | None = None
 
 
 class Reconciliation(Participant):
@@ -157,7 +160,7 @@ class Reconciliation(Participant):
     def _unknown_weights(self) -> ProgramWeights | Updating:
         options, parameters = self._options, self._parameters
         if options.optimizer is not None:
-            return Updating(parameters, options.optimizer, self._schema, options.snapshot)
+            return Updating(parameters, options.optimizer, self._schema, options.snapshot, options.brings)
         return ProgramWeights(parameters)
 
     # The loop

@@ -184,6 +184,9 @@ class Training(Closing):
             self._model = schema_of(parameters, "parameters")[0].stand_in()
             first.call(self._check_model, "to open the training")
             on_failure.pop_all()
+        # On an event loop, the worker is not to be reached from another thread.
+        is_reached = transport is transport.blocking
+        brings = self._worker.ahead.bring if self._worker is not None and is_reached else None
         # Each process may lead, and gives what it has been given.
         self._options = replace(
             lead_options(
@@ -200,6 +203,7 @@ class Training(Closing):
             stops=self._stops.is_set,
             own=lambda: None if self._worker is None else self._worker.latest,
             snapshot=lambda: self.snapshot,
+            brings=brings,
         )
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays import validation
+from redisacc._arrays.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import UPDATES
@@ -25,7 +26,7 @@ from redisacc._protocol.updates.committer import Committer
 from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
-from redisacc._protocol.updates.record import UpdateRecord, read_update_record
+from redisacc._protocol.updates.record import UpdateRecord, parse_update_record, update_command
 from redisacc._text import shown
 from redisacc._training.exact_parameters import pack_state, read_exact
 from redisacc.errors import InvalidArgumentError
@@ -65,13 +66,19 @@ class Updating:
         parameters: the handle on its parameters.
         optimizer: the optimiser.
         schema: the leaves.
-        snapshot: as for ``Committer``.
+        snapshot, brings: as for ``Committer``.
     """
 
     def __init__(
-        self, parameters: Parameters, optimizer: Optimizer, schema: Schema, snapshot: Callable[[], int | None]
+        self,
+        parameters: Parameters,
+        optimizer: Optimizer,
+        schema: Schema,
+        snapshot: Callable[[], int | None],
+        brings: Callable[[str, int, Array], None] | None,
     ) -> None:
         self._parameters, self._optimizer, self._schema, self._snapshot = parameters, optimizer, schema, snapshot
+        self._brings = brings
         self._publisher = f"chief {host_and_process(os.getpid())}"
         self._accumulator: ConditionalAccumulatorBase[Any]
         self._keys: ParameterKeys
@@ -86,7 +93,7 @@ class Updating:
         gradients, accumulator._taker.is_updated = accumulator._keys, True
         # The same partitions, so that a part of the weights lies where that part of the gradients does.
         self._keys = ParameterKeys(gradients.name, gradients.partitions)
-        self._committer = Committer(accumulator._taker, self._publisher, self._snapshot)
+        self._committer = Committer(accumulator._taker, self._publisher, self._snapshot, self._brings)
         if before is not None:
             self._committer.continue_from(before)
 
@@ -237,12 +244,15 @@ class Updating:
         assert self._record is not None
         # If somebody else has used the round, nothing is known of it.
         self._commits.metrics = {}
-        if self._record.record.step == self.step:
-            if not self._commits.commit(found, self._record, self._optimizer, finished=finished):
-                return False
-            # From now on, this is what a server loses that loses its data.
-            self._known = self._version.following(self._commits.version, self._commits.updates)
-        self.refresh()
+        if self._record.record.step != self.step:
+            self.refresh()
+            return True
+        reply = self._commits.commit(found, self._record, self._optimizer, finished=finished)
+        if reply is None:
+            return False
+        # From now on, this is what a server loses that loses its data.
+        self._known = self._version.following(self._commits.version, self._commits.updates)
+        self._note(reply)
         return True
 
     def refresh(self) -> None:
@@ -251,7 +261,10 @@ class Updating:
         Raises:
             NotFoundError: there is none.
         """
-        found = read_update_record(self._parameters._transport, self._keys, self._record)
+        self._note(self._parameters._transport.call(*update_command(self._keys)))
+
+    def _note(self, reply: object) -> None:
+        found = parse_update_record(self._parameters._transport, self._keys, reply, self._record)
         if found is None:
             raise refused(OF_PARAMETERS["missing"], self._keys)
         self._record, self._known = found, KnownVersion.of(found)

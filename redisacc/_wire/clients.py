@@ -60,6 +60,8 @@ _CONNECTIONS = _in_both(
     *("connection.Connection", "connection.SSLConnection", "connection.UnixDomainSocketConnection"),
     *("sentinel.SentinelManagedConnection", "sentinel.SentinelManagedSSLConnection"),
 )
+# How the addresses of this machine begin.
+_LOCAL = ("unix://", "localhost:", "127.", "::1:")
 _SENTINELS = _in_both("sentinel.Sentinel")
 
 # The libraries remove the code from the text of these errors.
@@ -236,6 +238,7 @@ class Endpoint:
         tls: whether they speak TLS.
         most: how many connections there may be; None: as many as are needed.
         freshness: for how many seconds a connection may be idle, and is still used.
+        is_local: whether they lead to this machine.
     """
 
     is_own = True
@@ -245,6 +248,7 @@ class Endpoint:
         self._kind = _KINDS[pool.connection_class.__name__]
         self._has_sentinels = hasattr(pool, "sentinel_manager")
         self.address = _address({**pool.connection_kwargs, **settings}, pool)
+        self.is_local = self.address.startswith(_LOCAL)
         self.tls = _speaks_tls(self._kind)
         most = getattr(pool, "max_connections", None)
         self.most = None if most in _NO_LIMITS else most
@@ -313,7 +317,7 @@ class GivenPool:
         tls: whether they speak TLS.
     """
 
-    is_own, most, freshness = False, None, math.inf
+    is_own, is_local, most, freshness = False, False, None, math.inf
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool

@@ -109,6 +109,7 @@ class Node:
     Attributes:
         address: where the connections lead, without a password.
         tls: whether they speak TLS.
+        is_local: whether they lead to this machine.
         losses: counts the exchanges that break off.
         reached: whether a connection was ever made.
         gathers: whether a fetch may use several of its connections, or some of several nodes, at the same time.
@@ -124,7 +125,7 @@ class Node:
     ) -> None:
         self.losses = losses or Losses()
         self.address = address or endpoint.address
-        self.tls = endpoint.tls
+        self.tls, self.is_local = endpoint.tls, endpoint.is_local
         self.reached = False
         self._waits = waits
         self._turns = waits.turns(endpoint.most)

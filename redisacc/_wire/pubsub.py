@@ -60,6 +60,8 @@ class _Subscription:
     # Set while the server confirms the subscription.
     confirmed: Event
     listeners: list[PatternListener] = field(default_factory=list)
+    # How many messages have come, or may have been missed.
+    heard: int = 0
     # When the last listener left.
     idle_since: float = math.inf
 
@@ -101,11 +103,11 @@ class PubSub:
         # The prefix of the commands and messages of channels: "S" if channels belong to slots.
         self._prefix = ""
 
-    def hears(self, channel: str) -> bool:
-        """Returns whether the channel is already subscribed to, by a listener that has just left."""
+    def heard(self, channel: str) -> int:
+        """Returns a number that grows with each message of a channel; 0 if it is not subscribed to at the moment."""
         with self._lock:
             found = self._subscriptions.get(("SUBSCRIBE", channel))
-            return found is not None and found.confirmed.is_set()
+            return found.heard if found is not None and found.confirmed.is_set() else 0
 
     @contextlib.contextmanager
     def listen(self, channel: str, listener: Listener, *, confirmed: bool = True) -> Iterator[None]:
@@ -263,7 +265,11 @@ class PubSub:
 
     def _call_listeners(self, key: tuple[str, str], channel: str, event: str | None) -> None:
         with self._lock:
-            listeners = list(self._subscriptions[key].listeners) if key in self._subscriptions else []
+            known = self._subscriptions.get(key)
+            if known is None:
+                return
+            known.heard += 1
+            listeners = list(known.listeners)
         for listener in listeners:
             try:
                 listener(channel, event)

@@ -125,6 +125,7 @@ class Transport:
         where: the client of redis-py or valkey-py, or the URL, that leads here.
         address: where that is, without a password.
         cluster: the cluster; None if it is a single server.
+        is_local: whether it is a single server on this machine.
         waits: how its calls wait.
         losses: counts the exchanges that broke off, as ``lost`` says.
         blocking: another transport to the same place, whose calls block, for threads and for objects that end; itself
@@ -154,6 +155,7 @@ class Transport:
         self.cluster = server if isinstance(server, Cluster) else None
         self.losses = server.losses
         self.address = server.address
+        self.is_local = isinstance(server, Node) and server.is_local
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"

@@ -293,6 +293,27 @@ def test_many_rows_blobs_are_replaced(open_parameters, client):
 # Waiting
 
 
+@pytest.mark.servers("valkey")
+def test_a_wait_for_the_step_after_the_last_one_asks_only_when_it_hears_something(open_parameters, real_client):
+    def asked():
+        return real_client.info("commandstats")["cmdstat_hmget"]["calls"]
+
+    reader, writer = open_parameters(), open_parameters()
+    writer.publish(np.ones(1), 1)
+    for _ in range(2):
+        # The second time, the channel is subscribed to.
+        assert reader.wait(timeout=20)[0] == 1
+        with pytest.raises(redisacc.WaitTimeoutError):
+            reader.wait(after=1, timeout=0.05)
+    before = asked()
+    with pytest.raises(redisacc.WaitTimeoutError):
+        reader.wait(after=1, timeout=0.05)
+    # At its end.
+    assert asked() == before + 1
+    writer.publish(np.ones(1), 2)
+    assert reader.wait(after=1, timeout=20)[0] == 2
+
+
 @pytest.fixture
 def reported(durations, caplog, until):
     """Waits until as many waits for parameters have been logged, and so have begun."""

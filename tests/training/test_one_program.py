@@ -496,3 +496,22 @@ def test_another_model_under_this_name_is_refused_in_every_process(real_client):
         training.apply({"w": np.ones(2, np.float32)})
         for _ in steps:
             training.apply({"w": np.ones(2, np.float32)})
+
+
+def test_a_step_sends_nothing_that_its_process_knows(real_client):
+    """Of five parts, only those of the gradient are fetched, and no message tells of each of them."""
+
+    def sent():
+        stats = real_client.info("commandstats")
+        return np.array([stats[f"cmdstat_{name}"]["calls"] for name in ("get", "publish")])
+
+    weights, seen = {"w": np.zeros(300_000, np.float32)}, {}
+    with redisacc.Training("lean", weights, workers=1, optimizer=SGD(0.1), redis=real_client) as training:
+        for step, found in training.steps(until=13):
+            seen[step] = sent()
+            training.apply(found)
+        gets, messages = seen[12] - seen[2]
+        assert gets <= 10 * (5 + 1)
+        # The upload, the gradient twice, the take twice and the version twice; and one more.
+        assert messages <= 10 * 8
+        training.delete()

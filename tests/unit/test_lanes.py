@@ -163,7 +163,7 @@ def remote(monkeypatch):
 class Server:
     """Where connections lead to peers. It may refuse some."""
 
-    address, tls, is_own, freshness = "peers", False, True, float("inf")
+    address, tls, is_own, is_local, freshness = "peers", False, True, False, float("inf")
 
     def __init__(self, peers, refuses_after=100, most=None):
         self.made = []

@@ -42,6 +42,9 @@ logger = logging.getLogger("redisacc")
 # anybody may give it up, and its writer has to begin a new one.
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
+# A server on this machine gets parts so fast that a message tells of this many times as many bytes: it costs a taker
+# more than to fetch what has arrived.
+LOCAL_MESSAGES = 8
 # For how long an upload keeps its place in takers and reducers after its last sign of life, in milliseconds.
 HOLDS_MS = 10_000
 
@@ -228,7 +231,9 @@ class SlotAttempt(Attempt):
         asks = asks and bool(parts)
         before: list[Command] = []
         if parts and not asks:
-            before = written(self._way.keys, self._name, parts, announced=announced)
+            way = self._way
+            message_bytes = (MESSAGE_BYTES * LOCAL_MESSAGES if way.transport.is_local else MESSAGE_BYTES) * announced
+            before = written(way.keys, self._name, parts, message_bytes)
             if announced and self._is_announced:
                 header = self._header
                 before.insert(0, announcement(self._way.scripts, self._request, gradient=self._name, header=header))
@@ -431,15 +436,22 @@ def lease_of(nbytes: int) -> int:
     return ATTEMPT_MS + nbytes // BYTES_PER_MS
 
 
-def written(keys: Keys, gradient: str, parts: Sequence[Part], *, announced: bool = False) -> list[Command]:
-    """Returns the commands that write the parts of a gradient in one slot, and those that tell of them."""
+def written(keys: Keys, gradient: str, parts: Sequence[Part], message_bytes: int = 0) -> list[Command]:
+    """Returns the commands that write the parts of a gradient in one slot, and those that tell of them.
+
+    Args:
+        keys: the keys of the accumulator.
+        gradient: the id of the gradient.
+        parts: its parts.
+        message_bytes: after this many bytes, a message tells of parts; 0: none does.
+    """
     commands: list[Command] = []
     unannounced = 0
     # The last part is the only one that may be smaller.
     expiry = str(part_ms(len(parts) * parts[0].nbytes))
     for number, part in enumerate(parts):
         # The script announces the last ones.
-        if announced and unannounced >= MESSAGE_BYTES:
+        if 0 < message_bytes <= unannounced:
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient, number))))
             unannounced = 0
         # NX: this may arrive again, also when the gradient counts.

@@ -59,6 +59,8 @@ class ParameterReader:
         self._schema: Schema | None = None
         # "tree" or "state" → the structure that the program has given, in whose form it gets what is read.
         self.given: dict[str, Structure] = {}
+        # The step that a wait has seen last, and how many events had been heard before.
+        self.seen: tuple[int, int] | None = None
         # Guards what follows.
         self._lock = transport.waits.lock()
         self._process = os.getpid()

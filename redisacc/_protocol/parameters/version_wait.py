@@ -13,6 +13,7 @@ from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
+from redisacc._wire.pubsub import pubsub_of
 from redisacc._wire.transport import Transport
 from redisacc.errors import FinishedError, WaitTimeoutError
 
@@ -76,6 +77,11 @@ class VersionWait(Wait[Version]):
         self._event = event or ""
         self.poll_soon()
 
+    def knows_nothing_new(self) -> bool:
+        """Returns whether the version that it is to follow was the latest, and no event has come since."""
+        heard = pubsub_of(self.transport, self.channel).heard(self.channel)
+        return heard > 0 and self._reader.seen == (self._after, heard)
+
     def poll(self, timeout: float) -> Version | None:
         """Reads the version if there is one.
 
@@ -83,11 +89,14 @@ class VersionWait(Wait[Version]):
             FinishedError: no such version will be published.
         """
         event, self._event = self._event, ""
+        heard = pubsub_of(self.transport, self.channel).heard(self.channel)
         wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
         record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
         self.answered = True
         give_up = running_time() + durations.call
         self._found = record
+        if record is not None and not record.finished:
+            self._reader.seen = record.step, heard
         while record is not None and self._is_wanted(record):
             try:
                 return record, self._reader.values(record, fetched)

@@ -235,8 +235,14 @@ class VersionWriter:
             self._remove_unpublished(attempts, lost)
         return reply
 
-    def publish(self, version: Version) -> Reply:
-        """Makes a version visible if all its parts are there. In one slot, the pieces travel ahead of the script."""
+    def publish(self, version: Version, *, before: Sequence[Command] = (), after: Sequence[Command] = ()) -> Reply:
+        """Makes a version visible if all its parts are there. In one slot, the pieces travel ahead of the script.
+
+        Args:
+            version: the version.
+            before: further commands that travel ahead of it, in one slot.
+            after: those that travel behind it. Their replies are the last that the reply has ``read``.
+        """
         keys, ended, is_registered = self._keys, version.round, bool(self._keys.partitions)
         past = "" if ended is None else ended.past
         lengths = {} if is_registered else {key: size for blob in version.brought for key, size in blob.parts(keys)}
@@ -255,10 +261,10 @@ class VersionWriter:
             retired=self._listed(version.retired),
             removed=self._listed(version.removed),
             fields=version.fields,
-            before=() if is_registered else self._stored(version.pieces),
+            before=() if is_registered else [*before, *self._stored(version.pieces)],
             # Nobody refers to these in any case. One to a command, because freeing a large string takes the server some
             # time: others get between.
-            after=() if is_registered else [("UNLINK", key) for key in self._part_keys(version.removed)],
+            after=[*([] if is_registered else [("UNLINK", key) for key in self._part_keys(version.removed)]), *after],
         )
         if ended is not None and ended.token and reply.outcome == "published":
             ended.has_ended = True

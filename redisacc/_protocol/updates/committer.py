@@ -39,9 +39,9 @@ from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, refused
 from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.gathering import KnownVersion, gather
-from redisacc._protocol.updates.model import PartValues, UpdateModel, added_in_order
+from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.patience import Patience
-from redisacc._protocol.updates.record import UpdateRecord, update_fields
+from redisacc._protocol.updates.record import UpdateRecord, update_command, update_fields
 from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._text import EVICTED, shown
@@ -128,16 +128,23 @@ class Committer:
         taker: takes the rounds of its accumulator.
         publisher: the name of this process in the record.
         snapshot: returns the step since which mean gradients are kept; None if it is not known.
+        brings: gets each part that is computed here and that workers read: its version, number, and bytes; or None.
     """
 
-    def __init__(self, taker: Taker[Any], publisher: str, snapshot: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        taker: Taker[Any],
+        publisher: str,
+        snapshot: Callable[[], int | None],
+        brings: Callable[[str, int, Array], None] | None,
+    ) -> None:
         self._snapshot = snapshot
         self._transport = transport = taker.transport
         self._gradients = taker.keys
         self._spec = taker.spec
         self._min_replicas = taker.scripts.min_replicas
         self._taker = taker
-        self._publisher = publisher
+        self._publisher, self._brings = publisher, brings
         self._values = VersionValues(transport)
         self._tables = Tables(transport)
         self._round: _Round | None = None
@@ -147,7 +154,7 @@ class Committer:
         self.updates = 0
         self._patience = Patience()
 
-    def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> bool:
+    def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> object:
         """Updates the parameters with a round, and removes it.
 
         May be called again for the same round after an error.
@@ -159,8 +166,8 @@ class Committer:
             finished: whether the version is the last one.
 
         Returns:
-            Whether the version is published. If not, another version than the one before is there, and nothing
-            changed.
+            The record of the new version, for ``parse_update_record``; None: another version than the one before is
+            there, and nothing changed.
 
         Raises:
             NotReplicatedError: the version is published, but too few replicas have it.
@@ -200,13 +207,13 @@ class Committer:
                 of.ended.clean_up()
                 if record.keys.partitions:
                     sweep_quietly(self._transport, record.keys, min_replicas=self._min_replicas)
-                return True
+                return reply.read[-1]
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
             if reply.outcome == "deleting":
                 raise refused(OF_PARAMETERS["missing"], record.keys)
             if reply.outcome != "expired":
-                return False
+                return None
             tries.pause(reply)
 
     def discard(self, found: GrantedRound) -> None:
@@ -269,9 +276,10 @@ class Committer:
             return registered
         # In the slot of the record, tables travel ahead of the script that publishes.
         is_written = tables is None or not model.keys.partitions or update.writer.write_parts(tables.pieces)
-        if not (is_written and self._make(update, order, version)):
+        stored = self._make(update, order, version) if is_written else None
+        if stored is None:
             return Reply(outcome="expired")
-        return self._commit(update, version, tables)
+        return self._commit(update, version, tables, stored)
 
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
@@ -379,8 +387,12 @@ class Committer:
         blobs = blobs_of(model, version, tables)
         return update.writer.register(update.follows, version, number, blobs, order=order.event(number))
 
-    def _make(self, update: _Update, order: Order, version: str) -> bool:
-        """Makes sure that all parts of a version are there; in partitions, also that they stay."""
+    def _make(self, update: _Update, order: Order, version: str) -> Sequence[Command] | None:
+        """Makes sure that all parts of a version are there; in partitions, also that they stay.
+
+        Returns:
+            The commands that store what is missing, which travel ahead of the script; None: a part is missing.
+        """
         of, model = update.of, update.model
         missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
         if of.has_updaters:
@@ -388,7 +400,7 @@ class Committer:
             if not missing:
                 self._patience.succeed()
         if not missing:
-            return True
+            return ()
         elements = {number: self._elements(of, model, number) for number in missing}
         try:
             self._values.fetch(update.before, missing)
@@ -401,8 +413,12 @@ class Committer:
                 before = self._values.get(update.before, number)
                 values = model.updated(number, before, elements[number], order)
                 self._values.keep(number, version, values)
+            if self._brings is not None:
+                self._brings(version, number, values[FLAT])
             for command in self._store_commands(model, version, number, values):
                 store[str(command[1])] = number, command
+        if not (of.has_updaters or model.keys.partitions):
+            return [command for _, command in store.values()]
         batches = by_partition(store)
         replies = self._transport.scatter([[store[key][1] for key in batch] for batch in batches])
         late = {
@@ -414,7 +430,7 @@ class Committer:
         if of.has_updaters:
             self._patience.fail(missing, late)
         # In the slot of the record, the script that commits looks whether they are there.
-        return not (model.keys.partitions and self._missing(model, version, missing))
+        return None if model.keys.partitions and self._missing(model, version, missing) else ()
 
     def _wait(self, model: UpdateModel, version: str, missing: Missing) -> Missing:
         """Waits until updaters have written parts. Returns those that are missing when the patience is over."""
@@ -490,7 +506,9 @@ class Committer:
 
     # The commit
 
-    def _commit(self, update: _Update, version: str, tables: TablesVersion | None) -> Reply:
+    def _commit(
+        self, update: _Update, version: str, tables: TablesVersion | None, stored: Sequence[Command] = ()
+    ) -> Reply:
         before, model, step = update.before, update.model, update.follows.step
         manifest, retired, removed = version_manifest(before, version, step, tables, self._snapshot())
         updates = self.updates = before.updates + bool(update.of.divisor)
@@ -514,7 +532,9 @@ class Committer:
                 retired=retired,
                 removed=removed,
                 round=update.of.ended,
-            )
+            ),
+            before=stored,
+            after=[update_command(model.keys)],
         )
 
     def _confirm(self, update: _Update, version: str, tables: TablesVersion | None) -> None:

@@ -21,6 +21,7 @@ from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
 from redisacc._text import shown
+from redisacc._wire.sockets import Command
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
@@ -60,22 +61,33 @@ class UpdateRecord:
         return {blob.rpartition("-")[2]: blob for blob in every}
 
 
+def update_command(keys: ParameterKeys) -> Command:
+    """Returns the command that reads what ``parse_update_record`` parses."""
+    return (*ParameterRecord.command(keys), *_FIELDS)
+
+
 def read_update_record(
     transport: Transport, keys: ParameterKeys, known: UpdateRecord | None = None, *, timeout: float = TIMEOUT
+) -> UpdateRecord | None:
+    """Returns the version that is published, as ``parse_update_record`` does."""
+    return parse_update_record(transport, keys, transport.call(*update_command(keys), timeout=timeout), known)
+
+
+def parse_update_record(
+    transport: Transport, keys: ParameterKeys, reply: object, known: UpdateRecord | None
 ) -> UpdateRecord | None:
     """Returns the version that is published, if an optimiser can update it; else None.
 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
+        reply: the reply to ``update_command``.
         known: what was read before: the model is the same object as long as it is the same.
-        timeout: how long to try to reach the server, in seconds.
 
     Raises:
         CorruptDataError: the record holds what redisacc never writes.
     """
     of_record = len(ParameterRecord.FIELDS)
-    reply = transport.call(*ParameterRecord.command(keys), *_FIELDS, timeout=timeout)
     if not isinstance(reply, list) or len(reply) != of_record + len(_FIELDS):
         raise CorruptDataError(f"{keys.record}: HMGET must reply {of_record + len(_FIELDS)} values, not {shown(reply)}")
     record = ParameterRecord.parse(keys, reply[:of_record])

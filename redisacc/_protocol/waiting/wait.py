@@ -104,7 +104,7 @@ class Wait(ABC, Generic[Found]):
     alarm: Alarm
     _outage_began = 0.0
     # Set by the thread that listens.
-    _poll_now = True
+    _poll_now = False
 
     def __init__(
         self,
@@ -173,6 +173,10 @@ class Wait(ABC, Generic[Found]):
     def listen_elsewhere(self, listening: ExitStack) -> None:
         """Listens to other channels as well, until ``listening`` ends."""
 
+    def knows_nothing_new(self) -> bool:
+        """Returns whether no message has come since an earlier wait has seen that there is nothing for this one."""
+        return False
+
     def work(self) -> bool:
         """Works between two polls. Returns False if there was nothing to do."""
         return False
@@ -197,7 +201,7 @@ class Wait(ABC, Generic[Found]):
             if (
                 self.deadline <= started
                 or self.channel not in self.lifetime.channels
-                or not pubsub_of(self.transport, self.channel).hears(self.channel)
+                or not pubsub_of(self.transport, self.channel).heard(self.channel)
             ):
                 found = self._poll()
             if found is None and self.deadline > clock.now():
@@ -239,7 +243,7 @@ class Wait(ABC, Generic[Found]):
             self.listen_elsewhere(listening)
             log = WaitLog(started)
             # Events between the first poll and the subscription were not heard, so the next poll is due at once.
-            next_poll = 0.0
+            next_poll = clock.now() + self.poll_interval if self.knows_nothing_new() else 0.0
             while True:
                 self.alarm.clear()
                 if self.lifetime.closed:
