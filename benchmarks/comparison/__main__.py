@@ -1,4 +1,4 @@
-"""Compares the same training under DDP, Horovod's documented form and redisacc: ``python -m benchmarks.comparison``.
+"""Compares two trainings under DDP, Horovod's documented form and redisacc: ``python -m benchmarks.comparison``.
 
 Counts the lines that change, measures an epoch, and kills a process. Horovod is not run: only its lines are counted.
 The hosts are network namespaces, which need Linux and root. Without them, only one host is measured.
@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
-from benchmarks.comparison.crew import OURS
-from benchmarks.comparison.measure import ALONE, WORKERS, after_a_kill, new_lines, undisturbed
-from benchmarks.comparison.report import NAMES, TITLES, render
+from benchmarks.comparison.crew import GPT, OURS
+from benchmarks.comparison.measure import ALONE, WORKERS, after_a_kill, largest_difference, new_lines, undisturbed
+from benchmarks.comparison.report import NAMES, OPTIMIZERS, TITLES, TITLES_OF_GPT, render
 from benchmarks.markdown import write
 from benchmarks.network.hosts import Hosts, obstacles, remove_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = (OURS, "ddp")
+EVERY = (*TITLES, *TITLES_OF_GPT)
+# What the names of the programs of each model begin with.
+MODELS = {"digits": "", "gpt": GPT}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("Between hosts, nothing is measured.", *reasons, file=sys.stderr)
         given.hosts = 0
     # A part of the columns must not replace the page that has all of them.
-    out = given.out or ROOT / ("benchmarks/results" if given.hosts else "build/benchmarks")
+    out = given.out or ROOT / (
+        "benchmarks/results" if given.hosts and len(given.models) == len(MODELS) else "build/benchmarks"
+    )
     if given.render:
         write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, None)
         return 0
@@ -40,16 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[str, Any] = {
         **environment.described(quick=False),
         "options": " ".join(sys.argv[1:] if arguments is None else arguments),
-        **{key: getattr(given, key) for key in ("epochs", "repeats", "hosts", "rate")},
-        "programs": {name: _program(name) for name in TITLES},
+        **{key: getattr(given, key) for key in ("epochs", "repeats", "hosts", "rate", "models")},
+        "programs": {name: _program(name) for name in EVERY},
     }
     results["versions"] |= {name: importlib.metadata.version(name) for name in ("torch", "scikit-learn")}
     _measure(results)
     results["seconds"] = round(time.monotonic() - began)
     write(results, out, NAMES, render, None)
     print(f"{results['seconds']} s; wrote {', '.join(str(out / name) for name in NAMES)}")
-    ours = results["programs"][OURS]
-    return 0 if ours["kill"]["weights"] == [ours["weights"]] else 1
+    every = [results["programs"][MODELS[each] + OURS] for each in given.models]
+    return 0 if all(ours["kill"]["weights"] == [ours["weights"]] for ours in every) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=1.0, help="rate of the hosts' links in Gbit/s (default: 1)")
     parser.add_argument("--epochs", type=int, default=8, help="epochs of each run (default: 8)")
     parser.add_argument("--repeats", type=int, default=2, help="how often each program runs (default: 2)")
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=[*MODELS], help="which models (default: both)")
     parser.add_argument("--out", type=Path, help="folder to write into (default: benchmarks/results)")
     parser.add_argument("--render", action="store_true", help="write the page from the figures in --out")
     return parser
@@ -79,18 +85,23 @@ def _measure(results: dict[str, Any]) -> None:
         print(f"{name}, {place}: {', '.join(f'{each:.2f}' for each in found['seconds'])} s", flush=True)
         return found
 
+    models = [MODELS[each] for each in results["models"]]
+    measured = [before + name for before in models for name in MEASURED]
     for _ in range(results["repeats"]):
-        for name in (ALONE, *MEASURED):
-            found = add(name, "one_host", 1 if name == ALONE else WORKERS)
+        for name in (*[before + ALONE for before in models], *measured):
+            found = add(name, "one_host", 1 if name.endswith(ALONE) else WORKERS)
             programs[name] |= {key: found[key] for key in ("accuracy", "weights")}
-    for name in MEASURED:
+    if GPT in models:
+        results["differences"] = {each: largest_difference(each, min(epochs, 3)) for each in OPTIMIZERS}
+        print(f"largest differences of weights: {results['differences']}", flush=True)
+    for name in measured:
         programs[name]["kill"] = after_a_kill(name, epochs)
         print(f"{name}, a kill: {programs[name]['kill']}", flush=True)
     if results["hosts"]:
         remove_leftovers()
         with Hosts([f"host{number}" for number in range(results["hosts"])], results["rate"]) as hosts:
             for _ in range(results["repeats"]):
-                for name in MEASURED:
+                for name in measured:
                     add(name, "between_hosts", results["hosts"], hosts)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -16,6 +17,8 @@ from benchmarks.network.hosts import INTERFACE, Hosts
 
 ROOT = Path(__file__).parents[2]
 OURS = "with_redisacc"
+# What the programs of the second model begin with.
+GPT = "gpt_"
 PORT = 29500
 
 
@@ -38,9 +41,12 @@ class Crew:
         workers: how many processes.
         epochs: how many epochs each makes.
         hosts: where they are, one on each; None: on this host.
+        environment: further variables.
     """
 
-    def __init__(self, name: str, workers: int, epochs: int, hosts: Hosts | None = None) -> None:
+    def __init__(
+        self, name: str, workers: int, epochs: int, hosts: Hosts | None = None, environment: Mapping[str, str] = {}
+    ) -> None:
         self.workers = workers
         self._name = name
         self._hosts = hosts
@@ -51,13 +57,14 @@ class Crew:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "COMPARISON_EPOCHS": str(epochs),
+            **environment,
         }
 
     def __enter__(self) -> Self:
         run = [sys.executable, "-m", "redisacc", "run"]
         program = [sys.executable, "-m", f"benchmarks.comparison.{self._name}"]
         first = self._hosts.address("host0") if self._hosts else "127.0.0.1"
-        if self._name != OURS:
+        if not self._name.endswith(OURS):
             self._environment |= {"WORLD_SIZE": str(self.workers), "MASTER_ADDR": first, "MASTER_PORT": str(PORT)}
             if self._hosts:
                 self._environment["GLOO_SOCKET_IFNAME"] = INTERFACE

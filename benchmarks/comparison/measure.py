@@ -6,11 +6,14 @@ import difflib
 import itertools
 import re
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison.crew import Crew
+import numpy as np
+
+from benchmarks.comparison.crew import GPT, OURS, Crew
 from benchmarks.network.hosts import Hosts
 
 HERE = Path(__file__).parent
@@ -19,13 +22,14 @@ ALONE = "alone"
 # Processes on one host.
 WORKERS = 2
 # Seconds that a run has to end, and that the survivors of a kill have to make all their epochs.
-LIMIT = 120.0
-PATIENCE = 30.0
+LIMIT = 300.0
+PATIENCE = 60.0
 
 
 def changes(name: str) -> list[str]:
-    """Returns the lines in which a program differs from ``alone.py``: with "-" what it lacks, with "+" what is new."""
-    before, after = ((HERE / f"{each}.py").read_text().splitlines() for each in (ALONE, name))
+    """Returns the lines in which a program differs from the one alone: with "-" what it lacks, with "+" what is new."""
+    alone = GPT + ALONE if name.startswith(GPT) else ALONE
+    before, after = ((HERE / f"{each}.py").read_text().splitlines() for each in (alone, name))
     lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
     return [line for line in lines if not line.startswith("@@") and line[1:].strip()]
 
@@ -72,6 +76,22 @@ def after_a_kill(name: str, epochs: int) -> dict[str, Any]:
             found["ended"] = time.monotonic() - killed
             found["error"] = last_error(crew.errors())
     return found
+
+
+def largest_difference(optimizer: str, epochs: int) -> float:
+    """Returns the largest difference between the weights of two processes and of one with batches twice as large.
+
+    The model is the GPT in float32.
+    """
+    found = []
+    for workers in (WORKERS, 1):
+        with tempfile.NamedTemporaryFile() as file:
+            told = {"OPTIMIZER": optimizer, "FLOAT32": "1", "WEIGHTS": file.name, "BATCH": str(8 * WORKERS // workers)}
+            told = {f"COMPARISON_{name}": value for name, value in told.items()}
+            with Crew(GPT + OURS, workers, epochs, environment=told) as crew:
+                crew.wait(LIMIT)
+            found.append(np.fromfile(file.name, np.float32))
+    return float(np.abs(found[0] - found[1]).max())
 
 
 def _ends(crew: Crew) -> list[str]:

@@ -147,14 +147,28 @@ def comparison(hosts=4, kill=SURVIVED, **ours):
         **dict.fromkeys(comparison_report.TITLES, unmeasured),
         OURS: {**program, "lines": 3, "kill": kill, **ours},
         "ddp": {**program, "kill": ENDED},
+        **{comparison_report.GPT + name: {**program, "kill": ENDED} for name in (ALONE, "ddp")},
+        comparison_report.GPT + OURS: {**program, "lines": 4, "kill": kill},
     }
-    of = {"epochs": 8, "repeats": 2, "hosts": hosts, "rate": 1.0, "seconds": 60, "options": "", "versions": {}}
+    differences = {"AdamW": 2e-6, "Adafactor": 2e-5}
+    of = {
+        "models": ["digits", "gpt"],
+        "differences": differences,
+        "epochs": 8,
+        "repeats": 2,
+        "hosts": hosts,
+        "rate": 1.0,
+        "seconds": 60,
+        "options": "",
+        "versions": {},
+    }
     when = {"machine": MACHINE, "when": "2026-11-25T00:00:00"}
     return comparison_report.render({**of, **when, "programs": programs}, {})
 
 
 def test_the_comparison_counts_lines_and_says_what_a_kill_does():
-    assert new_lines(OURS) <= comparison_report.BAR
+    for name in (OURS, comparison_report.GPT + OURS):
+        assert new_lines(name) <= comparison_report.BAR
     assert len([line for line in changes("ddp") if line.startswith("+")]) == new_lines("ddp")
     assert new_lines(ALONE) == 0
     page = comparison()
@@ -168,6 +182,7 @@ def test_the_comparison_counts_lines_and_says_what_a_kill_does():
     assert "**the processes end with other weights than without a kill: b.**" in comparison(
         kill={**SURVIVED, "weights": ["b"]}
     )
+    assert "with AdamW 2.0e-06; **with Adafactor 2.0e-05, at most 1e-05 wanted**" in page
     assert "**the training did not come to its end.**" in comparison(kill={**SURVIVED, "weights": []})
     text = "ValueError: no\n[rank0]: RuntimeError: [/a/pair.cc:5] Read error [127.0.0.1]:80: Reset by peer. Look.\nend"
     assert last_error(text) == "Read error: Reset by peer"

@@ -1,0 +1,24 @@
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import redisacc.torch
+from benchmarks.comparison.gpt import BATCH, EPOCHS, GPT, optimizer_of, precision, report, schedule, text
+
+torch.manual_seed(0)
+data = text()
+model = GPT()
+optimizer = optimizer_of(model)
+optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model, fused=False)
+loader = DataLoader(data, BATCH, sampler=optimizer.sampler(data, BATCH))
+scheduler = schedule(optimizer)
+for epoch in range(EPOCHS):
+    for tokens, following in loader:
+        with precision():
+            loss = cross_entropy(model(tokens).transpose(1, 2), following)
+        loss.backward()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    report(epoch, model)
