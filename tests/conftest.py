@@ -25,8 +25,6 @@ Everything that a fixture opens is closed when the test ends. Which servers a te
 leaves to `make test-rest`, is in support/selection.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -37,22 +35,17 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from hypothesis import HealthCheck, settings
 from support import selection
 from support.child_processes import Child
-from support.clients import ClientKind
 from support.daemons import Daemon
 from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.moved_clock import MovedClock
-from support.proxy import ClusterProxy, Proxy, proxy_before_server
+from support.proxy import ClusterProxy, proxy_before_server
 from support.servers import CLUSTER, FAKE, Servers, ServerUnderTest, executable
 from support.until import until
 from support.warm_python import close_forker
@@ -71,11 +64,11 @@ settings.register_profile("tests", max_examples=40, deadline=None, suppress_heal
 settings.load_profile("tests")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     selection.add_options(parser)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     # A shell starts a background job with Ctrl-C ignored, and every child would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,30 +80,30 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     selection.parametrize_server(metafunc)
     selection.parametrize_client(metafunc)
     selection.parametrize_partitions(metafunc)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     selection.deselect(config, items)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     # They stay until the end. Otherwise, each gc.collect() of a test would visit them, which takes a third of a second.
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish():
     # By now, the fixtures have ended the programs that they started.
     close_forker()
 
 
 @pytest.fixture(name="durations", autouse=True)
-def _durations(request: pytest.FixtureRequest) -> Iterator[Callable[..., contextlib.AbstractContextManager[None]]]:
+def _durations(request):
     """Changes how long the library waits: ``durations(opening=0.3)``, until the test, or the block it begins, ends.
 
     A busy machine stalls for a second or two: that alone must not make a take give up. Servers of tests are flushed
@@ -118,13 +111,13 @@ def _durations(request: pytest.FixtureRequest) -> Iterator[Callable[..., context
     """
     before = {name: getattr(durations, name) for name in type(durations).__slots__}
 
-    def change(**seconds: float) -> contextlib.AbstractContextManager[None]:
+    def change(**seconds):
         was = {name: getattr(durations, name) for name in seconds}
         for name, value in seconds.items():
             setattr(durations, name, value)
 
         @contextlib.contextmanager
-        def restoring() -> Iterator[None]:
+        def restoring():
             yield
             change(**was)
 
@@ -136,13 +129,13 @@ def _durations(request: pytest.FixtureRequest) -> Iterator[Callable[..., context
 
 
 @pytest.fixture
-def nobody_is_late(durations: Callable[..., object]) -> None:
+def nobody_is_late(durations):
     """Keeps workers from being late in this process, however slow the machine is."""
     durations(late=600.0)
 
 
 @pytest.fixture
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedClock]:
+def clock(tmp_path_factory):
     """A clock that the test moves, instead of waiting until a lease, a pause or an expiry is over."""
     moved = MovedClock(tmp_path_factory.mktemp("clock"), moves=True)
     yield moved
@@ -150,14 +143,14 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedClock]:
 
 
 @pytest.fixture(scope="session")
-def _servers() -> Iterator[Servers]:
+def _servers():
     servers = Servers()
     yield servers
     servers.stop()
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
+def server(request, server_name, _servers):
     """One of the chosen servers, with an empty database. At the end, every key in it must have an owner."""
     forges = request.node.get_closest_marker("forges") is not None
     # First of all, because what is opened on the server has to follow it.
@@ -169,13 +162,13 @@ def server(request: pytest.FixtureRequest, server_name: str, _servers: Servers) 
 
 
 @pytest.fixture
-def real_server(server: ServerUnderTest) -> ServerUnderTest:
+def real_server(server):
     """As `server`, but never the fake one: it can be reached from other processes."""
     assert server.real
     return server
 
 
-def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderTest]:
+def _server(name, servers, *, look):
     under_test = ServerUnderTest(name, None if name == FAKE else servers.get(name))
     looking = under_test.client() if name == FAKE else servers.client(name)
     looking.flushall()
@@ -189,21 +182,21 @@ def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderT
 
 
 @pytest.fixture
-def client(server: ServerUnderTest) -> redis.Redis:
+def client(server):
     """A client of the server, at its empty database."""
     return server.client()
 
 
 @pytest.fixture
-def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redis:
+def real_client(real_server, client):
     """As `client`, but never of the fake server."""
     return client
 
 
 @pytest.fixture
-def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, client: redis.Redis) -> Iterator[Any]:
+def accumulator_client(request, server, client):
     """The client that the test's accumulators are opened with, of the kind that --clients names."""
-    kind: ClientKind | str | None = getattr(request, "param", None)
+    kind = getattr(request, "param", None)
     if kind is None or not server.real:
         yield client
         return
@@ -217,7 +210,7 @@ def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, 
 
 
 @pytest.fixture
-def proxy(real_server: ServerUnderTest, real_client: Any) -> Iterator[Proxy]:
+def proxy(real_server, real_client):
     """A proxy before the server of this test, or before each node of its cluster."""
     if real_server.name != CLUSTER:
         with proxy_before_server(real_server.url) as proxy:
@@ -228,13 +221,13 @@ def proxy(real_server: ServerUnderTest, real_client: Any) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="session")
-def everything(pytestconfig: pytest.Config) -> bool:
+def everything(pytestconfig):
     """Whether tests try everything they can, or only what `make test` has time for."""
     return selection.everything(pytestconfig)
 
 
 @pytest.fixture
-def storage(request: pytest.FixtureRequest) -> str:
+def storage(request):
     """How this test stores gradients: a key of selection.STORAGES, and in effect."""
     return str(request.param)
 
@@ -244,22 +237,22 @@ class Opener:
 
     def __init__(
         self,
-        kind: Callable[..., Any],
-        client: Any,
-        limits: dict[str, int],
+        kind,
+        client,
+        limits,
         *,
-        encoding: str | None = None,
-        **options: Any,
-    ) -> None:
+        encoding=None,
+        **options,
+    ):
         self._kind = kind
         # How gradients of float32 travel, unless the test says so.
         self._encoding = encoding
         self._options = options
         self._client = client
         self._limits = limits
-        self._opened: list[redisacc.ConditionalAccumulatorBase] = []
+        self._opened = []
 
-    def __call__(self, *schema: Any, **options: Any) -> Any:
+    def __call__(self, *schema, **options):
         options = {"redis": self._client, **self._options, **options}
         limits = options.get("limits") or redisacc.Limits()
         own = {name: value for name, value in self._limits.items() if getattr(limits, name) is None}
@@ -270,18 +263,18 @@ class Opener:
         self._opened.append(accumulator)
         return accumulator
 
-    def close(self) -> None:
+    def close(self):
         for accumulator in self._opened:
             accumulator.close()
 
 
-def _opened(client: Any, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _opened(client, kind, *args, **options):
     """Opens a handle of a class, or of the one for asyncio."""
     return client.open(kind, *args, **options) if isinstance(client, DrivenClient) else kind(*args, **options)
 
 
-def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Iterator[Opener]:
-    options: dict[str, Any] = {"partitions": 3} if storage == "partitions" else {}
+def _opener(kind, client, storage):
+    options = {"partitions": 3} if storage == "partitions" else {}
     if storage == "encoded":
         options["encoding"] = "bfloat16"
     limits = {} if storage is None else {"in_place": selection.STORAGES[storage]}
@@ -293,31 +286,29 @@ def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Itera
 
 
 @pytest.fixture
-def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
+def open_dense_stored(accumulator_client, storage):
     """Opens dense accumulators that store every gradient the way of `storage`."""
     yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture
-def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
+def open_sparse_stored(accumulator_client, storage):
     """Opens sparse accumulators that store every gradient the way of `storage`."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture
-def parameter_partitions(request: pytest.FixtureRequest) -> int | None:
+def parameter_partitions(request):
     """The number of partitions of parameters that the test opens; None: their values are in one slot."""
     return getattr(request, "param", None)
 
 
 @pytest.fixture
-def open_parameters(
-    accumulator_client: Any, parameter_partitions: int | None
-) -> Iterator[Callable[..., redisacc.Parameters]]:
+def open_parameters(accumulator_client, parameter_partitions):
     """Opens parameters on the test's server and closes the handles when the test ends."""
-    handles: list[redisacc.Parameters] = []
+    handles = []
 
-    def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
+    def open_one(shared_name="weights", **options):
         options = {"redis": accumulator_client, "partitions": parameter_partitions, **options}
         handles.append(_opened(accumulator_client, redisacc.Parameters, shared_name, **options))
         return handles[-1]
@@ -328,19 +319,19 @@ def open_parameters(
 
 
 @pytest.fixture
-def open_dense(accumulator_client: Any) -> Iterator[Opener]:
+def open_dense(accumulator_client):
     """Opens dense accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, None)
 
 
 @pytest.fixture
-def open_sparse(accumulator_client: Any) -> Iterator[Opener]:
+def open_sparse(accumulator_client):
     """Opens sparse accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, None)
 
 
 @pytest.fixture
-def open_tree(accumulator_client: Any) -> Iterator[Opener]:
+def open_tree(accumulator_client):
     """Opens accumulators of trees with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.TreeAccumulator, accumulator_client, None)
 
@@ -348,11 +339,11 @@ def open_tree(accumulator_client: Any) -> Iterator[Opener]:
 # A listener outlives its last take by some seconds, in case there is another. Most tests have clients of their own, but
 # those that connect by the server's URL share a listener if they follow each other. One that is older must end soon.
 LISTENER_AGE = 30.0
-_listeners_seen: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.WeakKeyDictionary()
+_listeners_seen = weakref.WeakKeyDictionary()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _what_stays_is_frozen() -> None:
+def _what_stays_is_frozen():
     """What pytest and the libraries keep grows with each test, is no garbage, and would be visited by gc.collect()."""
     # Also finds what a test of the file before has left in the oldest generation.
     gc.collect()
@@ -360,7 +351,7 @@ def _what_stays_is_frozen() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _garbage_collected() -> Iterator[None]:
+def _garbage_collected():
     """What a test leaves to the garbage collector, such as an open socket, fails this test and not a later one."""
     yield
     # Not the oldest generation, which takes five times as long: a test is too short for its garbage to get there.
@@ -368,16 +359,16 @@ def _garbage_collected() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _threads_checked() -> Iterator[None]:
+def _threads_checked():
     """No thread outlives its test, except, for a while, listeners."""
     before = set(threading.enumerate())
     yield
 
-    def left() -> list[threading.Thread]:
+    def left():
         found = [thread for thread in threading.enumerate() if thread not in before]
         return [thread for thread in found if not thread.name.startswith("redisacc-")] + _named("redisacc-leases")
 
-    def ended() -> bool:
+    def ended():
         if left():
             gc.collect()
             return False
@@ -391,16 +382,16 @@ def _threads_checked() -> Iterator[None]:
             assert not thread.is_alive(), f"a listener that never ends: {thread}"
 
 
-def _named(beginning: str) -> list[threading.Thread]:
+def _named(beginning):
     return [thread for thread in threading.enumerate() if thread.name.startswith(beginning)]
 
 
 @pytest.fixture
-def background() -> Iterator[Callable[..., Background]]:
+def background():
     """Starts functions in threads; the test fails if one of them outlives it."""
-    started: list[Background] = []
+    started = []
 
-    def start(function: Callable[..., Any], *args: Any, **options: Any) -> Background:
+    def start(function, *args, **options):
         one = Background(function, args, options)
         started.append(one)
         return one
@@ -411,11 +402,11 @@ def background() -> Iterator[Callable[..., Background]]:
 
 
 @pytest.fixture
-def fork() -> Iterator[Callable[..., Child]]:
+def fork():
     """Forks processes. They end with the test, before the server is looked at."""
-    children: list[Child] = []
+    children = []
 
-    def start(work: Callable[[], Iterator[Any]]) -> Child:
+    def start(work):
         children.append(Child(work))
         return children[-1]
 
@@ -427,11 +418,11 @@ def fork() -> Iterator[Callable[..., Child]]:
 class Background:
     """A call in a thread of its own, and its outcome."""
 
-    def __init__(self, function: Callable[..., Any], args: Any, options: Any) -> None:
-        self._value: Any = None
-        self._error: BaseException | None = None
+    def __init__(self, function, args, options):
+        self._value = None
+        self._error = None
 
-        def run() -> None:
+        def run():
             try:
                 self._value = function(*args, **options)
             except BaseException as error:
@@ -441,14 +432,14 @@ class Background:
         self._thread.start()
 
     @property
-    def running(self) -> bool:
+    def running(self):
         return self._thread.is_alive()
 
-    def join(self, timeout: float = 20) -> None:
+    def join(self, timeout=20):
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "the call still blocks"
 
-    def result(self, timeout: float = 20) -> Any:
+    def result(self, timeout=20):
         """The call's value, or its exception, once it has ended."""
         self.join(timeout)
         if self._error is not None:
@@ -457,17 +448,17 @@ class Background:
 
 
 @pytest.fixture(name="until")
-def _until() -> Callable[..., Any]:
+def _until():
     """Waits for a condition to come true and returns its first true value."""
     return until
 
 
 @pytest.fixture
-def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
+def full_disk():
     """Makes files of this process as small as if the disk were full: at most 128 KiB."""
 
     @contextlib.contextmanager
-    def limited() -> Iterator[None]:
+    def limited():
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, before[1]))
         try:
@@ -479,12 +470,12 @@ def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def daemon(server_name, tmp_path):
     """Makes daemons of one of the chosen servers, each in a folder of its own; they are gone when the test ends."""
     program = executable(server_name)
-    made: list[Daemon] = []
+    made = []
 
-    def make(*options: str, **more: Any) -> Daemon:
+    def make(*options, **more):
         made.append(Daemon(program, tmp_path / f"daemon-{len(made)}", *options, **more))
         return made[-1]
 
@@ -493,7 +484,7 @@ def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         one.stop()
 
 
-KINDS: dict[str, Callable[..., Any]] = {
+KINDS = {
     "dense": redisacc.ConditionalAccumulator,
     "sparse": redisacc.SparseConditionalAccumulator,
     "tree": redisacc.TreeAccumulator,
@@ -501,11 +492,11 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.fixture
-def open_accumulator() -> Iterator[Callable[..., Any]]:
+def open_accumulator():
     """Opens accumulators on any server; they are closed when the test ends."""
-    handles: list[redisacc.ConditionalAccumulatorBase] = []
+    handles = []
 
-    def open_one(kind: str, *args: Any, **options: Any) -> Any:
+    def open_one(kind, *args, **options):
         handles.append(KINDS[kind](*args, **options))
         return handles[-1]
 

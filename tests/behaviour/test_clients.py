@@ -1,7 +1,6 @@
 """Every kind of client that a user may bring, and connections that break between operations."""
 
 import gc
-import logging
 import time
 import weakref
 from unittest import mock
@@ -17,7 +16,7 @@ import valkey.asyncio
 import valkey.sentinel
 from support.clients import ALL as ALL_CLIENTS
 from support.model import assert_same
-from support.selection import ONE_NODE, thorough
+from support.selection import thorough
 
 import redisacc
 from redisacc import embedded
@@ -139,23 +138,6 @@ def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, rea
             assert client.exists("redisacc:{cut}")
             acc.delete()
     pool.disconnect()
-
-
-@pytest.mark.servers(*ONE_NODE)
-@pytest.mark.every_server
-def test_a_password(real_server):
-    admin = real_server.client()
-    try:
-        admin.config_set("requirepass", "secret word")
-        exercise(real_server.url.replace("redis://", "redis://:secret%20word@"))
-        exercise(real_server.client(password="secret word"))
-        for client in (real_server.client(), real_server.client(password="wrong")):
-            with pytest.raises(redisacc.ServerError) as failure:
-                redisacc.ConditionalAccumulator("float32", [1], redis=client)
-            assert "secret" not in str(failure.value)
-            assert not isinstance(failure.value, redisacc.ServerUnavailableError)
-    finally:
-        real_server.client(password="secret word").config_set("requirepass", "")
 
 
 # redis-py before 6 forgets to close a unix socket on which no server listens.
@@ -296,30 +278,6 @@ def test_a_pool_of_the_users_own_class_is_used_as_it_is(real_server):
         # A take may still be listening.
         assert len(pool._in_use_connections) <= 1
     pool.disconnect()
-
-
-@pytest.mark.servers("valkey")
-def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, durations):
-    durations(poll=0.3)
-    server = embedded.Server(tmp_path / "data")
-    server.start()
-    try:
-        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=server.url)
-        acc.set_global_step(4)
-        acc.apply_grad([2.0], local_step=4)
-        take = background(acc.take_grad, 2)
-        until(lambda: acc.info().waiting)
-        with caplog.at_level(logging.WARNING, logger="redisacc"):
-            server.stop()
-            until(lambda: "lost the server" in caplog.text)
-            assert take.running
-            server.start()
-            acc.apply_grad([4.0], local_step=4)
-            assert take.result().tolist() == [3.0]
-        assert "the server is back" in caplog.text
-        assert acc.global_step() == 5
-    finally:
-        server.stop()
 
 
 @pytest.mark.servers("valkey")

@@ -11,8 +11,6 @@ import redisacc
 CREW = 4
 SHAPE = [40]
 ORDERS = list(itertools.permutations(range(CREW)))
-# Some of them, for gradients that take a moment: among them the reverse, and each number as the first and as the last.
-SOME_ORDERS = [(3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1), (0, 1, 2, 3)]
 
 
 def values(number, shape=SHAPE):
@@ -53,19 +51,6 @@ def test_a_sum_follows_the_numbers_whoever_comes_first(crew):
         apply_all(handles, order, step)
         assert handles[0].peek().gradient.tobytes() == expected
         assert handles[0].take_grad(CREW).tobytes() == expected
-
-
-@pytest.mark.slow(keep="3")
-@pytest.mark.parametrize("elements", [30_000, 400_000], ids=["a part", "several parts"])
-@pytest.mark.parametrize("partitions", [None, 3])
-def test_a_taker_that_waits(crew, background, until, elements, partitions):
-    handles = crew([elements], partitions=partitions)
-    expected = in_order(shape=[elements])
-    for step, order in enumerate(SOME_ORDERS):
-        take = background(handles[0].take_grad, CREW)
-        until(lambda: len(handles[0].info().waiting) == 1)
-        apply_all(handles, order, step, shape=[elements])
-        assert take.result(30).tobytes() == expected
 
 
 # How it is stored

@@ -147,33 +147,6 @@ def test_a_sum_follows_the_workers_numbers_if_that_is_its_order(
         assert step == 0 or fetched() == 1
 
 
-@pytest.mark.thorough
-@either
-def test_a_tree_keeps_its_sparse_leaves_to_the_taker(
-    proxy, open_tree, background, until, reducer, fetched, patient, partitions
-):
-    tree = {"d": ("float32", [ELEMENTS]), "s": redisacc.Sparse("float32", [1000, 8])}
-    acc = open_tree(tree, "w", reduction_type="SUM", redis=proxy.where, partitions=partitions)
-    rows = np.arange(0, 1000, 3)
-
-    def gradient(k):
-        return {"d": values(k), "s": (rows, np.full((len(rows), 8), k, np.float32))}
-
-    reducer()
-    for step in (0, 1, 2):
-        fetched()
-        take = background(acc.take_grad, 3)
-        until(lambda: len(acc.info().waiting) == 1)
-        for k in range(3):
-            acc.apply_grad(gradient(k), local_step=step)
-            if k == 1:
-                wait_for_leases(acc, until)
-        result = take.result(30)
-        np.testing.assert_array_equal(result["d"], total(0, 1, 2))
-        np.testing.assert_array_equal(result["s"].values, np.full((len(rows), 8), 3, np.float32))
-    assert fetched() < 3
-
-
 def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_for_a_while(
     open_dense, client, durations
 ):

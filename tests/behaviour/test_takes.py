@@ -66,17 +66,6 @@ def test_no_timeout_is_too_long(open_dense, background, waiting):
         assert take.result().tolist() == [1.0]
 
 
-def test_a_changed_step_does_not_disturb_a_wait(open_dense, background, waiting):
-    acc = open_dense("float32", [1])
-    take = background(acc.take_grad, 1)
-    waiting(acc, 1)
-    acc.set_global_step(100)
-    assert not acc.apply_grad(one(1), local_step=99)
-    acc.apply_grad(one(2), local_step=100)
-    assert take.result().tolist() == [2.0]
-    assert acc.global_step() == 101
-
-
 @pytest.mark.every_server
 def test_a_wait_outlives_the_socket_timeout_of_the_client(real_server, open_dense, background, waiting):
     acc = open_dense("float32", [1], redis=real_server.client(socket_timeout=0.1))

@@ -1,7 +1,5 @@
 """Gradients of different weights: sums, means, what a round says about them, and what is refused."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from support.selection import REAL
@@ -33,14 +31,6 @@ def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(proxy, open
     info = acc.info()
     assert (info.buffered < 3, info.total_weight, info.staleness) == (True, 2.5, {0: 2, 1: 1})
     assert set(acc.take_grad(3)) == {2.5}
-
-
-def test_numbers_of_every_kind_are_weights(open_dense):
-    acc, total = open_dense("float32", [1]), 0.0
-    for value in (2, 0.5, np.float32(0.5), np.int8(3), Fraction(1, 4), np.array(0.5), np.float16(2)):
-        acc.apply_grad([1.0], weight=value)
-        total += float(value)
-        assert acc.info().total_weight == total
 
 
 @pytest.mark.parametrize("limit", [None, 0])

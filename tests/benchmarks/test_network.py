@@ -19,10 +19,10 @@ from benchmarks import environment, models
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run, default_server
 from benchmarks.network import arrangements, cli, hosts
-from benchmarks.network.crews import PEERS, Network, Redisacc, bare, host_names, parts, start
+from benchmarks.network.crews import Network, Redisacc, bare, host_names, parts
 from benchmarks.network.hosts import Hosts, HostsError
 from benchmarks.sections.rounds import compete
-from benchmarks.workloads import TINY, Workload
+from benchmarks.workloads import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -250,44 +250,3 @@ def test_steps_between_hosts_are_checked(key, damaged, network, tmp_path):
         peer.crew.round("", repeat=1)
     with pytest.raises(BenchmarkError, match="wrong values") if damaged else contextlib.nullcontext():
         peer.crew.round("", repeat=3)
-
-
-@pytest.mark.parametrize(("tolerance", "passes"), thorough([(0.0, False), (0.1, True)], usual=[(0.0, False)]))
-def test_results_may_differ_by_the_tolerance(tolerance, passes, network):
-    here = network(TINY[1:])
-    path = Path(here.settings["arrays"]) / TINY[1].name / "expected-2-0.npz"
-    with np.load(path) as file:
-        arrays = dict(file)
-    arrays["mean"].flat[-1] += 1 / 64
-    np.savez(path, **arrays)
-    peer = Redisacc("redisacc", options={"once_per_worker": True}, tolerance=tolerance)(here, "redisacc")
-    with contextlib.nullcontext() if passes else pytest.raises(BenchmarkError, match="wrong values"):
-        peer.crew.round(TINY[1].name)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("key", "share"), [("redisacc-bfloat16", 1 / 2), ("redisacc-int8", 1 / 4), ("redisacc-reducer", 1)]
-)
-def test_encoded_gradients_send_fewer_bytes_and_reducers_run_beside_the_server(key, share, network):
-    workload = Workload("encoded", "dense", (300, 300))
-    peer = PEERS[key](network([workload]), key)
-    assert len(peer.server_pids) == 1 + (share == 1)
-    assert share == 1 or not peer.takes_part(TINY[0])
-    before = peer.totals()["server_in"]
-    for _ in range(2):
-        peer.crew.round(workload.name)
-    gradients = 2 * 2 * workload.bytes
-    assert 1 < (peer.totals()["server_in"] - before) / (gradients * share) < 1.5
-
-
-@pytest.mark.parametrize("key", thorough(["redisacc", "redisacc-bfloat16", "bare"], usual=["redisacc"]))
-def test_weights_reach_every_worker(key, network):
-    workload = Workload("tiny-weights", "dense", (5, 3))
-    # There is no environment with TensorFlow here, and other peers have the same weights.
-    (peer,) = start(network([workload], "weights"), [key, "redisacc-reducer", "tensorflow"])
-    for _ in range(3):
-        timing = peer.crew.round(workload.name)
-        # The publisher and two readers.
-        assert len(timing.applies) == 3
-        assert peer.time(timing) == timing.finished

@@ -29,18 +29,6 @@ def busy(open_dense, open_sparse):
     dense.delete()
 
 
-def test_gc_touches_nothing_that_lives(cli, cli_json, busy, client, background, until):
-    take = background(busy.take_grad, 2, timeout=30)
-    until(lambda: busy.info().waiting)
-    before = contents(client)
-    assert cli("doctor", "--fix").stdout == "no garbage\n"
-    assert cli_json("doctor", "--fix", "--yes") == {"leftovers": [], "removed": 0}
-    after = contents(client)
-    assert after.keys() == before.keys()
-    busy.apply_grad([1, 1, 1], 1)
-    assert take.result().tolist() == [2.5, 3, 3.5]
-
-
 @pytest.mark.forges
 def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli, client, open_dense):
     acc = open_dense("float32", [3], "my w")

@@ -7,13 +7,9 @@ Rows about processes that are killed have no case here: the process tests cover 
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from arraycode import encode, storage_dtype
-
-Case = dict[str, Any]
-Operation = dict[str, Any]
 
 STEP_MAX = 2**63 - 1
 STEP_MIN = -(2**63)

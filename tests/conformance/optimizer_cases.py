@@ -5,12 +5,8 @@ All numbers are fractions of powers of two, so that every machine makes the same
 
 import hashlib
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
-Array = npt.NDArray[Any]
 
 STEPS = 1000
 DTYPES = ("float32", "float64")

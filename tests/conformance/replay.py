@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from arraycode import decode, encode, is_array
@@ -17,9 +16,6 @@ from support.until import until
 
 import redisacc
 from redisacc import raw_ops
-
-Case = dict[str, Any]
-Outcome = dict[str, Any]
 
 # A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
 BLOCKED_AFTER = 0.02

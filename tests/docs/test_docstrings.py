@@ -174,59 +174,6 @@ def test_arguments_and_attributes_are_those_that_there_are():
     assert [fault for module, node in [*_classes().values(), *functions] for fault in _faults(module, node)] == []
 
 
-GOOD = '''
-@dataclass
-class Box:
-    """A box.
-
-    Attributes:
-        width: in cm.
-        height: likewise,
-            in cm.
-        area: in cm².
-    """
-
-    width: int
-    height: int
-    _kept: int = 0
-
-    @property
-    def area(self):
-        """An area."""
-
-def fill(box, /, *items, depth=1, **more):
-    """Fills a box.
-
-    Args:
-        box: what to fill.
-        items, depth: what with, and how far.
-        more: note: not checked.
-
-    Returns:
-        nothing: at all
-    """
-'''
-
-
-@every_row(
-    "before, after, fault",
-    [
-        ("        height: likewise,\n            in cm.\n", "", "attribute height is not described"),
-        ("        width: in", "        breadth: in", "no attribute breadth"),
-        ("        box: what to fill.\n", "", "argument box is not described"),
-        ("items, depth: what", "items: what", "argument depth is not described"),
-        ("        more:", "        many:", "no argument many"),
-    ],
-)
-def test_faults_are_noticed(before, after, fault):
-    def faults(text):
-        return [found for node in ast.parse(text).body for found in _faults("m", node)]
-
-    assert before in GOOD
-    assert faults(GOOD) == []
-    assert any(fault in found for found in faults(GOOD.replace(before, after, 1)))
-
-
 @pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
 def test_files_that_are_mentioned_exist():
     root = DOCS.parent

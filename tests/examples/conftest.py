@@ -9,14 +9,10 @@ sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 NEEDED = {
     "test_comparison.py": ["sklearn", "torch"],
-    "test_digits.py": ["sklearn"],
     "test_encoding_errors.py": ["sklearn"],
-    "test_federated.py": ["sklearn"],
     "test_frameworks.py": ["accelerate", "lightning", "transformers"],
     "test_jax_guide.py": ["equinox", "flax", "jax", "optax"],
-    "test_jax_mlp.py": ["jax", "sklearn"],
     "test_local_steps_example.py": ["sklearn"],
     "test_optax.py": ["jax", "optax"],
-    "test_torch_embeddings.py": ["torch"],
 }
 collect_ignore = [file for file, packages in NEEDED.items() if not all(map(importlib.util.find_spec, packages))]

@@ -47,16 +47,6 @@ def test_any_bytes_in_blocks_are_numbers(real_client):
         assert (acc.take_grad(2) == -64).all()
 
 
-@pytest.mark.parametrize("taker", [b"", b"x", b"1", b"1 x ann", b"x 99999999999999 ann", b"9" * 30 + b" 1 ann", None])
-def test_garbage_about_a_taker_does_not_block_the_others(real_client, taker):
-    world = Rounds(real_client, "dense", "in place")
-    real_client.zadd(f"{HEAD}:queue", {"dead": 0, "\x00\xff": 1, "x" * 1000: 2})
-    if taker is not None:
-        real_client.hset(f"{HEAD}:takers", "dead", taker)
-    with world.open() as acc:
-        assert (acc.take_grad(1, timeout=5) == 1).all()
-
-
 def test_lengths_that_agree_with_each_other_but_not_with_the_data(real_client):
     world = Rounds(real_client, "int8", "inline")
     ((identity, entry), _) = real_client.hgetall(f"{HEAD}:buffered").items()

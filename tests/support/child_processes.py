@@ -1,7 +1,5 @@
 """Processes that are forked from the tests' own, and may be killed or stopped in the middle of what they do."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing
@@ -9,8 +7,6 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from support.moved_clock import runs
 from support.until import until
@@ -29,7 +25,7 @@ class Child:
         pid: its process id.
     """
 
-    def __init__(self, work: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, work):
         self._ours, theirs = multiprocessing.Pipe()
         with warnings.catch_warnings():
             # From Python 3.12 on, a fork beside threads warns.
@@ -41,43 +37,43 @@ class Child:
         theirs.close()
         self._has_ended = False
 
-    def go(self) -> None:
+    def go(self):
         """Lets it continue."""
         self._ours.send(None)
 
     @property
-    def has_value(self) -> bool:
+    def has_value(self):
         """Whether it has another value, or has ended."""
         return self._ours.poll(0)
 
-    def value(self) -> Any:
+    def value(self):
         """Waits for its next value. Raises EOFError if it has ended without one."""
         assert self._ours.poll(PATIENCE), "the process does not answer"
         failed, value = self._ours.recv()
         assert not failed, value
         return value
 
-    def signal(self, number: int) -> None:
+    def signal(self, number):
         """Sends a signal."""
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             # What a thread is sending still leaves.
             until(lambda: not runs(self.pid))
 
-    def kill(self) -> None:
+    def kill(self):
         """Kills it. What it has said stays."""
         if not self._has_ended:
             self._has_ended = True
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
-    def close(self) -> None:
+    def close(self):
         """Kills it, and forgets what it has said."""
         self.kill()
         self._ours.close()
 
 
-def _run(work: Callable[[], Iterator[Any]], pipe: Any) -> None:
+def _run(work, pipe):
     # A collection would end what belongs to the parent.
     gc.disable()
     try:

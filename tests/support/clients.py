@@ -4,8 +4,6 @@ Kinds are chosen so that any two values of different options meet in one of them
 192. Ways other than TCP are gateways to a TCP port, so they also lead to a server without TLS, and to a proxy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -14,10 +12,8 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trustme
 
@@ -53,12 +49,12 @@ class ClientKind:
     decode: bool = False
     retries: bool = False
 
-    def __str__(self) -> str:
+    def __str__(self):
         flags = [name for name in ("decode", "retries") if getattr(self, name)]
         return "-".join([self.library, self.wire, f"{self.pool}_pool", f"resp{self.protocol}", *flags])
 
     @contextlib.contextmanager
-    def connected(self, port: int, **more: Any) -> Iterator[Any]:
+    def connected(self, port, **more):
         """Yields a client of what listens at a port of this host.
 
         Args:
@@ -95,7 +91,7 @@ class ClientKind:
             client.close()
             client.connection_pool.disconnect()
 
-    def _options(self, library: Any) -> dict[str, Any]:
+    def _options(self, library):
         backoff, retry = (importlib.import_module(f"{library.__name__}.{name}") for name in ("backoff", "retry"))
         if not self.retries:
             return {"retry": retry.Retry(backoff.NoBackoff(), 0)}
@@ -104,7 +100,7 @@ class ClientKind:
             "retry_on_error": [library.ConnectionError, library.TimeoutError],
         }
 
-    def _by_pool(self, library: Any, connection: type, options: dict[str, Any]) -> Any:
+    def _by_pool(self, library, connection, options):
         options["connection_class"] = connection
         if self.pool == "blocking":
             pool = library.BlockingConnectionPool(max_connections=SMALLEST_POOL, timeout=5, **options)
@@ -115,7 +111,7 @@ class ClientKind:
         # As a user's own call would make it: the class of the client is that of the library.
         return (library.Redis if library.__name__ == "redis" else library.Valkey)(connection_pool=pool)
 
-    def _by_sentinel(self, library: Any, port: int, options: dict[str, Any]) -> Any:
+    def _by_sentinel(self, library, port, options):
         # Its pool is of a class of its own, which does not block.
         if self.pool != "plain":
             options["max_connections"] = SMALLEST_POOL
@@ -123,11 +119,11 @@ class ClientKind:
         return finder.master_for("main", **options)
 
 
-def kinds(library: str) -> list[ClientKind]:
+def kinds(library):
     """Returns kinds of clients in which any two values of different options meet."""
     names = list(OPTIONS)
 
-    def pairs(values: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+    def pairs(values):
         return set(itertools.combinations(zip(names, values, strict=True), 2))
 
     left = set().union(*map(pairs, itertools.product(*OPTIONS.values())))
@@ -142,7 +138,7 @@ def kinds(library: str) -> list[ClientKind]:
 ALL = {str(kind): kind for library in LIBRARIES for kind in kinds(library)}
 
 
-def _without_maintenance(library: Any) -> dict[str, Any]:
+def _without_maintenance(library):
     """Returns what redis-py 7.0 to 8.0.0 needs for RESP3 over a Unix socket, which has no maintenance to notify of."""
     try:
         notifications = importlib.import_module(f"{library.__name__}.maint_notifications")
@@ -155,20 +151,20 @@ def _without_maintenance(library: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def authority() -> trustme.CA:
+def authority():
     """Returns the authority whose certificate the gateways for TLS have."""
     return trustme.CA()
 
 
 @functools.cache
-def _server_side() -> ssl.SSLContext:
+def _server_side():
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority().issue_cert("localhost").configure_cert(context)
     return context
 
 
 @contextlib.contextmanager
-def tls_gateway(port: int) -> Iterator[int]:
+def tls_gateway(port):
     """Yields a port that speaks TLS and leads to another one."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -178,7 +174,7 @@ def tls_gateway(port: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def unix_gateway(port: int) -> Iterator[str]:
+def unix_gateway(port):
     """Yields the path of a Unix socket that leads to a port."""
     with tempfile.TemporaryDirectory(prefix="gate") as folder:
         path = str(Path(folder, "s"))
@@ -190,13 +186,13 @@ def unix_gateway(port: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def sentinel(port: int) -> Iterator[int]:
+def sentinel(port):
     """Yields the port of a Sentinel that knows one master, "main"."""
     facts = {"name": "main", "ip": "127.0.0.1", "port": port, "flags": "master", "num-other-sentinels": 0}
     body = b"".join(b"$%d\r\n%b\r\n" % (len(item), item) for pair in facts.items() for item in _encoded(pair))
     masters = {2: b"*1\r\n*%d\r\n" % (2 * len(facts)) + body, 3: b"*1\r\n%%%d\r\n" % len(facts) + body}
 
-    def answer(sock: socket.socket) -> None:
+    def answer(sock):
         protocol = 2
         with sock.makefile("rb") as lines:
             while head := lines.readline():
@@ -211,21 +207,21 @@ def sentinel(port: int) -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def _encoded(pair: tuple[str, object]) -> list[bytes]:
+def _encoded(pair):
     return [str(item).encode() for item in pair]
 
 
 @contextlib.contextmanager
-def serving(listener: socket.socket, serve: Callable[[socket.socket], None]) -> Iterator[None]:
+def serving(listener, serve):
     """Serves each connection in a thread of its own; at the end, all are closed and all threads have ended."""
-    threads: list[threading.Thread] = []
-    connections: list[socket.socket] = []
+    threads = []
+    connections = []
 
-    def one(sock: socket.socket) -> None:
+    def one(sock):
         with contextlib.suppress(OSError, ValueError), sock:
             serve(sock)
 
-    def accept() -> None:
+    def accept():
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = listener.accept()
@@ -251,7 +247,7 @@ def serving(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
             thread.join(20)
 
 
-def _relay(sock: socket.socket, port: int) -> None:
+def _relay(sock, port):
     """Copies what arrives to a port, and what comes from there back, until one of them closes."""
     with sock, socket.create_connection(("127.0.0.1", port)) as other:
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -261,7 +257,7 @@ def _relay(sock: socket.socket, port: int) -> None:
         back.join()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source, target):
     with contextlib.suppress(OSError, ValueError):
         while data := source.recv(1 << 18):
             target.sendall(data)
@@ -269,7 +265,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     _end(target)
 
 
-def _end(sock: socket.socket) -> None:
+def _end(sock):
     # Of the socket below TLS, too: a farewell in TLS could wait for the peer.
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

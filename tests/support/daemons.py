@@ -1,13 +1,9 @@
 """Servers that a test starts with settings of its own, kills, and starts again at the same port."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,7 +12,7 @@ from redis.retry import Retry
 from support.until import until
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -30,9 +26,7 @@ class Daemon:
         config: lines of a configuration file, which Sentinel writes to.
     """
 
-    def __init__(
-        self, executable: str, folder: Path, *options: str, config: str | None = None, tls: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, executable, folder, *options, config=None, tls=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = free_port()
@@ -45,26 +39,26 @@ class Daemon:
         self._command += [*port, "--bind", "127.0.0.1", "--dir", str(folder), *options]
         if "--sentinel" not in options:
             self._command += ["--save", ""]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._clients: list[redis.Redis] = []
+        self._process = None
+        self._clients = []
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"{'redis' if self._tls is None else 'rediss'}://127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         assert self._process is not None
         return self._process.pid
 
-    def start(self, *more: str, loaded: bool = True, password: str | None = None) -> Daemon:
+    def start(self, *more, loaded=True, password=None):
         """Starts it, with more options, and waits until it answers; with `loaded`, until it has its data."""
         with open(self.folder / "daemon.log", "ab") as log:
             self._process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         process = self._process
         with contextlib.closing(self._new_client(password=password)) as client:
 
-            def answers() -> bool:
+            def answers():
                 try:
                     client.ping()
                 except redis.AuthenticationError:
@@ -79,35 +73,35 @@ class Daemon:
             until(answers, details=self.log)
         return self
 
-    def log(self) -> str:
+    def log(self):
         return (self.folder / "daemon.log").read_text(errors="replace")
 
-    def _new_client(self, **options: Any) -> redis.Redis:
+    def _new_client(self, **options):
         # Without retries, which would hide the fault from the test.
         options = {"retry": Retry(NoBackoff(), 0), **(self._tls or {}), **options}
         return redis.Redis(host="127.0.0.1", port=self.port, **options)
 
-    def client(self, **options: Any) -> redis.Redis:
+    def client(self, **options):
         """A new client, which is closed when the daemon is stopped."""
         client = self._new_client(**options)
         self._clients.append(client)
         return client
 
-    def kill(self) -> None:
+    def kill(self):
         """Kills it, as a power failure would, except that the kernel's buffers are not lost."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
 
-    def stall(self) -> None:
+    def stall(self):
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def go_on(self):
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    def stop(self) -> None:
+    def stop(self):
         for client in self._clients:
             client.close()
         self._clients.clear()
@@ -119,27 +113,27 @@ class Daemon:
 class PowerFailure:
     """A loss as from an append-only file that is flushed once a second: its end, from some moment on."""
 
-    def __init__(self, server: Daemon) -> None:
+    def __init__(self, server):
         self._server = server
         self._size = 0
 
-    def _file(self) -> Path:
+    def _file(self):
         # The newest incremental file, or the one file of servers before 7.0.
         files = [*self._server.folder.rglob("*.incr.aof"), *self._server.folder.glob("appendonly.aof")]
         assert files
         return max(files, key=lambda path: path.stat().st_mtime)
 
-    def last_flush(self) -> None:
+    def last_flush(self):
         """Everything after this moment will be lost."""
         self._written()
         self._size = self._file().stat().st_size
 
-    def _written(self) -> None:
+    def _written(self):
         # A server whose disk is slow holds back what it would write, for up to two seconds.
         with self._server.client() as client:
             until(lambda: not client.info("persistence")["aof_buffer_length"])
 
-    def strike(self, extra: int = 0) -> None:
+    def strike(self, extra=0):
         self._written()
         self._server.kill()
         with open(self._file(), "r+b") as file:

@@ -3,23 +3,20 @@
 Each thread of a test has a task of its own on the loop, which carries out its calls. An interrupt of a call cancels it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import redis.asyncio
 
 import redisacc
 import redisacc.asyncio
 
-KINDS: dict[Any, Any] = {
+KINDS = {
     getattr(redisacc, name): getattr(redisacc.asyncio, name)
     for name in (
         "ConditionalAccumulator",
@@ -35,18 +32,18 @@ KINDS: dict[Any, Any] = {
 class Driver:
     """An event loop in a thread, on which other threads have calls carried out."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._loop = asyncio.new_event_loop()
         self._local = threading.local()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = []
         # Tasks that are carrying out a call.
-        self._calling: set[asyncio.Task[Any]] = set()
+        self._calling = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="asyncio-driver", daemon=True)
         self._thread.start()
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function):
         """Calls a function on the loop, awaits what it returns if that can be awaited, and returns the result."""
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        done = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self._queue().put_nowait, (function, done))
         try:
             return done.result()
@@ -60,7 +57,7 @@ class Driver:
                 concurrent.futures.wait([done])
             raise
 
-    def canceller(self) -> Callable[[], None]:
+    def canceller(self):
         """Returns a function that cancels the call that the calling thread has on the loop, if there is one.
 
         Any thread may call it.
@@ -68,35 +65,34 @@ class Driver:
         self._queue()
         task, calling = self._local.task, self._calling
 
-        def cancel() -> None:
+        def cancel():
             if task in calling:
                 task.cancel()
 
         return lambda: self._loop.call_soon_threadsafe(cancel) and None
 
-    def is_here(self) -> bool:
+    def is_here(self):
         """Returns whether the caller is in the thread of the loop."""
         return threading.current_thread() is self._thread
 
-    def _queue(self) -> asyncio.Queue[Any]:
+    def _queue(self):
         if not hasattr(self._local, "queue"):
-            started: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            started = concurrent.futures.Future()
 
-            def start() -> None:
-                queue: asyncio.Queue[Any] = asyncio.Queue()
+            def start():
+                queue = asyncio.Queue()
                 task = self._loop.create_task(_carry_out(queue, self._calling))
                 self._tasks.append(task)
                 started.set_result((queue, task))
 
             self._loop.call_soon_threadsafe(start)
             self._local.queue, self._local.task = started.result()
-        queue: asyncio.Queue[Any] = self._local.queue
-        return queue
+        return self._local.queue
 
-    def close(self) -> None:
+    def close(self):
         """Ends the loop, its tasks and its threads."""
 
-        async def end() -> None:
+        async def end():
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,7 +108,7 @@ class Driver:
             self._loop.close()
 
 
-async def _carry_out(queue: asyncio.Queue[Any], calling: set[asyncio.Task[Any]]) -> None:
+async def _carry_out(queue, calling):
     task = asyncio.current_task()
     assert task is not None
     while True:
@@ -129,7 +125,7 @@ async def _carry_out(queue: asyncio.Queue[Any], calling: set[asyncio.Task[Any]])
         del function, done
 
 
-async def _carry_out_one(function: Callable[[], Any], done: concurrent.futures.Future[Any]) -> None:
+async def _carry_out_one(function, done):
     try:
         value = function()
         done.set_result(await value if inspect.isawaitable(value) else value)
@@ -139,7 +135,7 @@ async def _carry_out_one(function: Callable[[], Any], done: concurrent.futures.F
         done.set_exception(error)
 
 
-def _for_asyncio(client: Any) -> Any:
+def _for_asyncio(client):
     """Returns a client for asyncio with the settings of a blocking one."""
     given = client.connection_pool.connection_kwargs
     settings = {name: given[name] for name in ("host", "port", "db", "path", "client_name") if name in given}
@@ -149,11 +145,11 @@ def _for_asyncio(client: Any) -> Any:
 class DrivenClient:
     """What a test gets instead of a client: it opens handles of redisacc.asyncio."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client):
         self._driver = Driver()
         self._client = _for_asyncio(client)
 
-    def open(self, kind: Any, *args: Any, **options: Any) -> Driven:
+    def open(self, kind, *args, **options):
         """Opens a handle of the class for asyncio that corresponds to a blocking one."""
         where = options.get("redis")
         if where is self:
@@ -165,11 +161,11 @@ class DrivenClient:
         # A handle can be awaited, which opens it.
         return Driven(self._driver, self._driver.run(lambda: kind(*args, **options)))
 
-    def canceller(self) -> Callable[[], None]:
+    def canceller(self):
         """Returns a function that cancels the call that the calling thread has under way; see ``Driver.canceller``."""
         return self._driver.canceller()
 
-    def close(self) -> None:
+    def close(self):
         """Ends the loop."""
         self._driver.close()
 
@@ -177,29 +173,29 @@ class DrivenClient:
 class Driven:
     """A handle of redisacc.asyncio that is used like a blocking one."""
 
-    def __init__(self, driver: Driver, handle: Any) -> None:
+    def __init__(self, driver, handle):
         self._driver = driver
         self._driven = handle
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return repr(self._driven).removeprefix("asyncio.")
 
-    def __enter__(self) -> Driven:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.close()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self):
         try:
             return self._driver.run(self._driven.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if self._driver.is_here():
             # Called by what a test has put into the middle of a call, which is the place of a blocking one.
             return getattr(self._driven.blocking, name)
@@ -208,12 +204,12 @@ class Driven:
         value = getattr(inside, name)
         return functools.partial(self._call, name, value) if callable(value) else value
 
-    def _call(self, name: str, method: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    def _call(self, name, method, /, *args, **options):
         if self._driver.is_here():
             # As in __getattr__: a test has put the method itself into the middle of a call.
             return getattr(self._driven.blocking, name)(*args, **options)
 
-        def call() -> Any:
+        def call():
             value = method(*args, **options)
             return value if inspect.iscoroutine(value) else contextlib.nullcontext(value)
 
@@ -232,7 +228,7 @@ class Driven:
         return value
 
     @contextlib.contextmanager
-    def _block(self, block: Any) -> Iterator[Any]:
+    def _block(self, block):
         value = self._driver.run(block.__aenter__)
         try:
             yield value

@@ -3,8 +3,6 @@
 The answer is the process id. A worker applies ones until the training is finished.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,13 +16,13 @@ import redisacc
 NAME = "elastic"
 
 
-def work(url: str, number: int) -> None:
+def work(url, number):
     with redisacc.Worker(NAME, number=number, redis=url) as worker:
         for _ in worker.steps():
             worker.apply({"w": np.ones(2, np.int64)})
 
 
-def main() -> None:
+def main():
     # The parent never waits for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

@@ -1,7 +1,5 @@
 """The command `serve` in a process of its own."""
 
-from __future__ import annotations
-
 import re
 import signal
 import urllib.request
@@ -12,7 +10,7 @@ from support.warm_python import WarmPython
 class Exporter:
     """The command `serve` in a process of its own, at a free port."""
 
-    def __init__(self, url: str, *words: str) -> None:
+    def __init__(self, url, *words):
         command = ["-m", "redisacc", "serve", "--port", "0", "--redis", url, *words]
         self.process = WarmPython(command, text=True)
         assert self.process.stdout is not None
@@ -20,13 +18,12 @@ class Exporter:
         assert found is not None
         self._address = found[1]
 
-    def scrape(self) -> list[str]:
+    def scrape(self):
         """Returns the lines of the metrics."""
         with urllib.request.urlopen(self._address, timeout=20) as reply:
-            lines: list[str] = reply.read().decode().splitlines()
-        return lines
+            return reply.read().decode().splitlines()
 
-    def stop(self) -> str:
+    def stop(self):
         """Ends it as Ctrl-C does, and returns what it has written to stderr."""
         self.process.send_signal(signal.SIGINT)
         out, err = self.process.communicate(timeout=20)

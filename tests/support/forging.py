@@ -1,20 +1,18 @@
 """A server that answers chosen commands with replies of another form than they have, and passes on all others."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from support.clients import serving
 from support.proxy import Messages
 
 # What another form may be, by name: each is a whole reply.
-FORMS: dict[str, bytes] = {
+FORMS = {
     "nil": b"$-1\r\n",
     "nil list": b"*-1\r\n",
     "zero": b":0\r\n",
@@ -54,12 +52,12 @@ FORMS: dict[str, bytes] = {
 }
 
 
-def once(data: bytes) -> Callable[[], Iterator[bytes]]:
+def once(data):
     """Returns what sends this and then no more, as if the rest were on its way."""
     return lambda: iter((data,))
 
 
-def drip() -> Iterator[bytes]:
+def drip():
     """A byte every few milliseconds: data keeps coming, so that nothing ever waits for long."""
     yield b"$100000\r\n"
     while True:
@@ -68,7 +66,7 @@ def drip() -> Iterator[bytes]:
 
 
 # Replies that never end, or promise more than any memory holds.
-ENDLESS: dict[str, Callable[[], Iterator[bytes]]] = {
+ENDLESS = {
     # hiredis allocates these at once, fills all but the first, and frees them element by element.
     **{f"a huge {kind.decode()}": once(kind + b"100000000\r\n") for kind in (b"*", b">", b"~", b"|")},
     "a number without end": lambda: itertools.chain((b"*",), itertools.repeat(b"9" * 1000)),
@@ -111,17 +109,17 @@ class Forger:
     forged: threading.Event = field(default_factory=threading.Event)
     seen: dict[str, int] = field(default_factory=dict)
 
-    def forge(self, command: str, reply: bytes | Callable[[], Iterator[bytes]], after: int = 0) -> None:
+    def forge(self, command, reply, after=0):
         """Begins to answer a command."""
         self.command, self.reply, self.after = command, reply, after
         self.forged.clear()
         self.seen.clear()
 
-    def passes(self) -> None:
+    def passes(self):
         """Passes everything on again."""
         self.forge("", b"")
 
-    def _answer(self, words: list[bytes]) -> Iterable[bytes] | None:
+    def _answer(self, words):
         name = words[0].decode().upper()
         if name in _GREETINGS and self.greets:
             return None
@@ -132,7 +130,7 @@ class Forger:
         self.forged.set()
         return (self.reply,) if isinstance(self.reply, bytes) else self.reply()
 
-    def _serve(self, sock: socket.socket, port: int) -> None:
+    def _serve(self, sock, port):
         with socket.create_connection(("127.0.0.1", port)) as server, sock.makefile("rb") as lines:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             messages = Messages()
@@ -161,8 +159,8 @@ class Forger:
                     sock.sendall(data)
 
 
-def _relay_rest(sock: socket.socket, lines: object, server: socket.socket) -> None:
-    def back() -> None:
+def _relay_rest(sock, lines, server):
+    def back():
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
                 sock.sendall(data)
@@ -178,10 +176,10 @@ def _relay_rest(sock: socket.socket, lines: object, server: socket.socket) -> No
 
 
 @contextlib.contextmanager
-def forger(port: int) -> Iterator[Forger]:
+def forger(port):
     """Yields a forger before the server at a port."""
     found = Forger()
-    serve: Callable[[socket.socket], None] = lambda sock: found._serve(sock, port)  # noqa: E731
+    serve = lambda sock: found._serve(sock, port)  # noqa: E731
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(listener, serve):
         found.port = listener.getsockname()[1]
         yield found

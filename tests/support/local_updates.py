@@ -1,21 +1,13 @@
 """A plain local loop that trains a model with an optimiser: what a training with updates must equal, bit for bit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
 from redisacc import IndexedSlices
-from redisacc.optim import Optimizer
 from redisacc.optim.kernel import sum_of_squares, update_part
 
-Tree = dict[str, Any]
 
-
-def rounded(values: Any) -> Any:
+def rounded(values):
     """Returns what arrives of values of float32 that travel as bfloat16. Other dtypes travel as they are."""
     if values.dtype != np.float32:
         return values
@@ -23,12 +15,12 @@ def rounded(values: Any) -> Any:
         return values.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def gradient_of(number: int, step: int, parameters: Mapping[str, Any], sparse: Collection[str] = ()) -> Tree:
+def gradient_of(number, step, parameters, sparse=()):
     """Returns the gradient of a worker. Any other order of addition gives other bits; some elements are -0.0.
 
     Of sparse leaves, it has some rows, more often the first ones; in the second step of worker 1, none.
     """
-    found: Tree = {}
+    found = {}
     for place, (path, values) in enumerate(sorted(parameters.items())):
         random = np.random.default_rng((number, step, place))
         scales = np.array([1e-3, 1.0, 1e3])[random.integers(0, 3, values.shape)]
@@ -60,16 +52,16 @@ class LocalTraining:
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        parameters: Mapping[str, Any],
+        optimizer,
+        parameters,
         *,
-        weights: Sequence[float] = (1.0,),
-        encoding: str | None = None,
-        encodings: Sequence[str | None] | None = None,
-        reduction_type: str = "MEAN",
-        gradient: Callable[[int, int, Mapping[str, Any]], Tree] = gradient_of,
-        sparse_mean: str = "round",
-    ) -> None:
+        weights=(1.0,),
+        encoding=None,
+        encodings=None,
+        reduction_type="MEAN",
+        gradient=gradient_of,
+        sparse_mean="round",
+    ):
         self.optimizer = optimizer
         # Leaves of a tree are in the order of their paths.
         self.parameters = {path: np.array(values) for path, values in sorted(parameters.items())}
@@ -86,11 +78,11 @@ class LocalTraining:
         self._by_index = self._is_mean and sparse_mean == "index"
 
     @property
-    def sent(self) -> Tree:
+    def sent(self):
         """The weights as workers get them."""
         return {path: rounded(v) if self._encoding == "bfloat16" else v for path, v in self.parameters.items()}
 
-    def train(self, until: int, squares: Any = None) -> LocalTraining:
+    def train(self, until, squares=None):
         """Makes all updates up to a step, and returns itself.
 
         Args:
@@ -102,8 +94,8 @@ class LocalTraining:
             self._advance(squares or _squares)
         return self
 
-    def _advance(self, squares: Any) -> None:
-        sums: Tree = {}
+    def _advance(self, squares):
+        sums = {}
         whole = 0.0
         for number, (weight, encoding) in enumerate(zip(self._weights, self._encodings, strict=True)):
             whole += weight
@@ -116,7 +108,7 @@ class LocalTraining:
                     gradient = gradient * gradient.dtype.type(weight)
                 sums[path] = sums[path] + gradient if path in sums else gradient
         is_weighted = any(weight != 1 for weight in self._weights)
-        divisor: float = 1
+        divisor = 1
         if self._is_mean:
             divisor = whole if is_weighted else len(self._weights)
         scalars = self.optimizer.scalars(self.step, self.updates + 1)
@@ -139,7 +131,7 @@ class LocalTraining:
         self.step += 1
         self.updates += 1
 
-    def _update(self, weights: Any, gradient: Any, state: list[Any], scalars: Any, divisor: float, clip: float) -> None:
+    def _update(self, weights, gradient, state, scalars, divisor, clip):
         flat = [each.reshape(-1) for each in (weights, *state)]
         update_part(
             self.optimizer,
@@ -157,12 +149,12 @@ class LocalTraining:
 class RowSums:
     """The sums of rows, by index."""
 
-    def __init__(self) -> None:
-        self.rows: dict[int, Any] = {}
-        self.counts: dict[int, float] = {}
+    def __init__(self):
+        self.rows = {}
+        self.counts = {}
         self.is_mean = False
 
-    def add(self, given: Any, weight: float, encoding: str | None) -> None:
+    def add(self, given, weight, encoding):
         """Adds the rows of a gradient, one by one."""
         for index, values in zip(given.indices.tolist(), given.values, strict=True):
             row = rounded(values) if encoding == "bfloat16" else values
@@ -171,14 +163,14 @@ class RowSums:
             self.rows[index] = self.rows[index] + row if index in self.rows else row
             self.counts[index] = self.counts.get(index, 0) + weight
 
-    def mean(self) -> RowSums:
+    def mean(self):
         """Returns the rows divided by the weights of the gradients that held them."""
         found = RowSums()
         found.is_mean = True
         found.rows = {index: row / row.dtype.type(self.counts[index]) for index, row in self.rows.items()}
         return found
 
-    def squares(self, divisor: float) -> float:
+    def squares(self, divisor):
         """Returns the sum of squares of the mean."""
         if not self.rows:
             return 0.0
@@ -186,7 +178,7 @@ class RowSums:
         return sum_of_squares(every, 1 if self.is_mean else divisor)
 
 
-def _squares(sums: Tree, divisor: float) -> float:
+def _squares(sums, divisor):
     total = 0.0
     for values in sums.values():
         is_rows = isinstance(values, RowSums)
@@ -194,7 +186,7 @@ def _squares(sums: Tree, divisor: float) -> float:
     return total
 
 
-def squares_by_part(model: Any) -> Callable[[Tree, float], float]:
+def squares_by_part(model):
     """Returns a function that returns the sum of squares as updates form it: of each part, added in their order.
 
     Then come the tables.
@@ -203,8 +195,8 @@ def squares_by_part(model: Any) -> Callable[[Tree, float], float]:
         model: the package's model of the updates, which says what the parts are.
     """
 
-    def squares(sums: Tree, divisor: float) -> float:
-        flat: dict[int, list[Any]] = {}
+    def squares(sums, divisor):
+        flat = {}
         paths = model.schema.structure.paths
         for leaf, (section, _) in zip(model.flat.layout.leaves, model.flat.places, strict=True):
             flat.setdefault(section, []).append(sums[paths[leaf]].reshape(-1))
@@ -219,12 +211,12 @@ def squares_by_part(model: Any) -> Callable[[Tree, float], float]:
     return squares
 
 
-def state_of(chief: Any) -> dict[str, Any]:
+def state_of(chief):
     """Returns the slots of what is published."""
     return {slot: leaves for slot, leaves in chief.latest_state()[1].items() if slot != "updates"}
 
 
-def differences(local: LocalTraining, parameters: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+def differences(local, parameters, state):
     """Returns which leaves and slots differ in any bit."""
     found = [path for path, values in local.parameters.items() if parameters[path].tobytes() != values.tobytes()]
     if {*state} != {*local.state}:

@@ -3,12 +3,9 @@
 python local_worker.py URL NUMBER KILLED_AT. Says each step. KILLED_AT: the step in which it is killed; -1: none.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +17,12 @@ INNER, OUTER = SGD(0.5, momentum=0.5), SGD(0.5, momentum=0.5, nesterov=True)
 START = {"w": np.array([8.0, -16.0, 0.0])}
 
 
-def exact(number: int, step: int, weights: Any) -> Any:
+def exact(number, step, weights):
     """A gradient that depends on everything it may depend on."""
     return {"w": weights["w"] * 0.5 + np.array([number, step, 1.0])}
 
 
-def simulate(until: int, crew: int, every: int = 3, killed: tuple[int, int] | None = None) -> Any:
+def simulate(until, crew, every=3, killed=None):
     """Returns the weights by plain arithmetic.
 
     Args:
@@ -52,7 +49,7 @@ def simulate(until: int, crew: int, every: int = 3, killed: tuple[int, int] | No
     return weights
 
 
-def main(url: str, number: str, killed_at: str) -> None:
+def main(url, number, killed_at):
     with redisacc.Training(
         "train", START, optimizer=redisacc.LocalSteps(INNER, 3, OUTER), workers=2, number=int(number), redis=url
     ) as one:

@@ -1,14 +1,11 @@
 """A limit on the memory of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
-from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def limited_memory(more: int) -> Iterator[None]:
+def limited_memory(more):
     """Lets the process allocate so many bytes more. Beyond that, an allocation is a MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as statm:

@@ -4,15 +4,12 @@ Written from the documents (the semantics and the table of number types), not fr
 no regard for speed: integers are Python's own, rows are held in a dict, and operations run one after the other.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,18 +62,18 @@ class ModelRound:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def storage_dtype(name: str) -> np.dtype[Any]:
+def storage_dtype(name):
     """The numpy dtype that gradients and results of an accumulator's dtype have."""
     if name == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(QUANTIZED.get(name, name))
 
 
-def is_integer(name: str) -> bool:
+def is_integer(name):
     return name in INTEGERS
 
 
-def wrap(value: int, dtype: np.dtype[Any]) -> int:
+def wrap(value, dtype):
     """A Python integer after a cast to dtype."""
     bits = 8 * dtype.itemsize
     value &= (1 << bits) - 1
@@ -85,21 +82,21 @@ def wrap(value: int, dtype: np.dtype[Any]) -> int:
     return value
 
 
-def truncated_quotient(total: int, count: int) -> int:
+def truncated_quotient(total, count):
     return -(-total // count) if total < 0 else total // count
 
 
 class Sum:
     """One array under accumulation: wide enough, added to in order of arrival, rounded once."""
 
-    def __init__(self, dtype: str, first: np.ndarray, weight: float = 1.0) -> None:
+    def __init__(self, dtype, first, weight=1.0):
         self.dtype = dtype
         self.storage = storage_dtype(dtype)
         self.value = self._widened(first)
         self.magnitude = self._magnitude(first)
         self.scale(weight)
 
-    def scale(self, weight: float) -> None:
+    def scale(self, weight):
         """Multiplies by a weight, which is rounded to the type of the sum first."""
         if weight == 1:
             return
@@ -113,33 +110,33 @@ class Sum:
                 self._set(self.value * real(weight))
             self.magnitude = self.magnitude * weight
 
-    def _widened(self, array: np.ndarray) -> np.ndarray:
+    def _widened(self, array):
         if is_integer(self.dtype):
             return array.astype(object)
         if self.dtype in ("float16", "bfloat16"):
             return array.astype(np.float32)
         return array.copy()
 
-    def _magnitude(self, array: np.ndarray) -> np.ndarray:
+    def _magnitude(self, array):
         if is_integer(self.dtype):
             return np.zeros(array.shape)
         wide = array.astype(np.complex128 if self.storage.kind == "c" else np.float64)
         with np.errstate(all="ignore"):
             return np.abs(wide)
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value):
         # numpy turns arrays of rank 0 into plain numbers.
         self.value = np.asarray(value, self.value.dtype)
 
-    def add(self, array: np.ndarray, weight: float = 1.0) -> None:
+    def add(self, array, weight=1.0):
         self.add_sum(Sum(self.dtype, array, weight))
 
-    def add_sum(self, other: Sum) -> None:
+    def add_sum(self, other):
         with np.errstate(all="ignore"):
             self._set(self.value + other.value)
             self.magnitude = self.magnitude + other.magnitude
 
-    def result(self, divisor: float, reduction: str) -> np.ndarray:
+    def result(self, divisor, reduction):
         if is_integer(self.dtype):
             wide = np.dtype(np.int64) if self.dtype in SMALL_INTEGERS else self.storage
             out = np.empty(self.value.shape, self.storage)
@@ -161,7 +158,7 @@ class Sum:
             return np.asarray(value).astype(self.storage)
 
 
-def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def numbers(rng, dtype, shape):
     """Random elements: small and large ones, and sometimes an infinity, a NaN or a negative zero."""
     storage = storage_dtype(dtype)
     if storage.kind in "iu":
@@ -184,7 +181,7 @@ def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
 BLOCK = 256
 
 
-def encoded(values: np.ndarray, encoding: str) -> np.ndarray:
+def encoded(values, encoding):
     """What arrives of an array, of which elements of float32 are encoded."""
     if values.dtype != np.float32 or encoding == "float32" or (encoding == "int8" and values.size < BLOCK):
         return values
@@ -200,7 +197,7 @@ def encoded(values: np.ndarray, encoding: str) -> np.ndarray:
     return (np.rint(flat * inverse).astype(np.int8) * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
-def is_finite(values: np.ndarray, dtype: str, encoding: str) -> bool:
+def is_finite(values, dtype, encoding):
     """Whether all elements are finite, and remain so if they are rounded to bfloat16."""
     if is_integer(dtype):
         return True
@@ -208,13 +205,13 @@ def is_finite(values: np.ndarray, dtype: str, encoding: str) -> bool:
     return bool(np.isfinite(encoded(values, encoding) if rounds else values).all())
 
 
-def number_of(worker: str) -> int | None:
+def number_of(worker):
     """The number of a worker that is called "worker N"."""
     word, _, number = worker.partition(" ")
     return int(number) if word == "worker" and number.isdigit() else None
 
 
-def converted(grad: Any, dtype: str) -> np.ndarray:
+def converted(grad, dtype):
     array = np.asarray(grad)
     storage = storage_dtype(dtype)
     if array.dtype.kind in "OSUVMm" and array.dtype != storage:
@@ -225,7 +222,7 @@ def converted(grad: Any, dtype: str) -> np.ndarray:
         return array.astype(storage)
 
 
-def checked_step(step: Any) -> int:
+def checked_step(step):
     array = np.asarray(step)
     if isinstance(step, bool | str | bytes) or array.shape != () or array.dtype.kind not in "iuO":
         raise Refused(f"{step!r} is no integer scalar")
@@ -269,7 +266,7 @@ class Contribution:
     how: How
 
 
-def total(numbers: Iterable[float]) -> float:
+def total(numbers):
     """Adds numbers one after the other, as ``sum`` no longer does for floats since Python 3.12."""
     return functools.reduce(operator.add, numbers, 0.0)
 
@@ -306,17 +303,17 @@ class Accumulator:
 
     kind = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.shape is not None:
             self.shape = tuple(None if dim in (None, -1) else int(dim) for dim in self.shape)
 
     @property
-    def schema(self) -> tuple[Any, ...]:
+    def schema(self):
         """What every handle says of it."""
         return self.kind, self.dtype, self.shape, self.reduction
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         """What a handle may leave out, and then finds. The limit of the buffer is refused only where it differs."""
         return {
             "staleness": (self.max_staleness, self.staleness_weight),
@@ -328,43 +325,43 @@ class Accumulator:
         }
 
     @property
-    def dtypes(self) -> set[str]:
+    def dtypes(self):
         return {self.dtype}
 
     @property
-    def storage(self) -> np.dtype[Any]:
+    def storage(self):
         return storage_dtype(self.dtype)
 
     # What a round holds
 
     @property
-    def count(self) -> int:
+    def count(self):
         return len(self.round)
 
     @property
-    def workers(self) -> dict[str, int]:
+    def workers(self):
         return dict(Counter(one.worker for one in self.round))
 
     @property
-    def staleness(self) -> dict[int, int]:
+    def staleness(self):
         """How many gradients of the round were how many steps late."""
         return dict(Counter(one.late for one in self.round))
 
     @property
-    def ordered(self) -> list[Contribution]:
+    def ordered(self):
         """The gradients of the round in the order in which they are added."""
         return sorted(self.round, key=lambda one: number_of(one.worker)) if self.order == "worker" else self.round
 
     @property
-    def total_weight(self) -> float:
+    def total_weight(self):
         return total(one.weight for one in self.ordered)
 
     @property
-    def divisor(self) -> float:
+    def divisor(self):
         return self.count if self.normalize == "count" else self.total_weight
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         """The mean of each metric, by the weights that were given with the gradients that have it."""
         names = {name for one in self.round for name in one.how.metrics}
         having = {name: [one.how for one in self.round if name in one.how.metrics] for name in names}
@@ -375,7 +372,7 @@ class Accumulator:
 
     # Applying
 
-    def _apply(self, content: Any, shape: tuple[int, ...], local_step: Any, worker: str, how: How) -> Outcome:
+    def _apply(self, content, shape, local_step, worker, how):
         """Counts a gradient whose form is valid; raises if something else of it, or the round, refuses it."""
         step = checked_step(local_step)
         if how.weight != 1 and not self.dtypes.isdisjoint(INTEGERS):
@@ -406,24 +403,24 @@ class Accumulator:
             self.grace_began = self.now
         return Outcome("applied", self.step, self.count)
 
-    def _factor(self, late: int) -> float:
+    def _factor(self, late):
         if self.staleness_weight == "inverse_sqrt":
             return 1 / math.sqrt(1 + late)
         return 1.0 if isinstance(self.staleness_weight, str) else self.staleness_weight[late]
 
-    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+    def _arrays(self, content):
         """The elements of a gradient, each array with its dtype's name."""
         raise NotImplementedError
 
-    def _encoded(self, content: Any, encoding: str) -> Any:
+    def _encoded(self, content, encoding):
         raise NotImplementedError
 
     # Steps and takes
 
-    def set_global_step(self, step: Any) -> None:
+    def set_global_step(self, step):
         self.step = checked_step(step)
 
-    def set_quorum(self, **change: Any) -> None:
+    def set_quorum(self, **change):
         found = {**self.quorum, **change}
         number, most, grace = found.values()
         if number is None and (most, grace) != (None, None):
@@ -432,20 +429,20 @@ class Accumulator:
             raise Refused(f"no take accepts {found}")
         self.quorum = found
 
-    def _weighs(self, weight: float) -> bool:
+    def _weighs(self, weight):
         return self.total_weight >= weight * (1 - 1e-9)
 
-    def _begins_grace(self) -> bool:
+    def _begins_grace(self):
         """Whether there is enough for the grace of the latest take that had one."""
         return self.grace_for is not None and self.count >= self.grace_for[0] and self._weighs(self.grace_for[1])
 
     def take(
         self,
-        num_required: int | None,
-        most: int | None = None,
-        grace: float | None = None,
-        min_weight: float | None = None,
-    ) -> ModelRound:
+        num_required,
+        most=None,
+        grace=None,
+        min_weight=None,
+    ):
         """Takes now, or raises because the take would have to wait."""
         if num_required is None:
             set_number = self.quorum["least"]
@@ -471,7 +468,7 @@ class Accumulator:
         self.round_shape = self.grace_began = None
         return taken
 
-    def _grace_is_over(self, wanted: tuple[int, float], is_enough: bool, grace: float) -> bool:
+    def _grace_is_over(self, wanted, is_enough, grace):
         """Whether the grace has passed. It began when the round had enough, if a take had asked for as much by then."""
         known = self.grace_for is not None and self.grace_for[0] >= wanted[0] and self.grace_for[1] >= wanted[1]
         began = None
@@ -482,23 +479,23 @@ class Accumulator:
         self.grace_for, self.grace_began = wanted, began
         return False
 
-    def peek(self) -> ModelRound:
+    def peek(self):
         gradient, magnitude = self._reduced() if self.count else (None, None)
         found = gradient, self.step, self.count, self.workers, magnitude, self.staleness
         return ModelRound(*found, self.total_weight, self.metrics)
 
-    def _reduced(self) -> tuple[Any, Any]:
+    def _reduced(self):
         raise NotImplementedError
 
 
 class Dense(Accumulator):
     kind = "dense"
 
-    def apply(self, grad: Any, local_step: Any, worker: str, **how: Any) -> Outcome:
+    def apply(self, grad, local_step, worker, **how):
         array = self.checked(grad)
         return self._apply(array, array.shape, local_step, worker, How(**how))
 
-    def checked(self, grad: Any) -> np.ndarray:
+    def checked(self, grad):
         array = converted(grad, self.dtype)
         if self.shape is not None and (
             len(self.shape) != array.ndim
@@ -507,13 +504,13 @@ class Dense(Accumulator):
             raise Refused(f"shape {array.shape} for {self.shape}")
         return array
 
-    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+    def _arrays(self, content):
         return [(self.dtype, content)]
 
-    def _encoded(self, content: Any, encoding: str) -> Any:
+    def _encoded(self, content, encoding):
         return encoded(content, encoding)
 
-    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
+    def _reduced(self):
         first, *others = (Sum(self.dtype, one.content, one.weight) for one in self.ordered)
         for other in others:
             first.add_sum(other)
@@ -532,14 +529,14 @@ class Sparse(Accumulator):
     kind = "sparse"
 
     @property
-    def schema(self) -> tuple[Any, ...]:
+    def schema(self):
         return *super().schema, self.sparse_mean
 
-    def apply(self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str, **how: Any) -> Outcome:
+    def apply(self, indices, values, grad_shape, local_step, worker, **how):
         rows, row_shape = self.checked(indices, values, grad_shape)
         return self._apply(rows, row_shape, local_step, worker, How(**how))
 
-    def checked(self, indices: Any, values: Any, grad_shape: Any = None) -> tuple[dict[int, Sum], tuple[int, ...]]:
+    def checked(self, indices, values, grad_shape=None):
         """Returns index -> row, and the shape of a row. Repeated rows of one gradient are summed first."""
         index_array = np.asarray(indices)
         if index_array.size == 0 and not isinstance(indices, np.ndarray):
@@ -563,7 +560,7 @@ class Sparse(Accumulator):
         places = [int(index) for index in index_array]
         if any(not 0 <= place < limit for place in places):
             raise Refused(f"an index outside of [0, {limit})")
-        own: dict[int, Sum] = {}
+        own = {}
         for place, row in zip(places, array, strict=True):
             row_sum = Sum(self.dtype, np.asarray(row, dtype=array.dtype))
             if place in own:
@@ -572,7 +569,7 @@ class Sparse(Accumulator):
                 own[place] = row_sum
         return own, row_shape
 
-    def _check_grad_shape(self, grad_shape: Any) -> None:
+    def _check_grad_shape(self, grad_shape):
         dims = [int(dim) for dim in grad_shape]
         if self.shape is None or self.shape == ():
             return
@@ -582,20 +579,20 @@ class Sparse(Accumulator):
             if dim not in (None, have):
                 raise Refused(f"grad_shape {dims} for {self.shape}")
 
-    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+    def _arrays(self, content):
         return [(self.dtype, row.value) for row in content.values()]
 
-    def _encoded(self, content: Any, encoding: str) -> Any:
+    def _encoded(self, content, encoding):
         places = sorted(content)
         if self.dtype != "float32" or not places:
             return content
         rows = encoded(np.stack([content[place].value for place in places]), encoding)
         return {place: Sum(self.dtype, np.asarray(row)) for place, row in zip(places, rows, strict=True)}
 
-    def _reduced(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+    def _reduced(self):
         assert self.round_shape is not None
-        rows: dict[int, Sum] = {}
-        held: dict[int, float] = {}
+        rows = {}
+        held = {}
         for one in self.ordered:
             for place, row in one.content.items():
                 own = copy.copy(row)
@@ -632,35 +629,35 @@ class Tree(Accumulator):
     @classmethod
     def of(
         cls,
-        leaves: dict[str, tuple[str, str, tuple[int | None, ...]]],
-        reduction: str = "MEAN",
-        missing: str = "zero",
-        sparse_mean: str = "round",
-    ) -> Tree:
+        leaves,
+        reduction="MEAN",
+        missing="zero",
+        sparse_mean="round",
+    ):
         dtypes = ",".join(dict.fromkeys(dtype for _, dtype, _ in leaves.values()))
         return cls(dtypes, None, reduction, leaves=leaves, missing=missing, sparse_mean=sparse_mean)
 
     @property
-    def schema(self) -> tuple[Any, ...]:
+    def schema(self):
         return *super().schema, tuple(self.leaves.items()), self.missing, self.sparse_mean
 
     @property
-    def dtypes(self) -> set[str]:
+    def dtypes(self):
         return {dtype for _, dtype, _ in self.leaves.values()}
 
-    def _leaf(self, path: str) -> Dense | Sparse:
+    def _leaf(self, path):
         kind, dtype, shape = self.leaves[path]
         leaf_kind = Dense if kind == "dense" else Sparse
         return leaf_kind(dtype, shape, self.reduction, normalize=self.normalize, round_shape=tuple(shape[1:]))
 
-    def apply(self, grad: dict[str, Any], local_step: Any, worker: str, **how: Any) -> Outcome:
+    def apply(self, grad, local_step, worker, **how):
         """Applies a gradient: path -> an array, a pair of indices and rows, or None."""
         if grad.keys() != self.leaves.keys():
             raise Refused(f"{set(grad)} for {set(self.leaves)}")
         content = {path: None if leaf is None else self._checked_leaf(path, leaf) for path, leaf in grad.items()}
         return self._apply(content, (), local_step, worker, How(**how))
 
-    def _checked_leaf(self, path: str, grad: Any) -> Any:
+    def _checked_leaf(self, path, grad):
         leaf = self._leaf(path)
         if isinstance(leaf, Dense):
             return leaf.checked(grad)
@@ -670,22 +667,22 @@ class Tree(Accumulator):
             raise Refused(f"rows of shape {row_shape} for {leaf.shape}")
         return rows
 
-    def _arrays(self, content: Any) -> list[tuple[str, np.ndarray]]:
+    def _arrays(self, content):
         return [found for path, leaf in content.items() if leaf is not None for found in self._leaf(path)._arrays(leaf)]
 
-    def _encoded(self, content: Any, encoding: str) -> Any:
+    def _encoded(self, content, encoding):
         # A section of so few elements would become larger as int8.
         assert encoding != "int8" or sum(array.size for _, array in self._arrays(content)) < BLOCK
         return {
             path: None if leaf is None else self._leaf(path)._encoded(leaf, encoding) for path, leaf in content.items()
         }
 
-    def _reduced(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        gradients: dict[str, Any] = {}
-        magnitudes: dict[str, Any] = {}
+    def _reduced(self):
+        gradients = {}
+        magnitudes = {}
         for path in self.leaves:
             leaf = self._leaf(path)
-            absent: Any = np.zeros(leaf.shape, leaf.storage) if isinstance(leaf, Dense) else {}
+            absent = np.zeros(leaf.shape, leaf.storage) if isinstance(leaf, Dense) else {}
             holding = [one for one in self.ordered if one.content[path] is not None]
             gradients[path] = magnitudes[path] = None
             if self.missing == "skip" and not holding:
@@ -724,13 +721,13 @@ class Published:
     finished: bool
 
     @classmethod
-    def first(cls, tree: dict[str, np.ndarray], partitions: int, *version: Any) -> Published:
+    def first(cls, tree, partitions, *version):
         leaves = {path: (array.dtype, array.shape) for path, array in tree.items()}
         made = cls(leaves, partitions, STEP_MIN, {}, "float32", None, finished=False)
         made._set(tree, *version)
         return made
 
-    def publish(self, tree: dict[str, np.ndarray], step: int, state: Any, finished: bool, encoding: str) -> None:
+    def publish(self, tree, step, state, finished, encoding):
         """Publishes a version, or the same once more.
 
         Raises:
@@ -745,12 +742,12 @@ class Published:
             raise Conflicting
         self.finished |= finished
 
-    def _set(self, tree: dict[str, np.ndarray], step: int, state: Any, finished: bool, encoding: str) -> None:
+    def _set(self, tree, step, state, finished, encoding):
         self.step, self.state, self.encoding = step, state, encoding
         self.tree = {path: encoded(array, encoding) for path, array in tree.items()}
         self.finished |= finished
 
-    def _is_same(self, tree: dict[str, np.ndarray], state: Any) -> bool:
+    def _is_same(self, tree, state):
         """Whether nothing differs from what is stored, after rounding."""
         ours = [encoded(array, self.encoding) for array in tree.values()]
         return (
@@ -764,11 +761,11 @@ class Conflicting(Exception):
     """The library has to raise ConflictError, and nothing may change."""
 
 
-def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_bytes(one, other):
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-def flat(tree: Any, path: str = "") -> dict[str, Any]:
+def flat(tree, path=""):
     """Path -> leaf, in the order of sorted keys. Everything but dicts, lists and tuples is a leaf."""
     if isinstance(tree, dict):
         pairs = sorted(tree.items())
@@ -779,11 +776,11 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
     return {key: leaf for name, child in pairs for key, leaf in flat(child, f"{path}/{name}".lstrip("/")).items()}
 
 
-def nested(by_path: dict[str, Any]) -> Any:
+def nested(by_path):
     """The tree of leaves by path: the opposite of `flat`. Where all keys are numbers, it has a list."""
     if "." in by_path:
         return by_path["."]
-    children: dict[str, dict[str, Any]] = {}
+    children = {}
     for path, leaf in by_path.items():
         key, _, rest = path.partition("/")
         children.setdefault(key, {})[rest or "."] = leaf
@@ -791,7 +788,7 @@ def nested(by_path: dict[str, Any]) -> Any:
     return [trees[key] for key in sorted(trees, key=int)] if all(map(str.isdigit, trees)) else trees
 
 
-def assert_same(actual: Any, expected: np.ndarray) -> None:
+def assert_same(actual, expected):
     """Equal in dtype, shape and every bit, except that a NaN equals any NaN."""
     assert isinstance(actual, np.ndarray), type(actual)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
@@ -803,7 +800,7 @@ def assert_same(actual: Any, expected: np.ndarray) -> None:
         assert equal.all(), f"\n{actual!r}\nis not\n{expected!r}"
 
 
-def assert_close(actual: Any, expected: np.ndarray, magnitude: np.ndarray, dtype: str) -> None:
+def assert_close(actual, expected, magnitude, dtype):
     """Equal to the rounding that another order of addition may bring; magnitude is the sum of absolute values."""
     assert isinstance(actual, np.ndarray), type(actual)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
@@ -824,7 +821,7 @@ def assert_close(actual: Any, expected: np.ndarray, magnitude: np.ndarray, dtype
         assert (~fair | (a == e) | (np.abs(a - e) <= room)).all(), f"\n{actual!r}\nis not close to\n{expected!r}"
 
 
-def _parts(array: np.ndarray) -> list[np.ndarray]:
+def _parts(array):
     """The array in types whose signbit and isnan numpy knows."""
     if array.dtype.kind == "c":
         return [array.real, array.imag]

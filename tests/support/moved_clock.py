@@ -9,8 +9,6 @@ each process that follows the clock maps it into its memory. It has a file there
 with the number of the last move after which it has done all that was due.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import faulthandler
@@ -24,7 +22,6 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,24 +71,24 @@ class MovedClock:
         clients: a client of each server on which keys expire earlier if the clock is moved.
     """
 
-    def __init__(self, folder: Path, *, moves: bool) -> None:
+    def __init__(self, folder, *, moves):
         self.folder = folder
-        self.clients: list[Any] = []
+        self.clients = []
         self._moves = moves
         self._state = _shared(folder / "moves", 2)
-        self._undo: list[Callable[[], object]] = []
+        self._undo = []
         self._start()
         self._replace_all()
         # A process that was forked from one that follows it follows it, too.
         global _followed  # noqa: PLW0603
         _followed = self
 
-    def _start(self) -> None:
+    def _start(self):
         self._lock = threading.Lock()
         # Caller -> when its wait ends.
-        self._waits: dict[Caller, float] = {}
+        self._waits = {}
         # Those that have waited -> the number of moves when they began to wait last.
-        self._known: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._known = weakref.WeakKeyDictionary()
         # Held by the thread that moves the clock.
         self._moving = threading.Lock()
         # Opened by each process: one that is forked would write into its parent's, or wait for a lock of `tempfile`
@@ -101,7 +98,7 @@ class MovedClock:
             state, done = self._state, _shared(self.folder / str(os.getpid()), 1)
             done[0] = state[1]
 
-            def run() -> None:
+            def run():
                 while True:
                     number = state[1]
                     if number != done[0] and not self._unsettled():
@@ -110,7 +107,7 @@ class MovedClock:
 
             threading.Thread(target=run, name="moved-clock", daemon=True).start()
 
-    def start_in_fork(self) -> None:
+    def start_in_fork(self):
         """Lets a process that was just forked follow it."""
         self._moves = False
         self._start()
@@ -118,22 +115,22 @@ class MovedClock:
     # For tests
 
     @property
-    def env(self) -> dict[str, str]:
+    def env(self):
         """An environment in which processes follow this clock."""
         site = str(Path(__file__).with_name("following"))
         path = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
         return {**os.environ, FOLLOWED: str(self.folder), "PYTHONPATH": path}
 
-    def now(self) -> float:
+    def now(self):
         """Returns the time of the clock, in seconds."""
         return clock.now()
 
-    def stop(self) -> None:
+    def stop(self):
         """Lets the time of this process pass only when a test advances it."""
         began = clock.now() - self._state[0]
         self._replace(clock, "now", lambda: began + self._state[0])
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds):
         """Moves the clock, and waits until all processes that follow it have done what is due.
 
         Leases of processes, threads and tasks that live do not run out: it moves in steps, and each step waits until
@@ -146,13 +143,13 @@ class MovedClock:
                 self._move(step)
                 seconds -= step
 
-    def jump(self, seconds: float) -> None:
+    def jump(self, seconds):
         """Moves the clock at once, as if no process had run meanwhile: leases run out."""
         with self._moving:
             self._settle()
             self._move(seconds)
 
-    def _move(self, seconds: float) -> None:
+    def _move(self, seconds):
         # First the keys: what is written between the two lives too long, by a step, and never too short.
         for client in self.clients:
             _shorten_lives(client, seconds)
@@ -161,12 +158,12 @@ class MovedClock:
         self._settle()
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self):
         """Moves the clock as long as the block runs, whenever the block's thread and all others wait for a time."""
         ended = threading.Event()
-        failed: list[BaseException] = []
+        failed = []
 
-        def run() -> None:
+        def run():
             try:
                 while not ended.is_set():
                     if self._waits:
@@ -186,7 +183,7 @@ class MovedClock:
         if failed:
             raise failed[0]
 
-    def restore(self) -> None:
+    def restore(self):
         """Lets this process have the real time again."""
         global _followed  # noqa: PLW0603
         _followed = None
@@ -196,7 +193,7 @@ class MovedClock:
 
     # What is due
 
-    def _until_due(self) -> float:
+    def _until_due(self):
         """For how many seconds at least nobody has anything to do; at least a step."""
         # A caller waits now, or does something, or waits then.
         with self._lock:
@@ -207,13 +204,13 @@ class MovedClock:
             ends += self._waits.values()
         return max(min(ends, default=math.inf) - clock.now(), STEP)
 
-    def _settle(self) -> None:
+    def _settle(self):
         give_up = time.monotonic() + PATIENCE
         while late := self._unsettled() or self._late_followers():
             assert time.monotonic() < give_up, f"the clock was moved, and after {PATIENCE:.0f} s these are busy: {late}"
             time.sleep(SLICE / 5)
 
-    def _unsettled(self) -> list[str]:
+    def _unsettled(self):
         """The callers of this process that have to do what is due, or are doing it."""
         with self._lock:
             waiting, number = dict(self._waits), self._state[1]
@@ -224,7 +221,7 @@ class MovedClock:
         # Those that have begun to wait since the last move have done what was due.
         return [_name(caller) for caller in [*busy, *self._awake(number)]]
 
-    def _awake(self, number: float) -> list[Caller]:
+    def _awake(self, number):
         """The callers that do something in the package, and have not begun to wait since a move of this number."""
         with self._lock:
             waiting = set(self._waits)
@@ -241,29 +238,29 @@ class MovedClock:
                 awake.append(caller)
         return awake
 
-    def _renewing(self) -> list[threading.Thread]:
+    def _renewing(self):
         return [thread for thread in threading.enumerate() if thread.name in RENEWING]
 
-    def _followers(self) -> list[Path]:
+    def _followers(self):
         """The files of the processes that follow the clock and run."""
         return [file for file in self.folder.iterdir() if file.name.isdigit() and runs(int(file.name))]
 
-    def _late_followers(self) -> list[str]:
+    def _late_followers(self):
         number = self._state[1]
         return [f"process {file.name}" for file in self._followers() if _shared(file, 1)[0] < number]
 
-    def begin(self, caller: Caller, end: float) -> None:
+    def begin(self, caller, end):
         """Notes that a thread or a task waits until a time."""
         with self._lock:
             self._waits[caller] = end
             self._known[caller] = self._state[1]
 
-    def end(self, caller: Caller) -> None:
+    def end(self, caller):
         """Notes that it no longer waits."""
         with self._lock:
             self._waits.pop(caller, None)
 
-    def wait(self, seconds: float, wait: Callable[[float], object]) -> bool:
+    def wait(self, seconds, wait):
         """Waits as ``wait`` does, which returns whether that was successful, but for ``seconds`` of this clock."""
         caller, end = threading.current_thread(), clock.now() + seconds
         self.begin(caller, end)
@@ -280,19 +277,19 @@ class MovedClock:
 
     # What is replaced
 
-    def _replace(self, thing: Any, name: str, value: Any) -> None:
+    def _replace(self, thing, name, value):
         self._undo.append(functools.partial(setattr, thing, name, getattr(thing, name)))
         setattr(thing, name, value)
 
-    def _replace_all(self) -> None:
+    def _replace_all(self):
         state = self._state
 
-        def sleep(seconds: float) -> None:
+        def sleep(seconds):
             if seconds < 0:
                 time.sleep(seconds)
             self.wait(seconds, time.sleep)
 
-        def wait_for_alarm(alarm: Any, timeout: float) -> None:
+        def wait_for_alarm(alarm, timeout):
             self.wait(max(timeout, 0.0), lambda seconds: alarm._lock.acquire(timeout=seconds))
 
         self._replace(clock, "now", lambda: time.monotonic() + state[0])
@@ -309,16 +306,16 @@ class MovedClock:
             return
         init = loop_waits.__init__
 
-        def init_moved(made: Any) -> None:
+        def init_moved(made):
             init(made)
             made.call_later = functools.partial(_Timer, self, made.loop)
 
         self._replace(loop_waits, "__init__", init_moved)
 
-    def _exchanging(self, exchange: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def _exchanging(self, exchange):
         """Returns a connection's method ``exchange`` for a server whose clock has moved as well."""
 
-        def exchange_moved(connection: Any, commands: Sequence[Any], deadline: float) -> list[Any]:
+        def exchange_moved(connection, commands, deadline):
             ahead_ms = round(self._state[0] * 1000)
             if not ahead_ms:
                 return exchange(connection, commands, deadline)
@@ -333,19 +330,19 @@ class MovedClock:
         return exchange_moved
 
 
-_followed: MovedClock | None = None
+_followed = None
 
 
 class _Event(threading.Event):
     """An event of the package. It may outlive the test that made it, and its clock: so it asks which one there is."""
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout=None):
         if timeout is None or _followed is None:
             return super().wait(timeout)
         return _followed.wait(timeout, super().wait)
 
 
-def _event() -> threading.Event:
+def _event():
     made = _Event()
     forks._locks.add(made)
     return made
@@ -354,24 +351,24 @@ def _event() -> threading.Event:
 forks.event = _event
 
 
-def server_ms(client: redis.Redis) -> int:
+def server_ms(client):
     """Returns what time it is on a server by the clock that this process follows, in milliseconds since 1970."""
     seconds, micros = client.time()
     ahead = _followed._state[0] if _followed is not None else 0.0
     return int(seconds * 1000 + micros // 1000 + ahead * 1000)
 
 
-def ahead() -> float:
+def ahead():
     """Returns by how many seconds scripts that this process runs are ahead of their server's clock."""
     return 0.0 if _followed is None else _followed._state[0]
 
 
-def follow(folder: str) -> None:
+def follow(folder):
     """Lets this process follow a clock until it ends."""
     MovedClock(Path(folder), moves=False)
 
 
-def _after_fork_in_child() -> None:
+def _after_fork_in_child():
     if _followed is not None:
         _followed.start_in_fork()
 
@@ -384,12 +381,12 @@ class _Timer:
 
     def __init__(
         self,
-        moved: MovedClock,
-        loop: asyncio.AbstractEventLoop,
-        seconds: float,
-        callback: Callable[..., object],
-        *args: object,
-    ) -> None:
+        moved,
+        loop,
+        seconds,
+        callback,
+        *args,
+    ):
         self._moved, self._loop, self._call = moved, loop, functools.partial(callback, *args)
         self._end = clock.now() + seconds
         task = asyncio.current_task(loop)
@@ -398,18 +395,18 @@ class _Timer:
         moved.begin(task, self._end)
         self._look()
 
-    def _look(self) -> None:
+    def _look(self):
         left = self._end - clock.now()
         self._handle = (
             self._loop.call_later(min(left, SLICE), self._look) if left > 0 else self._loop.call_soon(self._call)
         )
 
-    def cancel(self) -> None:
+    def cancel(self):
         self._handle.cancel()
         self._moved.end(self._task)
 
 
-def _shared(file: Path, numbers: int) -> memoryview:
+def _shared(file, numbers):
     """Returns the numbers in a file, which processes share. The file is made if it is missing."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -419,7 +416,7 @@ def _shared(file: Path, numbers: int) -> memoryview:
         os.close(descriptor)
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     """Whether a process exists and is neither stopped nor waiting to be collected."""
     try:
         os.kill(pid, 0)
@@ -435,21 +432,21 @@ def runs(pid: int) -> bool:
         return not Path("/proc/self/stat").exists()
 
 
-def _state(file: Path) -> str:
+def _state(file):
     return file.read_text().rpartition(")")[2].split()[0]
 
 
-def _name(caller: Caller) -> str:
+def _name(caller):
     return caller.get_name() if isinstance(caller, asyncio.Task) else caller.name
 
 
-def _has_ended(caller: Caller) -> bool:
+def _has_ended(caller):
     if isinstance(caller, asyncio.Task):
         return caller.done() or caller.get_loop().is_closed()
     return not caller.is_alive()
 
 
-def _stacks(descriptor: int) -> dict[int, list[tuple[str, int]]]:
+def _stacks(descriptor):
     """Returns the file and the line of each call of each thread, the innermost first.
 
     They are written, to a file, in one call of C: a thread that runs meanwhile would change the frames under a reader
@@ -464,7 +461,7 @@ def _stacks(descriptor: int) -> dict[int, list[tuple[str, int]]]:
     return {int(ident, 16): [(path, int(line)) for path, line in _CALL.findall(calls)] for ident, calls in stacks}
 
 
-def _is_in_package(stack: list[tuple[str, int]]) -> bool:
+def _is_in_package(stack):
     """Whether a thread runs code of the package, as opposed to a test's that called it, or that it has called.
 
     A thread that waits without a timeout until another one has something for it has nothing to do.
@@ -475,9 +472,9 @@ def _is_in_package(stack: list[tuple[str, int]]) -> bool:
     return bool(files) and files[0].startswith(PACKAGE)
 
 
-def _calls_package(task: asyncio.Task[Any]) -> bool:
+def _calls_package(task):
     """Whether a task awaits code of the package."""
-    awaited: Any = task.get_coro()
+    awaited = task.get_coro()
     while awaited is not None:
         code = getattr(awaited, "cr_code", None)
         if code is not None and code.co_filename.startswith(PACKAGE):
@@ -487,14 +484,14 @@ def _calls_package(task: asyncio.Task[Any]) -> bool:
 
 
 @functools.cache
-def _texts() -> dict[str, str]:
+def _texts():
     """Returns hash -> text of all scripts."""
     scripts = [script for name in names() for script in (load(name), load(name).sharded)]
     assert any(READS_CLOCK in script.text for script in scripts), "lua/include/now_ms.lua has changed"
     return {script.sha: script.text for script in scripts}
 
 
-def _moved(command: Any, ahead_ms: int) -> Any:
+def _moved(command, ahead_ms):
     """Returns a command with the text of its script in place of the hash, if it is a script that reads the clock."""
     text = command[1] if command[0] == "EVAL" else _texts().get(command[1], "") if command[0] == "EVALSHA" else ""
     if READS_CLOCK not in text:
@@ -502,7 +499,7 @@ def _moved(command: Any, ahead_ms: int) -> Any:
     return ("EVAL", text.replace(READS_CLOCK, f"clock_ms = {ahead_ms} + tonumber(time[1]) * 1000"), *command[2:])
 
 
-def _shorten_lives(client: Any, seconds: float) -> None:
+def _shorten_lives(client, seconds):
     """Lets all keys of a server that expire do so earlier."""
     if isinstance(client, redis.RedisCluster):
         for node in client.get_primaries():

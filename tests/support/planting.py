@@ -1,10 +1,6 @@
 """Hostile text, and whether it comes out raw."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +22,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAW = [piece.decode(errors="surrogateescape") for piece in PIECES]
 
 
-def raw_text(output: str | bytes, *, styled: bool = False) -> list[str]:
+def raw_text(output, *, styled=False):
     """Returns what should have been escaped in an output: planted pieces, and control characters.
 
     Args:
@@ -40,7 +36,7 @@ def raw_text(output: str | bytes, *, styled: bool = False) -> list[str]:
     return found + sorted({c for c in rest if not c.isprintable() and c != "\n"})
 
 
-def trees() -> Iterator[dict[str, Any]]:
+def trees():
     """Yields two versions of a tree, which differ in a leaf and in two rows of another one."""
     table = np.zeros((10, 4), np.float32)
     yield {"table": table, "bias": np.zeros(3)}

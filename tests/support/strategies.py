@@ -1,7 +1,5 @@
 """Strategies for foreign bytes and values under our keys: made up, or our own with something changed."""
 
-from __future__ import annotations
-
 import json
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Strings that a test fetches."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 
@@ -16,33 +14,33 @@ class Expected(NamedTuple):
 class Strings:
     """The wanted strings, in turn on the lanes, and what arrived of them."""
 
-    def __init__(self, keys: str | list[str], *sizes: int, lanes: int = 1) -> None:
+    def __init__(self, keys, *sizes, lanes=1):
         self.lanes = lanes
         self.keys = list(keys)
         self.buffers = [bytearray(size) for size in sizes]
         # The lengths of those that began to arrive, and the numbers of those that have arrived, in order.
-        self.lengths: list[int] = []
-        self.finished: list[int] = []
+        self.lengths = []
+        self.finished = []
 
-    def wanted(self) -> list[Expected]:
+    def wanted(self):
         every = [Expected(key, number % self.lanes, number) for number, key in enumerate(self.keys)]
         return [string for string in every if string.number not in self.finished]
 
-    def more(self) -> list[Expected]:
+    def more(self):
         return []
 
-    def expected(self, string: Expected) -> memoryview:
+    def expected(self, string):
         return memoryview(self.buffers[string.number])
 
-    def begin(self, string: Expected, length: int) -> memoryview:
+    def begin(self, string, length):
         self.lengths.append(length)
         if length != len(self.buffers[string.number]):
             raise LookupError(length)
         return self.expected(string)
 
-    def missing(self, _: Expected) -> None:
+    def missing(self, _):
         self.lengths.append(-1)
         raise LookupError(-1)
 
-    def finish(self, string: Expected) -> None:
+    def finish(self, string):
         self.finished.append(string.number)

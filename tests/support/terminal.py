@@ -1,17 +1,14 @@
 """Programs on a terminal of 80 columns."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
 import select
 import sys
 import time
-from collections.abc import Sequence
 
 
-def written_to_terminal(arguments: Sequence[str], *, lines: int, until: str = "(?!)", answer: str = "\x03") -> bytes:
+def written_to_terminal(arguments, *, lines, until="(?!)", answer="\x03"):
     """Runs Python with these arguments on a terminal, and returns what it writes there.
 
     Args:

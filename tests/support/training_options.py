@@ -1,15 +1,11 @@
 """Options of trainings, as tests give them: one after the other, and not in groups."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import redisacc
 
 CHECKPOINTS = {"checkpoint_every": "every", "checkpoint_keep": "keep", "checkpoint_keep_every": "keep_every"}
 
 
-def grouped(options: dict[str, Any]) -> dict[str, Any]:
+def grouped(options):
     """Returns the arguments of a Chief, a Training or an Optimizer for options that are not grouped."""
     names = redisacc.types.GradientOptions.__annotations__
     gradients = {name: value for name, value in options.items() if name in names}

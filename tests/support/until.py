@@ -1,10 +1,7 @@
 """The way in which a test waits for what another thread or process does."""
 
-from __future__ import annotations
-
 import inspect
 import linecache
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep  # bound here: some tests replace those of the module
 from typing import TypeVar
@@ -15,9 +12,7 @@ Value = TypeVar("Value")
 PAUSE = 0.005
 
 
-def until(
-    condition: Callable[[], Value], timeout: float = 30.0, *, details: Callable[[], object] | None = None
-) -> Value:
+def until(condition, timeout=30.0, *, details=None):
     """Waits for a condition to come true, and returns its first true value.
 
     Args:
@@ -34,7 +29,7 @@ def until(
     return value
 
 
-def _described(condition: Callable[[], object]) -> str:
+def _described(condition):
     function = inspect.unwrap(condition)
     code = getattr(function, "__code__", None)
     if code is None:

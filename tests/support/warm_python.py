@@ -7,8 +7,6 @@ interpreter does. Programs whose test is about imports or forks start as usual, 
 when it is started in this way.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools
@@ -27,10 +25,8 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
-from typing import Any
 
 # Modules that programs find imported.
 PRELOADED = (
@@ -65,17 +61,17 @@ class WarmPython:
 
     def __init__(
         self,
-        arguments: Sequence[str],
+        arguments,
         *,
-        stdin: Any = DEVNULL,
-        stdout: Any = PIPE,
-        stderr: Any = PIPE,
-        text: bool = False,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        start_new_session: bool = False,
-    ) -> None:
-        self.returncode: int | None = None
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        text=False,
+        cwd=None,
+        env=None,
+        start_new_session=False,
+    ):
+        self.returncode = None
         self.stdin, self.stdout, self.stderr = None, None, None
         task = {
             "arguments": list(map(str, arguments)),
@@ -86,7 +82,7 @@ class WarmPython:
         }
         with contextlib.ExitStack() as stack:
 
-            def pipe(*, reads: bool) -> tuple[int, int]:
+            def pipe(*, reads):
                 """Returns the end that the program gets, which is closed here, and the other one."""
                 reader, writer = os.pipe()
                 theirs, ours = (reader, writer) if reads else (writer, reader)
@@ -113,22 +109,22 @@ class WarmPython:
         self.pid = int(self._status.readline())
         self._waiting = threading.Lock()
 
-    def __enter__(self) -> WarmPython:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for file in (self.stdin, self.stdout, self.stderr):
             if file is not None:
                 file.close()
         self.wait()
 
-    def poll(self) -> int | None:
+    def poll(self):
         """Returns how it ended, as ``Popen`` does, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout=None):
         """Waits for its end, and returns how it ended.
 
         Raises:
@@ -142,7 +138,7 @@ class WarmPython:
                 self._status.close()
             return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+    def communicate(self, timeout=None):
         """Reads both outputs until the program has ended, and closes its pipes.
 
         Raises:
@@ -150,9 +146,9 @@ class WarmPython:
         """
         if self.stdin is not None:
             self.stdin.close()
-        read: dict[str, Any] = {}
+        read = {}
 
-        def read_all(name: str, file: Any) -> None:
+        def read_all(name, file):
             read[name] = file.read()
 
         files = {"stdout": self.stdout, "stderr": self.stderr}
@@ -169,22 +165,22 @@ class WarmPython:
             file.close()
         return read.get("stdout"), read.get("stderr")
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         """Sends a signal, if it still runs."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kills it."""
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
+    def terminate(self):
         """Tells it to end."""
         self.send_signal(signal.SIGTERM)
 
 
-def _readable(file: Any, timeout: float | None) -> bool:
+def _readable(file, timeout):
     poller = select.poll()
     poller.register(file, select.POLLIN)
     return bool(poller.poll(None if timeout is None else timeout * 1000))
@@ -193,7 +189,7 @@ def _readable(file: Any, timeout: float | None) -> bool:
 class _Forker:
     """The process that forks. It ends when this one does, or with `close_forker`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._socket, its_end = socket.socketpair()
         with its_end:
             # A session of its own, because Ctrl-C is for the programs that it starts.
@@ -205,14 +201,14 @@ class _Forker:
             )
         self._lock = threading.Lock()
 
-    def start(self, task: dict[str, Any], descriptors: list[int]) -> None:
+    def start(self, task, descriptors):
         text = json.dumps(task).encode()
         with self._lock:
             # The descriptors travel with the length.
             socket.send_fds(self._socket, [LENGTH.pack(len(text))], descriptors)
             self._socket.sendall(text)
 
-    def close(self) -> None:
+    def close(self):
         # A forked process may have a copy of the socket, whose other end would not be told.
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -220,11 +216,11 @@ class _Forker:
 
 
 @functools.cache
-def _forker() -> _Forker:
+def _forker():
     return _Forker()
 
 
-def close_forker() -> None:
+def close_forker():
     """Ends the process that forks, if it was started. Otherwise, Python would complain at its end."""
     if _forker.cache_info().currsize:
         _forker().close()
@@ -234,7 +230,7 @@ def close_forker() -> None:
 # The other side
 
 
-def _serve(connection: socket.socket) -> dict[str, Any]:
+def _serve(connection):
     """Forks a process for each task. Returns in a forked process, with its task."""
     # Nobody waits for the processes that wait for programs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -270,7 +266,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     os._exit(0)
 
 
-def _run(task: dict[str, Any]) -> None:
+def _run(task):
     """Becomes the interpreter that a task describes."""
     if task["session"]:
         os.setsid()
@@ -292,7 +288,7 @@ def _run(task: dict[str, Any]) -> None:
     warnings.resetwarnings()
     while arguments[0] == "-W":
         action, _, category = arguments[1].partition("::")
-        warnings.simplefilter(action, getattr(builtins, category or "Warning"))  # type: ignore[arg-type]
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))
         del arguments[:2]
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

@@ -268,55 +268,6 @@ def test_files_have_the_mode_that_the_umask_gives(tmp_path, umask, mode):
     }
 
 
-# Runs on a file system of one megabyte.
-FULL = """
-import errno, os, sys
-import numpy as np
-from pathlib import Path
-from redisacc._checkpoints.file import Checkpoint
-from redisacc._checkpoints.folder import Folder
-
-def of_step(step):
-    return Checkpoint("train", step, {"w": np.full(40_000, step)}, None)
-
-where = Path(sys.argv[1])
-folder = Folder(where / "folder", "train", keep=1, keep_every=None)
-folder.write(of_step(1))
-folder.write(of_step(2))
-filler = where / "filler"
-with open(filler, "wb", buffering=0) as file:
-    file.truncate(0)
-    try:
-        while file.write(bytes(4096)):
-            pass
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-for step in (3, 4):
-    try:
-        folder.write(of_step(step))
-        raise SystemExit("it was written")
-    except OSError as error:
-        assert error.errno == errno.ENOSPC and error.filename.endswith(f"step-0000000{step}.safetensors"), error
-    assert sorted(os.listdir(folder.path)) == ["manifest.json", "step-00000002.safetensors"]
-    assert [one.step for one in folder.valid()] == [2]
-filler.unlink()
-folder.write(of_step(5))
-assert sorted(os.listdir(folder.path)) == ["manifest.json", "step-00000005.safetensors"]
-print("done")
-"""
-
-
-def test_a_real_disk_that_is_full(tmp_path):
-    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(tmp_path)]
-    try:
-        subprocess.run([*mounted, "true"], capture_output=True, timeout=60, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this user may not mount a small file system: {error}")
-    command = [*mounted, sys.executable, "-c", FULL, str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.stdout == "done\n", found.stderr
-
-
 def damage(path, how="its data"):
     data = bytearray(path.read_bytes())
     if how == "its data":

@@ -4,8 +4,7 @@ import os
 import signal
 
 import pytest
-import redis
-from support.resharding import Move, hold_back, hold_back_no_more, migrate_at_once, replication
+from support.resharding import Move, hold_back, hold_back_no_more, replication
 
 from redisacc.tools.cli.checks.cluster import examine_moves
 from redisacc.tools.cli.shared.options import transport_of
@@ -93,37 +92,3 @@ def node_id(asked, node):
 def owns(node, slot):
     ranges = node.ask("CLUSTER", "SLOTS")
     return any(first <= slot <= last and master[1] == node.port for first, last, master, *_ in ranges)
-
-
-# What docs/guides/deployment.md says of the servers.
-
-
-@pytest.mark.thorough
-def test_migrateslots_does_not_wait_for_the_replicas_of_the_target(masters, until):
-    _, source, target, replica = masters
-    os.kill(replica.pid, signal.SIGSTOP)
-    try:
-        migrate_at_once(slot_of(source), source, target, until)
-        # It is connected, and has confirmed nothing of the move.
-        assert replication(target)["connected_slaves"] == "1"
-    finally:
-        os.kill(replica.pid, signal.SIGCONT)
-
-
-@pytest.mark.thorough
-def test_setslot_waits_for_replicas_that_are_connected_and_for_no_others(masters, until):
-    _, source, target, replica = masters
-    first, second = slot_of(source), slot_of(source) + 1
-    move = Move(first, source, target, [])
-    move.begin()
-    os.kill(replica.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
-            move.end()
-    finally:
-        os.kill(replica.pid, signal.SIGCONT)
-    assert not owns(target, first)
-    move.end()
-    hold_back(replica, target, until)
-    Move(second, source, target, []).whole()
-    assert owns(target, second)

@@ -143,28 +143,6 @@ def test_with_appendfsync_always_nothing_is_lost(daemon, open_kind, background):
     assert leftovers(server.client()) == []
 
 
-def test_applies_under_way_when_the_server_is_killed_are_counted_once(daemon, open_kind, background, until):
-    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
-    acc = open_kind(server)
-    rounds, each = 3, 60
-
-    def work(handle, worker):
-        for number in range(each):
-            assert apply(handle, 1 << worker, local_step=0), number
-
-    crew = [background(work, open_kind(server), worker) for worker in range(3)]
-    for part in range(rounds):
-        until(lambda part=part: acc.num_accumulated() >= (part + 1) * each // 2)
-        server.kill()
-        server.start()
-    for one in crew:
-        one.result(60)
-    assert acc.num_accumulated() == 3 * each
-    assert taken(acc, 3 * each) == each * 7
-    info = acc.info()
-    assert info.applied == 3 * each
-
-
 @pytest.mark.every_server(open_kind="dense-in_place")
 def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(daemon, open_kind, background, until):
     server = daemon().start()
