@@ -151,7 +151,6 @@ def test_a_forgotten_iterator_stops_listening(open_dense):
     gc.collect()
     assert gone() is None
     # The listening thread ends soon: a fixture of all tests looks whether it does.
-    acc.delete()
 
 
 @pytest.mark.servers(*REAL)

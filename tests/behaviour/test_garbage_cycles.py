@@ -64,4 +64,3 @@ def test_a_peek_that_fails_leaves_no_cycle(client, collected):
         # The first time things are imported and prepared.
         if attempt:
             assert found == []
-    acc.delete()

@@ -44,7 +44,6 @@ def test_whoever_opens_a_name_first_creates_it_and_the_others_find_it(open_dense
         acc.apply_grad([1.0])
     assert accumulators[0].num_accumulated() == 6
     assert len({acc.info().incarnation for acc in accumulators}) == 1
-    accumulators[0].delete()
 
 
 def every_call(acc, sparse):

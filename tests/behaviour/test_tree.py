@@ -164,7 +164,6 @@ def test_a_copy_of_a_handle(real_server):
         assert again.info() == acc.info()
         assert acc.info().workers == {}
     assert int(total["layers"][1]["w"]) == 6
-    acc.delete()
 
 
 # Opening

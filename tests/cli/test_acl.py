@@ -9,7 +9,7 @@ pytestmark = pytest.mark.servers("valkey", "redis62", "cluster")
 
 
 def test_what_is_loaded_lets_a_user_work(cli, cli_json, real_server, server_name, client, open_dense):
-    acc = open_dense("float32", [2], "train-1")
+    open_dense("float32", [2], "train-1")
     options = ["--redis62"] if server_name == "redis62" else []
     options += ["--cluster"] if server_name == "cluster" else []
     rules = cli_json("acl", "worker", "train-*", *options)["rules"]
@@ -28,4 +28,3 @@ def test_what_is_loaded_lets_a_user_work(cli, cli_json, real_server, server_name
     finally:
         client.acl_deluser("w1")
     assert "apply" in cli_json("acl", "--load")
-    acc.delete()

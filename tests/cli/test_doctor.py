@@ -192,7 +192,7 @@ def test_a_trial_of_a_user_who_hears_no_events(client, examine, real_server, clo
 @pytest.mark.servers("cluster")
 @pytest.mark.forges
 def test_partitions_that_one_master_has(open_dense, client, examine):
-    acc = open_dense("float32", [9], "w", partitions=2)
+    open_dense("float32", [9], "w", partitions=2)
     finding = examine()["partitions"]
     assert (finding.status, finding.advice) == ("ok", "")
     at_first = [number for number in range(40) if client.keyslot(f"{{w/{number}}}") < 5000]
@@ -202,7 +202,6 @@ def test_partitions_that_one_master_has(open_dense, client, examine):
     assert finding.advice == (
         "delete them when their training is finished and create them again: partitions are chosen at creation"
     )
-    acc.delete()
 
 
 # The elements of a float32 gradient that is just large enough for a reducer.

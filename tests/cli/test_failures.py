@@ -38,17 +38,15 @@ def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
     assert refused.exit_code == 1
     assert "access control list refuses" in refused.stderr
     assert acc.num_accumulated() == 1
-    acc.delete()
 
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("words", [("show", "wrods"), ("apply", "wrods", "-"), ("set", "wrods", "step=1")])
 def test_a_similar_name_is_suggested(cli, open_dense, words):
-    acc = open_dense("float32", [1], "words")
+    open_dense("float32", [1], "words")
     found = cli(*words, input=b"")
     assert found.exit_code == 3
     assert found.stderr.endswith("did you mean 'words'?\n")
-    acc.delete()
 
 
 def test_a_similar_command_is_suggested(offline_cli):

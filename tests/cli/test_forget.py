@@ -33,7 +33,6 @@ def test_a_worker_is_forgotten_until_it_returns(cli, cli_json, open_dense):
     assert cli_json("set", "w", "--forget", "bob") == {"name": "w", "forgotten": "bob"}
     # Its gradient stays in the round.
     assert ann.info().workers == {"bob": 1}
-    ann.delete()
 
 
 def test_an_unknown_worker(cli, accumulator):
@@ -101,7 +100,6 @@ def test_apply_encodes(cli, open_dense, client, tmp_path, encoding):
     assert cli("apply", "w", tmp_path / "g.npy", "--encoding", encoding).exit_code == 0
     assert cli("apply", "w", tmp_path / "g.npy", "--encoding", "float16").exit_code == 2
     assert acc.info().buffered_bytes == {"float32": 12000, "bfloat16": 6000, "int8": 12 * 260}[encoding]
-    acc.delete()
 
 
 @pytest.mark.forges
@@ -136,4 +134,3 @@ def test_who_was_not_seen_for_long_is_gone(cli, cli_json, open_dense, client):
     assert (facts["expected"], facts["gone"]) == (["bob", "cyn"], ["dan", "eve"])
     shown = [line.split() for line in cli("show", "w").stdout.splitlines()]
     assert ["eve", "gone", "1", "0", "5", "h", "ago"] in shown
-    acc.delete()

@@ -41,7 +41,6 @@ def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli
     assert cli(*shlex.split(command), "--yes").exit_code == 0
     again = open_dense("float32", [3], "my w")
     assert again.num_accumulated() == 0
-    again.delete()
 
 
 @pytest.mark.forges

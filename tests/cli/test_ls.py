@@ -9,7 +9,7 @@ pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
-    dense, sparse = open_dense("float32", [3], "a-dense"), open_sparse("float64", [None, 2], "b-sparse")
+    dense, _sparse = open_dense("float32", [3], "a-dense"), open_sparse("float64", [None, 2], "b-sparse")
     dense.apply_grad([1, 2, 3])
     dense.set_global_step(2**53 + 1)
     takes = [background(dense.take_grad, n, timeout=30) for n in (2, 3)]
@@ -35,8 +35,6 @@ def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
         dense.apply_grad([1, 2, 3], 2**53 + 9)
     for take in takes:
         take.result()
-    dense.delete()
-    sparse.delete()
 
 
 def test_ls_of_private_ones(cli, cli_json, open_dense):
@@ -69,10 +67,9 @@ def test_a_corrupt_one_does_not_hide_the_others(cli, client, open_dense):
 
 @pytest.mark.slow
 def test_ls_on_a_terminal_cuts_the_name(real_server, open_dense):
-    acc = open_dense("float32", [1000, 64], "a-name-that-is-much-too-long-for-a-terminal-of-eighty-columns-" + "x" * 40)
+    open_dense("float32", [1000, 64], "a-name-that-is-much-too-long-for-a-terminal-of-eighty-columns-" + "x" * 40)
     lines = [line.rstrip() for line in on_a_terminal("ls", "--redis", real_server.url).splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
     assert len(lines) == 2
     # All other columns are whole.
     assert re.match(r"a-name-[\w-]*… dense +float32 +\[1000,64\] +0 +0 +- +\d", lines[1])
-    acc.delete()

@@ -63,7 +63,6 @@ def test_info_has_the_metrics_of_the_latest_round(open_dense, client):
     client.hset("redisacc:{w}", "metrics", "loss")
     with pytest.raises(redisacc.CorruptDataError, match="metrics holds b'loss'"):
         acc.info()
-    acc.delete()
 
 
 @pytest.mark.forges
@@ -152,7 +151,6 @@ def test_export_has_a_limit_on_names_of_metrics(export, open_dense):
     assert said[0] == message
     assert said[1].endswith("left out: c")
     assert len(said) == 2
-    acc.delete()
 
 
 def test_the_last_step_is_announced_by_each_chief(cli, real_client):

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.servers("valkey", "cluster")
 @pytest.mark.slow
 def test_export(export, open_dense, background, until):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
-    other = open_dense("float32", [1], "other")
+    open_dense("float32", [1], "other")
     ann.apply_grad([1.0])
     bob.apply_grad([1.0])
     ann.take_grad(2)
@@ -32,8 +32,6 @@ def test_export(export, open_dense, background, until):
     assert not any("other" in line for line in lines if not line.startswith("#"))
     bob.apply_grad([1.0], 1)
     take.result()
-    ann.delete()
-    other.delete()
 
 
 def test_export_of_late_gradients(export, open_dense):
@@ -84,7 +82,6 @@ def test_histograms(export, open_dense, until):
         'redisacc_take_wait_seconds_count{accumulator="w"} 1.0',
     ):
         assert line in found
-    acc.delete()
 
 
 @pytest.mark.slow

@@ -91,7 +91,6 @@ def test_reduce_adds_up_until_a_signal_ends_it(cli_json, real_server, client, op
     # It gave its lease back, and removed what it had stored.
     assert list(client.scan_iter("redisacc:{model-1}:reducer")) == []
     assert list(client.scan_iter("redisacc:{model-1}:sum:*")) == []
-    acc.delete()
 
 
 def test_reduce_refuses_a_node_of_a_single_server(cli):

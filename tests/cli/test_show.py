@@ -48,7 +48,6 @@ def test_show(cli, cli_json, open_sparse, background, until):
     take.result()
     with chief.recover():
         pass
-    chief.delete()
 
 
 def test_show_of_takers_with_a_grace(cli, cli_json, open_dense, background, until):
@@ -113,7 +112,6 @@ def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction):
         assert row["sum" if reduction == "SUM" else "mean"] == json_value(expected)
     most = cli_json("show", "w", "--top", 5, "--by", "hits")["rows"]
     assert [row["count"] for row in most] == sorted(hits, reverse=True)[:5]
-    accs[0].delete()
 
 
 # Inline, in a part, and in several parts.
@@ -135,7 +133,6 @@ def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, inline, width
     rows = cli_json("show", "w", "--leaf", "s", *[word for index in wanted for word in ("--index", index)])["rows"]
     assert [row["index"] for row in rows] == wanted.tolist()
     assert [row["sum"] for row in rows] == json_value(look["s"].values[[0, 3, -1]])
-    acc.delete()
 
 
 def test_rows_of_dense_ones(cli, cli_json, open_dense):
@@ -150,7 +147,6 @@ def test_rows_of_dense_ones(cli, cli_json, open_dense):
     said = cli("show", "w", "--index", 1, "--index", 9).stdout
     assert "row 1  in 2 gradients  norm 50\n  sum   60.0 80.0\n  mean  30.0 40.0\n" in said
     assert "row 9  in no gradient of this round" in said
-    acc.delete()
 
 
 def test_show_of_weights(cli, cli_json, open_dense, open_sparse, background, until):

@@ -60,23 +60,3 @@ def test_what_is_stored_is_what_the_server_has(trained, cli_json, client):
     keys = [*client.scan_iter("redisacc:{w}:parameters:object:*"), *client.scan_iter("redisacc:{w/*}:partition:blob:*")]
     # Parts that nobody has listed expire: a bet of an updater would be one.
     assert sum(map(client.strlen, keys)) == cli_json("show", "w")["parameters"]["stored_bytes"]
-
-
-def test_a_loop_over_rounds_continues_without_the_optimizer(trained, cli, cli_json, client, background):
-    """Its fields in the record mean nothing then."""
-    trained()
-    chief = redisacc.Chief("w", {"w": np.ones(20_000, np.float32)}, workers=1, redis=client)
-
-    def work():
-        with redisacc.Worker("w", redis=client) as worker:
-            for _, parameters in worker.steps():
-                worker.apply(parameters)
-
-    with chief:
-        worker = background(work)
-        for taken in chief.rounds(until=3):
-            chief.publish(taken.gradient)
-        worker.result(30)
-    found = cli_json("show", "w")["parameters"]
-    assert (found["optimizer"], found["updates"], found["state_bytes"], found["step"]) == (None, None, 0, 3)
-    assert "optimizer" not in cli("show", "w").stdout

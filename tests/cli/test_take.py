@@ -70,7 +70,6 @@ def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
     assert said == {"outcome": "applied", "local_step": 1, "global_step": 1, "num_accumulated": 1}
     assert acc.info().workers == {"bob": 1}
     assert acc.peek().gradient.indices.tolist() == [1, 4]
-    acc.delete()
 
 
 def test_take_times_out(cli, accumulator, tmp_path):
@@ -111,7 +110,6 @@ def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
     assert cli("take", "w", "--recover", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
     assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
     assert accumulator.info().unacknowledged == []
-    sparse.delete()
 
 
 def test_a_discard_must_be_confirmed(cli, accumulator):

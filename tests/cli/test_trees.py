@@ -94,6 +94,21 @@ def test_show_lists_some_of_many_leaves(cli, cli_json, open_tree):
     assert len(cli_json("show", "model")["leaves"]) == 500
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mean": redisacc.Mean(missing="skip")}, "divides by the gradients that have the leaf"),
+        (
+            {"mean": redisacc.Mean(rows="index")},
+            "divides by the gradients of the round, and a row by those that held its index",
+        ),
+    ],
+)
+def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
+    open_tree(SPEC, "model", **options)
+    assert f"mean         {text}\n" in cli("show", "model").stdout
+
+
 # How gradients come to be stored: the in_place_limit of each handle, and how large an inline one may be.
 STORED = {"in place": ([10**9], 2**16), "inline": ([0], 2**16), "in parts": ([0], 0), "mixed": ([10**9, 0], 300)}
 FLOATS = {
@@ -178,7 +193,6 @@ def test_a_small_leaf_is_read_alone(cli_json, client, open_tree):
     assert [row["mean"] for row in found["rows"]] == [2, 1, 1]
     assert [row["count"] for row in cli_json("show", "model", "--leaf", "rows", "--index", 7)["rows"]] == [3]
     assert client.info("stats")["total_net_output_bytes"] - before < 100_000
-    acc.delete()
 
 
 @pytest.mark.forges

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers("valkey", "cluster")
 @pytest.mark.usefixtures("nobody_is_late")
 def test_watch_in_a_pipe(cli, open_dense, background, until):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
-    other = open_dense("float32", [1], "other")
+    open_dense("float32", [1], "other")
     ann.apply_grad([1.0])
     bob.apply_grad([1.0])
     ann.take_grad(2)
@@ -39,8 +39,6 @@ def test_watch_in_a_pipe(cli, open_dense, background, until):
     assert [json.loads(line)["name"] for line in cli("watch", "o*", "-n", 1, "--json").stdout.splitlines()] == ["other"]
     bob.apply_grad([1.0], 1)
     take.result()
-    ann.delete()
-    other.delete()
 
 
 @pytest.mark.usefixtures("nobody_is_late")
@@ -53,7 +51,6 @@ def test_workers_are_listed_in_the_order_of_their_numbers(cli, open_dense):
     every[0].take_grad(3)
     for said in (cli("show", "w").stdout, cli("watch", "w", "-n", 1).stdout):
         assert re.findall(r"worker \d+", said) == ["worker 1", "worker 2", "worker 10"]
-    every[0].delete()
 
 
 WORKER = """
@@ -101,7 +98,6 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
         for worker in workers.values():
             worker.kill()
             worker.wait()
-    chief.delete()
 
 
 @pytest.mark.slow
@@ -119,14 +115,13 @@ def test_a_silent_server_is_reported_and_waited_for(open_dense, proxy):
         assert next(line for line in watch.stdout if "  w  step 7 " in line)
         watch.send_signal(signal.SIGINT)
         watch.communicate(timeout=20)
-    acc.delete()
 
 
 @pytest.mark.parametrize(
     ("stored", "late", "text"), [(0, 0, "reducer has begun"), (3, 3, "reducer keeps up"), (3, 4, "reducer is late")]
 )
 def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, late, text):
-    acc = open_dense("float32", [1], "w", worker="ann")
+    open_dense("float32", [1], "w", worker="ann")
     assert "reducer" not in cli("watch", "w", "-n", 1).stdout
     assert json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"] is None
     lease = {"holder": "x", "who": "box:1", "since_ms": 1795242303861, "stored": stored, "late": late}
@@ -136,7 +131,6 @@ def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, 
     facts = json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"]
     since = "2026-11-21T06:25:03.861000+00:00"
     assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late, "missing": 0}
-    acc.delete()
 
 
 @pytest.mark.slow
@@ -152,7 +146,6 @@ def test_watch_on_a_terminal(real_server, open_dense, background, until):
     assert any("━" in line and "1 of 2 for ann-y" in line for line in lines)
     acc.apply_grad([1.0])
     take.result()
-    acc.delete()
 
 
 def test_events(cli, real_server, open_dense, background, client, until):

@@ -100,7 +100,6 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     bob.apply_grad([1.0] * 1000, 3)
     take.result()
     shows(page, "#rounds", "3")
-    ann.delete()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -147,7 +146,6 @@ def test_hostile_names_stay_text(dashboard, open_page, open_dense):
     assert page.locator("#rows button").inner_text() == EVIL
     assert page.locator("main img, main script").count() == 0
     assert page.title().startswith("redisacc: ")
-    acc.delete()
 
 
 def test_the_page_outlives_a_restart_of_the_server_and_of_the_dashboard(dashboard, open_page, daemon, until):
@@ -178,11 +176,10 @@ def test_the_page_outlives_a_restart_of_the_server_and_of_the_dashboard(dashboar
 
 def test_with_a_token_the_page_asks_for_it(dashboard, open_page, open_dense):
     """The browser sends the token with everything, also with the request for updates."""
-    acc = open_dense("float32", [1], "w")
+    open_dense("float32", [1], "w")
     credentials = {"username": "anybody", "password": "correct-horse-battery"}
     page = open_page(dashboard(token="correct-horse-battery").url, http_credentials=credentials)
     shows(page, "#rows", "w")
-    acc.delete()
 
 
 # Returns what of the figures at the top is cut off, and by how many pixels their last row misses the right edge.
@@ -197,12 +194,11 @@ FIGURES = """() => {
 
 @pytest.mark.parametrize("width", [1440, 1280, 1240, 1024, 700, 390])
 def test_the_figures_at_the_top_fill_their_rows_at_every_width(dashboard, open_page, open_dense, width):
-    acc = open_dense("float32", [1], "w")
+    open_dense("float32", [1], "w")
     page = open_page(dashboard().url, viewport={"width": width, "height": 844})
     shows(page, "#rows", "w")
     shows(page, "#memory", "Memory of ")
     assert page.evaluate(FIGURES) == [[], 0]
-    acc.delete()
 
 
 def test_by_keyboard_on_a_phone_and_in_both_themes(dashboard, open_page, open_dense):

@@ -191,13 +191,12 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert node["used_memory"] > 0
     bob.apply_grad([1.0, 2.0, 3.0], 1)
     take.result()
-    ann.delete()
 
 
 def test_a_stall_says_who_is_waited_for_and_trainings_come_first(
     monitor, open_dense, open_parameters, real_client, background, until
 ):
-    acc, other = open_dense("float32", [1], "w", worker="ann"), open_dense("float32", [1], "other")
+    acc, _other = open_dense("float32", [1], "w", worker="ann"), open_dense("float32", [1], "other")
     open_parameters("w").publish([1.0], 0)
     monitor.refresh()
     for worker in ("ann", "bob"):
@@ -227,7 +226,6 @@ def test_a_stall_says_who_is_waited_for_and_trainings_come_first(
     assert not found[f"row:{id_of('other')}"]["training"]
     open_dense("float32", [1], "w", worker="bob").apply_grad([1.0], 1)
     take.result()
-    other.delete()
 
 
 def test_weights_are_shown(monitor, open_dense, background, until):
@@ -241,7 +239,6 @@ def test_weights_are_shown(monitor, open_dense, background, until):
     assert [of["weight"] for of in found["detail:waiting"]] == [2.5]
     acc.apply_grad([1.0], weight=2.0)
     take.result()
-    acc.delete()
 
 
 def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters, until):
@@ -253,7 +250,6 @@ def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters,
     until(lambda: [of for of in monitor._listen().figures("w").rounds if of.published])
     monitor.refresh()
     assert page(monitor, detail=id_of("w"))["detail:rounds"][0][4][3] >= 0
-    acc.delete()
 
 
 def test_only_what_has_changed_is_read_in_full(monitor, open_dense, commands):
@@ -281,7 +277,7 @@ def test_only_what_has_changed_is_read_in_full(monitor, open_dense, commands):
 
 @pytest.mark.forges
 def test_an_accumulator_with_foreign_data_does_not_hide_the_others(monitor, open_dense, client):
-    acc = open_dense("float32", [1], "w")
+    open_dense("float32", [1], "w")
     for name in ("corrupt", "wrong-type"):
         client.sadd("redisacc:names", name)
     client.hset("redisacc:{corrupt}", "global_step", "x")
@@ -289,12 +285,11 @@ def test_an_accumulator_with_foreign_data_does_not_hide_the_others(monitor, open
     monitor.refresh()
     assert list(monitor.views) == ["w"]
     assert len(page(monitor)["server"]["problems"]) == 2
-    acc.delete()
 
 
 @pytest.mark.forges
 def test_names_are_printable_and_cut(monitor, open_dense, client):
-    acc = open_dense("float32", [1], "w")
+    open_dense("float32", [1], "w")
     evil = "<script>\u202e\x1b[2J" + "x" * 300
     now = int(time.time() * 1000)
     client.hset("redisacc:{w}:sessions", f"{now}-1", f"1 applied 0 1 {now} 1 0 {evil}")
@@ -302,7 +297,6 @@ def test_names_are_printable_and_cut(monitor, open_dense, client):
     (found,) = page(monitor, detail=id_of("w"))["detail:workers"]["rows"]
     assert found[0].startswith("<script>\\u202e\\x1b[2Jx")
     assert len(found[0]) == NAME
-    acc.delete()
 
 
 def test_a_page_is_filtered_sorted_and_cut(monitor, open_dense):
@@ -348,4 +342,3 @@ def test_updates_hold_what_has_changed_and_end_when_the_feed_is_closed(real_serv
     first, *_, last = asyncio.run(asyncio.wait_for(watch(), 30))
     assert set(first) == {"server", "order", f"row:{id_of('w')}", "detail:id"}
     assert "order" not in last
-    acc.delete()

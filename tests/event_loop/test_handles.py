@@ -19,7 +19,6 @@ from support.clients import authority, sentinel, tls_gateway, unix_gateway
 
 import redisacc
 import redisacc.asyncio
-from redisacc.asyncio import _sharing
 
 pytestmark = pytest.mark.servers("valkey")
 # The most connections of the handles of one loop.
@@ -236,29 +235,6 @@ async def test_a_client_that_sentinels_lead(real_server):
             assert await acc.apply_grad([1.0, 2.0])
             assert (await acc.take_grad(1)).tolist() == [1.0, 2.0]
             await acc.delete()
-
-
-def test_loops_in_several_threads_open_handles_at_the_same_time():
-    """Each thread adds its loop to a dict of all loops, and removes those that are closed."""
-
-    async def use():
-        for _ in range(20):
-            shared = _sharing.borrow("redis://127.0.0.1:1")
-            await asyncio.sleep(0)
-            await _sharing.give_back(shared)
-
-    def work():
-        for _ in range(30):
-            asyncio.run(use())
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            for job in [threads.submit(work) for _ in range(8)]:
-                job.result()
-    finally:
-        sys.setswitchinterval(interval)
 
 
 async def test_a_server_that_is_not_there():

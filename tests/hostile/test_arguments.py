@@ -259,7 +259,6 @@ def test_positional_arguments_stand_where_tensorflow_has_them(client):
         redisacc.ConditionalAccumulator("float32", [1], "w", "name", "SUM", client)
     with pytest.raises(TypeError):
         acc.take_grad(1, "name", 5)
-    acc.delete()
 
 
 def test_as_many_dimensions_as_allowed(client):

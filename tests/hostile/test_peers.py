@@ -197,7 +197,6 @@ def test_calls_end_in_time(durations, forging, url, open_accumulator, real_clien
                 call()
     forging.passes()
     assert acc.num_accumulated() == 1
-    acc.delete()
 
 
 @pytest.mark.usefixtures("short")

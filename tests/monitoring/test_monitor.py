@@ -51,14 +51,13 @@ def test_every_accumulator_is_read_and_heard(watch, real_server, open_dense, ope
 
 @pytest.mark.servers("valkey")
 def test_a_private_accumulator_can_be_named(watch, open_dense, until):
-    acc, other = open_dense("float32", [2]), open_dense("float32", [2], "other")
+    acc, _other = open_dense("float32", [2]), open_dense("float32", [2], "other")
     name = acc.info().name
     monitor = watch(keys=[Keys(name)])
     acc.apply_grad([1.0, 2.0])
     acc.take_grad(1)
     until(lambda: monitor.refresh() or monitor.figures[name].rounds)
     assert list(monitor.views) == [name]
-    other.delete()
 
 
 @pytest.mark.servers("cluster")
@@ -91,7 +90,6 @@ def test_names_that_anybody_makes_up_fill_no_memory(watch, real_client, open_den
     assert len(listener._histories) == 0
     acc.apply_grad([1.0])
     until(lambda: list(listener._histories) == ["w"])
-    acc.delete()
 
 
 @pytest.mark.servers("valkey")

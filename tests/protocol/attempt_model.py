@@ -30,8 +30,6 @@ may fail over, once, to a replica that has received an earlier state of it. What
 which callers are told, but what the replica knows must still be there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple

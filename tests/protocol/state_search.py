@@ -5,8 +5,6 @@ equal if nothing that matters differs. The search goes breadth first, so the way
 one.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import deque
 

@@ -1,7 +1,5 @@
 """How attempts become real, in a round and in a record, checked in every state that the model of it can reach."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """However large the keys of an accumulator are, a script does little work. Commands are counted, not time."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 
@@ -69,7 +67,6 @@ def test_live_takers_stay_in_the_queue(client, dead, live):
         ask_once(acc)
     assert [token.decode() for token in client.zrange(QUEUE, 0, -1)] == tokens
     assert client.hlen(TAKERS) == live
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -81,7 +78,6 @@ def test_info_reads_a_long_queue_in_pieces(real_client, proxy):
     assert [taker.token for taker in acc.info().waiting] == tokens
     # The first 250 with other commands, and then all of them in three pieces.
     assert proxy.sent.count("ZRANGE") == 4
-    acc.delete()
 
 
 def test_compacting_looks_up_the_gradients_together(real_client):

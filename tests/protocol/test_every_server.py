@@ -1,7 +1,5 @@
 """Every script runs on every server family, in `make test`, too."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The table of sessions forgets those that were idle for an hour, a few at a time, and none of them counts twice."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -4,8 +4,6 @@ The model has the world, which loses things, and the leader's view of it. It doe
 each of them survives losses and outages is tested with real servers in ``training/test_reconciliation.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 

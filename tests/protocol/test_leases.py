@@ -1,7 +1,5 @@
 """What leases leave on the server: in the table of a training's crew, and in the key of a reducer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -46,4 +44,3 @@ def test_the_lease_of_a_reducer(real_server, real_client, background, until):
         reducer.close()
         run.result()
     assert not real_client.exists(REDUCER)
-    acc.delete()

@@ -1,7 +1,5 @@
 """A client that dies half-way leaves work that the next one finishes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -123,4 +121,3 @@ def test_large_parts_are_freed_by_the_client_or_go_by_themselves(
     assert len(left) == (2 if is_cut_off else 0)
     for key in left:
         assert 0 < real_client.pttl(key) <= 10_000
-    accumulator.delete()

@@ -1,7 +1,5 @@
 """A chief that dies anywhere in an update leaves work that its successor finishes, or keys that end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.command import collect_garbage

@@ -1,7 +1,5 @@
 """How updates are committed, checked in every state that a model of it can reach."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

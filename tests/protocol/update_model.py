@@ -15,8 +15,6 @@ Between any two steps, each process may die, and requests may be delivered late 
 for all of them. The leader may fail over once to a replica that has forgotten its last writes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -133,7 +133,6 @@ def test_sparse_equals_peek(client, open_sparse, applied, dtype, stored):
     said = index_of(client, acc, f"{one},1", 2)
     assert said["elements"] == "2 of 3"
     assert same(numbers(said["sum"], dtype), look.values[np.searchsorted(look.indices, one)][1][:2])
-    acc.delete()
 
 
 @pytest.mark.servers("valkey")
@@ -152,7 +151,6 @@ def test_dense_equals_peek(client, open_dense, applied, dtype, stored):
         said = index_of(client, acc, where, most)
         assert (said["count"], said["elements"].split()[0]) == ("12", str(len(expected)))
         assert same(numbers(said["sum"], dtype), expected), (where, said, expected)
-    acc.delete()
 
 
 @pytest.mark.every_server
@@ -167,7 +165,6 @@ def test_indices_beyond_doubles(client, open_sparse):
         assert index_of(client, acc, index)["count"] == "0"
     with pytest.raises(ResponseError, match="above 2"):
         index_of(client, acc, last + 1)
-    acc.delete()
 
 
 def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_sparse, real_server):
@@ -182,7 +179,6 @@ def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_spa
     index_of(client, acc, int(indices[77_777]))
     # 19 guesses, and the values of the row, which may be in two parts.
     assert client.info("commandstats")["cmdstat_getrange"]["calls"] - before <= 19 + 2
-    acc.delete()
 
 
 def test_too_many_buffered_are_refused(client, open_sparse):
@@ -193,7 +189,6 @@ def test_too_many_buffered_are_refused(client, open_sparse):
     acc.apply_grad([1], [1.0])
     with pytest.raises(ResponseError, match=r"201 gradients are buffered.*: use `redisacc show NAME --index I`"):
         index_of(client, acc, 1)
-    acc.delete()
 
 
 @pytest.mark.forges
@@ -230,7 +225,6 @@ def test_a_tree_is_left_to_show(client, open_tree):
         "`redisacc show NAME --leaves` lists the leaves",
         "step 0, 1 gradients in this round",
     ]
-    acc.delete()
 
 
 def test_wrong_arguments_are_said(client, open_sparse):
@@ -328,7 +322,6 @@ def test_the_summary(client, open_dense, background, until):
     take.result()
     with acc.recover():
         pass
-    acc.delete()
 
 
 def test_the_summary_names_a_few_of_many(client, open_sparse):

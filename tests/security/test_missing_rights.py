@@ -41,7 +41,6 @@ def test_a_user_who_may_not_publish_changes_things_once(url_of_user, open_dense,
     parameters = open_parameters("w", redis=url)
     parameters.publish([LARGE], 1)
     assert parameters.latest()[0] == 1
-    parameters.delete()
 
 
 def test_a_script_that_the_server_lacks_is_not_the_cause_of_a_refused_key(url_of_user, client):
@@ -67,7 +66,6 @@ def test_a_user_without_rights_on_the_partitions(url_of_user, open_dense):
     # The round is not lost: someone with the rights recovers it.
     with acc.recover() as found:
         assert (found.gradient == LARGE).all()
-    acc.delete()
 
 
 @pytest.mark.servers("cluster")

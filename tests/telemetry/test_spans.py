@@ -39,7 +39,6 @@ def test_a_take_links_the_spans_of_its_gradients_and_is_not_their_child(open_den
     assert all(link.context.is_remote for take in takes for link in take.links)
     assert len({span.context.trace_id for span in applies + takes}) == 6
     assert {span.parent for span in applies + takes} == {None}
-    acc.delete()
 
 
 def test_spans_say_what_the_conventions_for_messaging_ask_for(open_dense, client, recorded):
@@ -72,7 +71,6 @@ def test_spans_say_what_the_conventions_for_messaging_ask_for(open_dense, client
     assert (take.name, take.kind) == ("take w", SpanKind.CONSUMER)
     assert dict(take.attributes) == common | receive | {"messaging.batch.message_count": 1, "redisacc.global_step": 0}
     assert {span.status.status_code for span in (applied, stale, take)} == {StatusCode.UNSET}
-    acc.delete()
 
 
 def test_a_private_accumulator_has_a_span_name_that_does_not_vary(client, recorded):
@@ -95,7 +93,6 @@ def test_spans_of_the_application_are_parents_in_its_own_process_only(open_dense
     assert apply.parent.span_id == train.get_span_context().span_id
     assert take.parent.span_id == update.get_span_context().span_id
     assert linked(take) == ids([apply])
-    acc.delete()
 
 
 def test_a_round_that_is_recovered_has_the_same_links(open_sparse, recorded):
@@ -112,7 +109,6 @@ def test_a_round_that_is_recovered_has_the_same_links(open_sparse, recorded):
     assert linked(nothing) == []
     # What a `with` block does with the round is not part of the take.
     assert take.status.status_code == StatusCode.UNSET
-    acc.delete()
 
 
 def test_an_error_is_the_status_of_the_span(open_dense, recorded):
@@ -143,7 +139,6 @@ def test_compacting_is_a_child_of_the_apply_and_keeps_the_links(open_dense, reco
     assert compact.parent.span_id == applies[-1].context.span_id
     assert compact.attributes["messaging.batch.message_count"] == 2
     assert sorted(linked(take)) == sorted(ids(applies))
-    acc.delete()
 
 
 def test_parameters_have_spans_for_publish_and_wait(open_parameters, recorded):
@@ -155,7 +150,6 @@ def test_parameters_have_spans_for_publish_and_wait(open_parameters, recorded):
     assert (wait.name, wait.kind) == ("wait w", SpanKind.CONSUMER)
     assert publish.attributes["messaging.client.id"] == "chief"
     assert publish.attributes["redisacc.step"] == wait.attributes["redisacc.step"] == 7
-    weights.delete()
 
 
 def test_a_wait_for_a_step_has_a_span(open_dense, recorded):
@@ -163,7 +157,6 @@ def test_a_wait_for_a_step_has_a_span(open_dense, recorded):
     acc.wait_for_step(0)
     (span,) = recorded.spans("wait")
     assert span.attributes["redisacc.global_step"] == 0
-    acc.delete()
 
 
 def test_no_context_is_sent_unless_the_span_is_recorded(open_dense, client, record):
@@ -173,7 +166,6 @@ def test_no_context_is_sent_unless_the_span_is_recorded(open_dense, client, reco
     assert client.hgetall(WORKERS) == {b"ann": b"1"}
     acc.take_grad(1)
     assert recorded.spans() == []
-    acc.delete()
 
 
 def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client, recorded):
@@ -191,7 +183,6 @@ def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client,
     first, second = recorded.spans("take")
     assert sorted(linked(first)) == sorted(ids(recorded.spans("apply")[:16]))
     assert len(second.links) == 128
-    acc.delete()
 
 
 def test_metrics_count_and_time_operations_with_few_attributes(open_dense, recorded):
@@ -257,4 +248,3 @@ def test_gradients_in_partitions_are_linked_too(open_dense, recorded):
     acc.take_grad(1)
     (apply,), (take,) = recorded.spans("apply"), recorded.spans("take")
     assert linked(take) == ids([apply])
-    acc.delete()

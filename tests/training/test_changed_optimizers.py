@@ -1,7 +1,5 @@
 """A training continues with another optimiser, between updates() and rounds(), and to a higher step."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

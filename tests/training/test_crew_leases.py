@@ -1,7 +1,5 @@
 """Leases: there is one chief, and one process of each number, however long one of them stands still."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Trainings whose parameters or gradients travel encoded: a restart gives the same as an undisturbed run."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import msgpack
 import numpy as np

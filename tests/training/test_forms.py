@@ -1,7 +1,5 @@
 """A program gets its trees back in the form in which it has given them: the order of dicts, named tuples."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

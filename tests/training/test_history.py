@@ -1,7 +1,5 @@
 """The history of a training: each step once, with its metrics, written together with the version that follows."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -47,15 +45,6 @@ def test_each_step_is_in_it(real_client, how):
     assert before[0] <= times[0] <= times[1] <= times[2] <= times[3] <= after[0] + 1
     created = int(real_client.hget(RECORD, "created_ms")) / 1000
     assert [past.seconds for past in steps] == pytest.approx(np.diff([created, *times]).tolist(), abs=1e-6)
-
-
-def test_it_is_readable_with_redis_cli(real_client):
-    run(real_client, 2, lambda step: {"loss": 0.25, "acc": float("nan")}, **HOWS["optimizer"])
-    published = real_client.hget(RECORD, "published_ms")
-    entries = real_client.zrange(HISTORY, 0, -1, withscores=True)
-    assert [score for _, score in entries] == [0.0, 1.0]
-    assert entries[1][0] == b"1 " + published + b" 1 acc=nan loss=0.25"
-    assert real_client.hget(RECORD, "history_latest") == entries[1][0]
 
 
 def test_a_training_that_continues_adds_to_it(real_client):

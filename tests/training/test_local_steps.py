@@ -1,7 +1,5 @@
 """Workers that make steps alone, and apply how far their weights have moved (DiLoCo)."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The loop of a training: what a chief and its workers do while nothing is broken, and while somebody dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 
@@ -15,23 +13,6 @@ from redisacc._protocol.rounds import granted_rounds
 
 # Each of three partitions has a part of so many elements.
 SIZE = 20_000
-
-
-def test_a_training_from_its_beginning_to_its_end(training):
-    chief = training.chief(state={"lr": np.array(8)}, workers=2)
-    assert (chief.step, chief.state["lr"].item(), chief.workers) == (0, 8, 2)
-    crew = [training.work(), training.work()]
-    rounds = []
-    for taken in chief.rounds(until=3):
-        rounds.append((taken.global_step, taken.num_accumulated, sorted(taken.workers), taken.gradient["w"].tolist()))
-        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]}, state={"lr": chief.state["lr"] // 2})
-    workers = {"worker 0": 1, "worker 1": 1}
-    assert rounds == [(step, 2, sorted(workers), [2, 2 * step]) for step in range(3)]
-    assert (chief.step, chief.parameters["w"].tolist(), chief.state["lr"].item()) == (3, [6, 6], 1)
-    # No worker computes a gradient of the last parameters.
-    assert sorted(one.result() for one in crew) == [(0, [0, 1, 2]), (1, [0, 1, 2])]
-    assert training.record[b"num_accumulated"] == b"0"
-    assert "step=3, workers=2" in repr(chief)
 
 
 def test_a_chief_continues_with_what_was_published(training):
@@ -51,16 +32,6 @@ def test_a_chief_continues_with_what_was_published(training):
         second.publish(second.parameters)
         assert second.state is None
     again.join()
-
-
-@pytest.mark.parametrize("reduction", ["SUM", "MEAN", None])
-def test_reductions(training, reduction):
-    chief = training.chief({"w": np.zeros(2)}, workers=2, reduction_type=reduction)
-    for number in range(2):
-        training.work(gradient=lambda number, step, _: {"w": [number, 4.0]})
-    for taken in chief.rounds(until=1):
-        assert taken.gradient["w"].tolist() == ([1, 8] if reduction == "SUM" else [0.5, 4])
-        chief.publish({"w": np.ones(2)})
 
 
 @pytest.mark.parametrize("form", ["dense", "slices", "pair"])
@@ -93,30 +64,6 @@ def test_a_single_array(training, form):
     assert table.sum() == (2 * 14 if form != "dense" else 2 * 56)
     # The worker saw what the chief began with, and what it published for step 1.
     assert seen == [np.zeros((4, 2)).tolist(), (table / 2).tolist()]
-
-
-def test_a_tree_with_a_sparse_leaf_of_which_rows_change(training):
-    parameters = {"bias": np.zeros(3, np.int64), "table": np.zeros((100, 2), np.int64)}
-    chief = training.chief(parameters, sparse=["table"])
-    seen = {}
-
-    def gradient(_number, step, tree):
-        seen[step] = tree["table"].copy()
-        slices = redisacc.IndexedSlices(np.full((2, 2), step + 1), [step, 50], [100, 2])
-        return {"bias": [step] * 3, "table": slices}
-
-    one = training.work(gradient=gradient)
-    for taken in chief.rounds(until=4):
-        table = chief.parameters["table"].copy()
-        rows = taken.gradient["table"].indices
-        table[rows] += taken.gradient["table"].values
-        chief.publish(
-            {"bias": chief.parameters["bias"] + taken.gradient["bias"], "table": table}, changed={"table": rows}
-        )
-        assert rows.tolist() == [taken.global_step, 50]
-    one.join()
-    assert chief.parameters["bias"].tolist() == [6, 6, 6]
-    assert [seen[step][50].tolist() for step in range(4)] == [[0, 0], [1, 1], [3, 3], [6, 6]]
 
 
 def test_a_finished_training_can_be_continued(training):

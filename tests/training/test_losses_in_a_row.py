@@ -1,7 +1,5 @@
 """A server that loses its data again while a chief restores them: they are restored as often as needed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.selection import thorough

@@ -1,7 +1,5 @@
 """A server that has lost data: nothing hangs, and the training goes on where that is possible; else it says why not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

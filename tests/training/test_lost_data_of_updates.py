@@ -1,7 +1,5 @@
 """A server that loses the data of a training with an optimiser: what continues, from what, and with which state."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

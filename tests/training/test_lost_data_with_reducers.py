@@ -1,7 +1,5 @@
 """A server that loses data of a training whose arrays only reducers have: they write again what was lost."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics: numbers that travel with gradients, whose means by weight the chief gets."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -42,20 +40,6 @@ def test_a_round_has_their_means_by_weight(training, background, size, order):
     for taken in chief.rounds(until=2):
         check(taken.metrics)
         chief.publish(model)
-    for one in crew:
-        one.result(30)
-
-
-def test_a_round_that_is_recovered_has_them(training, background):
-    model = {"w": np.zeros(2)}
-    chief = training.chief(model, workers=3)
-    crew = [background(work, training, number, model) for number in range(3)]
-    next(chief.rounds(until=1))
-    chief.close()
-    successor = training.chief(model, workers=3)
-    for taken in successor.rounds(until=1):
-        check(taken.metrics)
-        successor.publish(model)
     for one in crew:
         one.result(30)
 

@@ -1,7 +1,5 @@
 """A server that is killed again and again, and comes back with less than it had acknowledged: the training is exact."""
 
-from __future__ import annotations
-
 import random
 import threading
 

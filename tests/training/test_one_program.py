@@ -1,7 +1,5 @@
 """A training whose processes are all the same: one of them leads, and any of them may die, leave or fail."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import sys

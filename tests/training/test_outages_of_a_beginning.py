@@ -1,7 +1,5 @@
 """A server that does not answer while a process takes over, begins a training or restores one: the process waits."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """What a step waits for: everybody of a crew that grows and shrinks, or a quorum, a grace, a weight."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.leaks import remaining

@@ -1,7 +1,5 @@
 """What a chief with an optimiser refuses, and what it says when the server has lost what nobody has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A training in float32 gives the same bits in every run, whatever the order in which gradients arrive."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

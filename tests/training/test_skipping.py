@@ -1,7 +1,5 @@
 """Steps that a worker skips: by itself, with weight 0, or because its gradient has NaN. Nobody waits for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tables, whose gradients are rows, are updated row by row, with the bits of a plain local loop."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from itertools import product
@@ -100,7 +98,6 @@ def test_trees_without_dense_leaves(training, optimizer, model, partitions):
     if is_array:
         found, state = {"w": found}, {slot: {"w": leaf} for slot, leaf in state.items()}
     assert differences(local, found, state) == []
-    chief.delete()
 
 
 def test_rows_of_nobody_change_nothing(training):

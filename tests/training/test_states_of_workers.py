@@ -1,7 +1,5 @@
 """The states of the workers of a training: everything that names them says the same at the same moment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

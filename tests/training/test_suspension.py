@@ -1,7 +1,5 @@
 """A process that stands still beyond all leases at any exchange of a step, and is continued: the bits stay the same."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -24,28 +22,28 @@ pytestmark = pytest.mark.servers("valkey")
 class Process:
     """A process of the training, and what it has said."""
 
-    def __init__(self, url: str, name: str, kind: str) -> None:
+    def __init__(self, url, name, kind):
         command = [sys.executable, str(PROGRAM), url, name, str(UNTIL), kind]
         self.started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.said: list[list[str]] = []
+        self.said = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self):
         assert self.started.stdout is not None
         self.said.extend(line.split() for line in self.started.stdout)
 
     @property
-    def step(self) -> int:
+    def step(self):
         return max((int(words[1]) for words in self.said), default=-1)
 
-    def end(self) -> list[str]:
+    def end(self):
         """Returns what it says at its end."""
         assert self.started.wait(60) == 0
         self._reader.join()
         return self.said[-1]
 
-    def close(self) -> None:
+    def close(self):
         for number in (signal.SIGCONT, signal.SIGKILL):
             self.started.send_signal(number)
         self.started.wait()
@@ -57,9 +55,9 @@ class Process:
 @pytest.fixture
 def pair(real_server):
     """Starts the two processes; the first one reaches the server over a proxy."""
-    opened: list[Process] = []
+    opened = []
 
-    def start(first_url: str, name: str, kind: str) -> list[Process]:
+    def start(first_url, name, kind):
         opened.extend([Process(first_url, name, kind), Process(real_server.url, name, kind)])
         return opened[-2:]
 

@@ -1,7 +1,5 @@
 """A chief does not wait for the take of a predecessor that died in the queue."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Trainings whose parameters and gradients lie in partitions."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -59,7 +57,6 @@ def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     assert "a node has lost a part of the parameters of step 0; publishing them again" in caplog.text
     assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
     assert chief.parameters["w"].tolist() == [6] * SIZE
-    chief.delete()
 
 
 OPTIMIZERS = {"rounds": None, "updates": redisacc.optim.SGD(0.5, momentum=0.5)}
@@ -168,7 +165,6 @@ def test_a_chief_dies_after_it_has_given_up_what_a_node_has_lost(training, until
     chief = one.chief()
     one.lead(chief, 3)
     assert "continuing at step 2 with the parameters of a living worker" in caplog.text
-    chief.delete()
 
 
 @pytest.mark.usefixtures("time_runs")

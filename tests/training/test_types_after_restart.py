@@ -1,7 +1,5 @@
 """A program finds the same types before a restart and after it: numpy arrays in dicts, lists and tuples."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A training with an optimiser gives the bits of a plain local loop, whoever computes its parts."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import Counter

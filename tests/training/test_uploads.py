@@ -1,7 +1,5 @@
 """Uploads whose leaves are put one by one."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import re

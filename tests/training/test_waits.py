@@ -1,7 +1,5 @@
 """What a chief and its workers say while they wait, and how they wait for a server that is away."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,6 @@
 """All parsers, without a server: for any input a typed error or a result, and quickly."""
 
 import socket
-from collections import deque
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -22,11 +21,8 @@ from redisacc._format import entries, in_place
 from redisacc._format import stored_text as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
-from redisacc._protocol.rounds import take_wait
 from redisacc._wire import lanes, sockets
 from redisacc._wire.faults import FAULTS
-from redisacc._wire.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
-from redisacc._wire.waits import BLOCKING
 
 KEYS = Keys("w")
 
@@ -172,37 +168,6 @@ def test_no_round_has_this_shape(text):
     assert _shapes.round_shape_of(KEYS.record, "[2,3]") == (2, 3)
     with pytest.raises(redisacc.CorruptDataError, match=r"round_shape holds"):
         _shapes.round_shape_of(KEYS.record, text)
-
-
-def test_events(search):
-    class Nobody:
-        waits = BLOCKING
-
-    def one(text, message):
-        wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
-        wait._required = take_wait.TakeRequirement(3, 3)
-        wait._heard, wait.alarm, wait._poll_now = deque(), BLOCKING.alarm(), False
-        wait.on_event(text[:1024].decode(errors="replace"))
-        assert len(wait._heard) <= 2
-        transport = Nobody()
-        pubsub = PubSub(transport)
-        heard = []
-        pubsub._subscriptions["SUBSCRIBE", "c"] = _subscription(heard)
-        pubsub._hand_out(message)
-        pubsub._hand_out([b"message", b"c", text])
-        assert heard
-        assert len(heard[-1]) <= LONGEST_MESSAGE
-
-    words = st.lists(
-        st.sampled_from([b"taken", b"applied", b"count=2", b"count=9" * 9, b"buffered=" + b"x" * 99, b"step=1"])
-    )
-    search(one, st.one_of(TEXTS, words.map(b" ".join)), REPLIES, examples=40)
-
-
-def _subscription(heard):
-    subscription = _Subscription(BLOCKING.event())
-    subscription.listeners.append(lambda _, text: heard.append(text))
-    return subscription
 
 
 # The framing is the server's own and trusted not to announce more than it sends; what it frames is not.

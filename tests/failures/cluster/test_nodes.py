@@ -35,7 +35,6 @@ def test_a_replica_takes_over(make_cluster, background):
         # The old master comes back as a replica, and WAIT reaches the new one.
         owner.start()
         until_replicated(safe)
-    acc.delete()
 
 
 def until_replicated(acc):
@@ -66,7 +65,6 @@ def test_a_node_is_added_and_gets_the_slot(make_cluster):
     assert acc.take_grad(2).tolist() == [1] * 4
     # The nodes that the URL names may all be gone, as long as the handle knows another one.
     assert cluster.owner(acc.accumulator_ref) is added
-    acc.delete()
 
 
 def test_a_cluster_without_full_coverage(make_cluster, durations):

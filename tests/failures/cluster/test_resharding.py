@@ -158,7 +158,6 @@ def test_a_slot_that_stays_half_moved(shared_cluster, background, until, refusal
     move.end()
     assert waiting.result()
     assert acc.take_grad(2, timeout=20).tolist() == [2] * 8
-    acc.delete()
 
 
 def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, background, until, durations):
@@ -174,4 +173,3 @@ def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, backgr
     with redisacc.ConditionalAccumulator("float32", [1], "woken", redis=shared_cluster.url) as other:
         other.apply_grad([5], local_step=10)
     assert taking.result().tolist() == [5]
-    acc.delete()

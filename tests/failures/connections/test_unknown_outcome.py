@@ -202,7 +202,6 @@ def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, rea
                     take(1)
                 indices, values, *_ = unpacked(failure.value.settle())
             assert (indices.tolist(), values.tolist()) == ([3], [[2.0]])
-    acc.delete()
 
 
 def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both, durations):

@@ -79,7 +79,6 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
             worker.kill()
     # Nothing arrives late.
     assert (applied, stale) == (acc.info().applied, acc.info().stale)
-    acc.delete()
 
 
 @pytest.mark.slow
