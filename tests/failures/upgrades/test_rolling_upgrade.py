@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("versions_member.py")
 # The last commit of version 0.1.0.
 EARLIER = "49f987cf9756f9a515490215e4a05b426eae10c0"
+PACKAGE = ("redisacc", "lua", "_redisacc_command.py")
 STEPS = 30
 
 pytestmark = [pytest.mark.thorough, pytest.mark.servers("valkey", "redis62"), pytest.mark.timeout(300)]
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.servers("valkey", "redis62"), py
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     """The folder of each version's package: "old" and "new"."""
-    archive = subprocess.run(["git", "archive", EARLIER, "redisacc", "lua"], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run(["git", "archive", EARLIER, *PACKAGE], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip("needs the history of the repository")
     folder = tmp_path_factory.mktemp("earlier")

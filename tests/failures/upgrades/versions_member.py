@@ -4,6 +4,7 @@ Usage: python versions_member.py OPERATION ARGUMENT…   with the server in REDI
 """
 
 import json
+import runpy
 import sys
 
 import numpy as np
@@ -81,10 +82,8 @@ def train(name, number, total):
 
 def command(*arguments):
     """Runs the command `redisacc`."""
-    from redisacc.tools.cli import main
-
     sys.argv = ["redisacc", *arguments]
-    main(prog_name="redisacc")
+    runpy.run_module("redisacc", run_name="__main__")
 
 
 if __name__ == "__main__":
