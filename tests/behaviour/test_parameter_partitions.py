@@ -84,20 +84,6 @@ def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, c
 
 
 @pytest.mark.every_server
-def test_each_partition_has_its_share_of_every_blob(weights, reader, client):
-    weights.publish(version(0), 0, state=version(7))
-    found = parts_of(client)
-    assert len(found) == 6
-    assert all(client.pttl(key) == -1 for key in found)
-    for partition in client.hget(RECORD, "partitions").decode().split(","):
-        of_one = [key for key in found if key.startswith(f"redisacc:{{w/{int(partition):05}}}:partition:")]
-        assert [client.strlen(key) for key in of_one] == [4 * ELEMENTS // 3] * 2
-    assert attempts_of(client) == {}
-    is_version(reader, 0)
-    assert reader.latest_state()[1].tolist() == version(7).tolist()
-
-
-@pytest.mark.every_server
 def test_what_a_version_does_without_is_removed_a_minute_later(weights, reader, client):
     weights.publish(version(0), 0)
     first = published(client)

@@ -7,7 +7,7 @@ import pytest
 from support.command import collect_garbage
 from support.leaks import leftovers
 from support.model import assert_same
-from support.selection import ONE_NODE, REAL
+from support.selection import REAL
 
 import redisacc
 
@@ -80,24 +80,6 @@ def test_one_partition_is_none_and_a_single_server_needs_none(open_parted, clien
         acc.delete()
 
 
-@pytest.mark.every_server
-def test_every_partition_has_the_same_elements_of_all_gradients(acc, client):
-    for number in (1, 2):
-        acc.apply_grad(gradient(number))
-    found = {key: client.get(key) for key in parts_of(client)}
-    assert len(found) == 6
-    assert all(client.pttl(key) == -1 for key in found)
-    for partition, start, stop in zip(acc.info().partitions, (0, 12, 24), (12, 24, 30), strict=True):
-        of_one = [data for key, data in found.items() if key.startswith(f"redisacc:{{w/{partition:05}}}:partition:")]
-        assert sorted(of_one) == sorted(gradient(number)[start:stop].tobytes() for number in (1, 2))
-    assert_same(acc.peek().gradient, gradient(3))
-    with acc.take(2) as taken:
-        assert_same(taken.gradient, gradient(3))
-        assert len(parts_of(client)) == 6
-    assert parts_of(client) == []
-    assert acc.info().attempts == 0
-
-
 @pytest.mark.slow
 def test_a_gradient_of_too_many_parts_is_refused(open_dense, client, tmp_path):
     acc = open_dense("float32", None, partitions=3)
@@ -166,22 +148,6 @@ def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, other
     between(lambda _: other.set_global_step(5))
     assert acc.apply_grad(gradient(1)).outcome == "stale"
     assert (parts_of(client), acc.info().attempts) == ([], 0)
-
-
-@pytest.mark.servers(*ONE_NODE)
-def test_a_late_copy_of_a_part_gives_it_no_expiry(acc, client):
-    sent = []
-    with client.monitor() as monitor:
-        acc.apply_grad(gradient(1))
-        while len(sent) < 3:
-            words = monitor.next_command()["command"].split(" ")
-            if words[0] == "SET":
-                sent.append(words)
-    # The key, and the options that follow the value.
-    for words in sent:
-        client.execute_command("SET", words[1], b"late", *words[-3:])
-    assert [client.pttl(key) for key in parts_of(client)] == [-1, -1, -1]
-    assert_same(acc.take_grad(1), gradient(1))
 
 
 def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, client, between):

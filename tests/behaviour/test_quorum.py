@@ -15,26 +15,6 @@ def times_out(acc, **options):
 
 
 @pytest.mark.every_server
-def test_a_take_that_waits_follows_changes(open_dense, background, until, durations):
-    acc = open_dense("float32", [1], "w", reduction_type="SUM")
-    # Nothing but the change wakes the taker.
-    durations(poll_every=10.0 * HOUR)
-    acc.set_quorum(least=2)
-    take = background(acc.take_grad)
-    until(lambda: acc.info().waiting)
-    acc.apply_grad([1.0])
-    # The crew has grown,
-    acc.set_quorum(least=3)
-    until(lambda: [taker.num_required for taker in acc.info().waiting] == [3])
-    acc.apply_grad([2.0])
-    assert take.running
-    # and has shrunk.
-    acc.set_quorum(least=2)
-    assert take.result().tolist() == [3.0]
-    assert times_out(acc).num_required == 2
-
-
-@pytest.mark.every_server
 def test_a_grace_can_be_shortened_while_a_take_waits(open_dense, background, until, client):
     acc = open_dense("float32", [1], "w", reduction_type="SUM")
     acc.set_quorum(least=1, grace=HOUR)

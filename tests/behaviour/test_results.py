@@ -1,7 +1,6 @@
 """The small objects that operations return, and IndexedSlices."""
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
@@ -46,19 +45,6 @@ def test_indexed_slices():
     assert list(slices.dense_shape) == [5, 2]
     assert slices.to_dense().tolist() == [[3, 4], [0, 0], [0, 0], [0, 0], [1, 2]]
     assert slices.to_dense().dtype == np.float32
-
-
-def test_indexed_slices_go_in_and_come_out(open_sparse_stored):
-    acc = open_sparse_stored("float32", [4, 2])
-    acc.apply_indexed_slices_grad(redisacc.IndexedSlices(np.ones((1, 2), np.float32), np.array([2]), [4, 2]))
-    acc.apply_indexed_slices_grad(redisacc.IndexedSlices(np.ones((1, 2), np.float32), np.array([2])), local_step=3)
-    foreign = types.SimpleNamespace(values=[[4.0, 7.0]], indices=[2], dense_shape=None)
-    acc.apply_indexed_slices_grad(foreign)
-    result = acc.take_indexed_slices_grad(3)
-    assert isinstance(result, redisacc.IndexedSlices)
-    found = (result.indices.tolist(), result.values.tolist(), result.dense_shape.tolist())
-    assert found == ([2], [[2, 3]], [4, 2])
-    assert not acc.apply_indexed_slices_grad(foreign, 0)
 
 
 def test_to_dense_sums_repeated_rows():

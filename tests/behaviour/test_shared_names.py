@@ -80,23 +80,6 @@ def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(open_dens
         new.delete()
 
 
-@pytest.mark.every_server
-def test_delete_leaves_nothing_of_rounds_takers_and_buffered_gradients(open_dense_stored, client, background, until):
-    acc = open_dense_stored("float32", [500], "w")
-    for _ in range(3):
-        acc.apply_grad(np.ones(500, np.float32))
-    held = acc.take(1)
-    held.__enter__()
-    for _ in range(3):
-        acc.apply_grad(np.ones(500, np.float32), local_step=1)
-    take = background(acc.take_grad, 5)
-    until(lambda: acc.info().waiting)
-    acc.delete()
-    with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-        take.result()
-    assert client.keys() == []
-
-
 FORMAT = "has format '1' .* reads format '4': finish its training with the version that created it, or delete its keys"
 
 

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 from support import model
-from support.selection import thorough
 
 import redisacc
 from redisacc import IndexedSlices, Sparse
@@ -117,28 +116,6 @@ def test_large_trees_in_many_parts(open_tree, background, until, sections):
         oracle.apply(grad, 0, "w")
         acc.apply_grad(grad)
     assert_equal(waiting.result(60), oracle.take(4).gradient)
-
-
-@pytest.mark.slow(keep="sparse")
-@pytest.mark.servers("valkey")
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    thorough([("dense", 10_000), ("sparse", 1000), ("sparse", 10_000)], usual=[("dense", 10_000), ("sparse", 1000)]),
-)
-def test_thousands_of_leaves(open_tree, kind, number):
-    leaf = ("float32", (2,)) if kind == "dense" else Sparse("float32", (9, 2))
-    spec = {f"layer{k}": {"w": leaf} for k in range(number)}
-    acc = open_tree(spec, reduction_type="SUM", mean=redisacc.Mean(missing="skip"))
-    assert len(acc.paths) == number
-    for value in (1, 2):
-        some = [value, value] if kind == "dense" else ([value], [[value, value]])
-        acc.apply_grad({f"layer{k}": {"w": some if k % 2 else None} for k in range(number)})
-    total = acc.take_grad(2)
-    assert total["layer0"]["w"] is None
-    found = total[f"layer{number - 1}"]["w"]
-    assert (found if kind == "dense" else found.values).tolist() == ([3, 3] if kind == "dense" else [[1, 1], [2, 2]])
-    with pytest.raises(redisacc.InvalidArgumentError, match="grad lacks 'layer77'"):
-        acc.apply_grad({f"layer{k}": {"w": None} for k in range(number) if k != 77})
 
 
 # Rounds

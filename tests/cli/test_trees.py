@@ -1,6 +1,5 @@
 """Accumulators of trees in every command that shows, takes or applies gradients."""
 
-import io
 import re
 
 import ml_dtypes
@@ -300,22 +299,6 @@ def test_take_and_apply(cli, cli_json, open_tree, tmp_path):
             assert (other.indices.tolist(), other.values.tolist()) == (one.indices.tolist(), one.values.tolist())
         else:
             assert (other.dtype, other.tolist()) == (one.dtype, one.tolist())
-
-
-def test_recover_and_stdout(cli, open_tree, tmp_path):
-    acc = open_tree(SPEC, "model", worker="ann")
-    acc.apply_grad(gradient(1))
-    acc.take(1).__enter__()
-    assert cli("take", "model", "--recover", "-o", tmp_path / "g.npy", "--yes").exit_code == 2
-    assert cli("take", "model", "--recover", "-o", tmp_path / "g.npz", "--yes").exit_code == 0
-    assert arrays_of(tmp_path / "g.npz")["embed/shape"].tolist() == [100, 2]
-    assert acc.info().unacknowledged == []
-    acc.apply_grad(gradient(2), 1)
-    found = cli("take", "model", 1, "-o", "-")
-    assert arrays_of(io.BytesIO(found.stdout_bytes))["layers/1/n"] == 2**60 + 2
-    acc.apply_grad(gradient(3), 2)
-    assert "must end in .npz for a tree" in cli("take", "model", 1, "-o", tmp_path / "g.npy").stderr
-    assert cli("take", "model", 1, "--discard", "--yes").exit_code == 0
 
 
 def test_apply_refuses_other_arrays(cli, open_tree, tmp_path):

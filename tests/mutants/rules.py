@@ -240,7 +240,7 @@ RULES = (
         "redisacc/_protocol/waiting/wait.py",
         "            self._note_outage(error)\n            return None",
         "            raise",
-        "tests/behaviour/test_clients.py -k survives_the_restart",
+        "tests/failures/servers/test_parameter_outages.py -k stays_away",
     ),
     # Parts, events and opening.
     Rule(
@@ -263,7 +263,7 @@ RULES = (
         "redisacc/_protocol/parameters/publisher.py",
         "wanted.changed if last is not None and last.version == self._callers else {}",
         "wanted.changed if last is not None else {}",
-        "tests/behaviour/test_parameters.py -k rows_of_another",
+        "tests/behaviour/test_parameter_machine.py -k random",
     ),
     Rule(
         "An optimizer counts its updates",

@@ -15,25 +15,6 @@ from redisacc._protocol.rounds import granted_rounds
 SIZE = 20_000
 
 
-def test_a_chief_continues_with_what_was_published(training):
-    first = training.chief(state={"m": np.array(5)})
-    one = training.work()
-    for _ in first.rounds(until=2):
-        first.publish({"w": first.parameters["w"] + 1}, state={"m": first.state["m"] + 1})
-    one.join()
-    first.close()
-    second = training.chief({"w": np.full(2, 99)}, state={"m": np.array(99)})
-    assert (second.step, second.parameters["w"].tolist(), second.state["m"].item()) == (2, [2, 2], 7)
-    # They are its own, for the chief to add to.
-    second.parameters["w"] += 1
-    again = training.work()
-    for taken in second.rounds(until=3):
-        assert taken.global_step == 2
-        second.publish(second.parameters)
-        assert second.state is None
-    again.join()
-
-
 @pytest.mark.parametrize("form", ["dense", "slices", "pair"])
 def test_a_single_array(training, form):
     chief = training.chief(np.zeros((4, 2), np.int64), sparse=form != "dense")
@@ -198,29 +179,6 @@ def test_finish_ends_the_loop_of_the_chief(training):
         chief.publish({"w": chief.parameters["w"] + 1})
     assert chief.step == 2
     assert one.result()[1] == [0, 1]
-
-
-def test_workers_join_leave_and_return(training, background):
-    chief = training.chief(workers=2)
-    training.work(training.worker(0))
-
-    def work(number, last):
-        with training.worker(number) as worker:
-            for step, _ in worker.steps():
-                worker.apply({"w": [1, step]})
-                if step == last:
-                    return
-
-    background(work, 1, 1)
-    who = []
-    for taken in chief.rounds(until=6):
-        who.append(sorted(taken.workers))
-        chief.publish({"w": chief.parameters["w"] + 1})
-        if chief.step == 2:
-            background(work, 5, 3)
-        if chief.step == 4:
-            background(work, 1, None)
-    assert who == [["worker 0", f"worker {other}"] for other in (1, 1, 5, 5, 1, 1)]
 
 
 def test_a_round_that_nobody_published_stays(training):

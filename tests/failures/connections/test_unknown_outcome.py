@@ -74,34 +74,6 @@ def test_an_apply_without_reply_is_finished_by_settle(both, direction, silence):
     assert direct.num_accumulated() == 0
 
 
-@pytest.mark.parametrize("direction", ["request", "reply"])
-def test_a_streamed_gradient_without_reply_is_finished_by_settle(proxy, real_client, direction, silence):
-    spec = dict.fromkeys("ab", ("float32", (80_000,)))
-    gradient = dict.fromkeys("ab", np.full(80_000, 2, np.float32))
-    options = {"reduction_type": "SUM", "limits": redisacc.Limits(in_place=0)}
-    direct = redisacc.TreeAccumulator(spec, "w", redis=real_client, **options)
-    through = redisacc.TreeAccumulator(spec, "w", redis=proxy.where, **options)
-
-    def streamed():
-        upload = through._begin(0)
-        for leaf, path in ((1, "b"), (0, "a")):
-            upload.put(leaf, gradient[path])
-        upload.complete()
-        return upload
-
-    # The server knows all scripts.
-    assert through._commit(streamed(), gradient, 1.0, None, "")
-    upload = streamed()
-    with silence(direction), pytest.raises(redisacc.OutcomeUnknownError) as failure:
-        through._commit(upload, gradient, 1.0, None, "")
-    for _ in range(2):
-        assert failure.value.settle().outcome == "applied"
-    assert direct.info().applied == 2
-    assert {path: set(found.tolist()) for path, found in direct.take_grad(2).items()} == {"a": {4}, "b": {4}}
-    direct.delete()
-    assert leftovers(real_client) == []
-
-
 def test_settle_says_what_has_become_stale(proxy, both, silence):
     through, direct = both
     # It never arrives, which only this test knows.
