@@ -6,6 +6,7 @@ import math
 import numbers
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from redisacc._arrays.validation import unmasked
 from redisacc._text import shown
@@ -106,7 +107,17 @@ def parse_metrics(text: bytes) -> dict[str, float]:
     return metrics
 
 
-def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:
+class Means(dict[str, float]):
+    """The mean of each metric of a round, by name.
+
+    Attributes:
+        ranges: the smallest and the largest value of each metric whose values are not all the same.
+    """
+
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
+def mean_metrics(notes: Iterable[bytes]) -> Means:
     """Returns the mean of each metric by weight, over the gradients that have it, sorted by name.
 
     A mean is at least the smallest value and at most the largest, also in its last bit: that of equal values is one of
@@ -130,4 +141,8 @@ def mean_metrics(notes: Iterable[bytes]) -> dict[str, float]:
         total, whole, low, high = sums.get(found[1].decode(), (0.0, 0.0, value, value))
         sums[found[1].decode()] = total + weight * value, whole + weight, min(low, value), max(high, value)
     # In this order: NaN stays NaN.
-    return {name: min(max(total / whole, low), high) for name, (total, whole, low, high) in sorted(sums.items())}
+    means = Means(
+        {name: min(max(total / whole, low), high) for name, (total, whole, low, high) in sorted(sums.items())}
+    )
+    means.ranges = {name: (low, high) for name, (_, _, low, high) in sums.items() if low != high}
+    return means

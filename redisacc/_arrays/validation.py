@@ -81,8 +81,9 @@ def real(value: object, what: str) -> float:
     An array of rank 0, of any library, is a number as well. ``what`` is the argument's name in errors.
     """
     value = unmasked(foreign.host_array(value, what), what)
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value.item()
+    if not isinstance(value, np.generic) and getattr(value, "ndim", None) == 0:
+        # JAX has no class of its own for such arrays.
+        value = np.asarray(value).item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         return math.nan
     try:

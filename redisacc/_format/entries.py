@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from redisacc._arrays.metrics import mean_metrics
+from redisacc._arrays.metrics import Means, mean_metrics
 from redisacc._clock import durations
 from redisacc._format.crew_entries import Member, number_of_worker
 from redisacc._format.keys import Keys
@@ -186,7 +186,7 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     return dict(sorted(workers.items()))
 
 
-def parse_notes(fields: Mapping[bytes, bytes]) -> tuple[list[TraceParent], dict[str, float]]:
+def parse_notes(fields: Mapping[bytes, bytes]) -> tuple[list[TraceParent], Means]:
     """Returns what is noted of the gradients of a round, given the same fields as ``parse_workers``.
 
     Whatever is not a valid note is left out: notes only serve people.
@@ -201,7 +201,7 @@ def parse_notes(fields: Mapping[bytes, bytes]) -> tuple[list[TraceParent], dict[
         if b" " in text:
             found.append((len(name), name, text[:LONGEST_ENTRY].split(b" ")[1:]))
     if not found:
-        return [], {}
+        return [], Means()
     notes = [note for *_, of_worker in sorted(found) for note in of_worker]
     return [trace for note in notes if (trace := parse_traceparent(note)) is not None], mean_metrics(notes)
 

@@ -249,6 +249,11 @@ class ParameterKeys(PartitionedKeys):
         return f"{self.slot(number)}:updated"
 
 
+def rest_of(name: str) -> str:
+    """Returns the name of the parameters that hold the rest of a training's model: frozen parameters, and buffers."""
+    return f"{name}.rest"
+
+
 # Partitions: the slots of a Redis Cluster among which an accumulator spreads the parts of its gradients.
 #
 # A partition is a slot ``{NAME/p}``. Its number p was chosen when the accumulator was created, so that the partitions

@@ -12,7 +12,7 @@ from typing import Any, Literal, SupportsFloat, Unpack
 from redisacc._arrays import validation
 from redisacc._arrays.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, rest_of
 from redisacc._handles import exit_code
 from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
@@ -24,7 +24,7 @@ from redisacc._text import shown
 from redisacc._training.checkpointer import folder_of
 from redisacc._training.chief import lead_options
 from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.follow import Follow, FollowOptions
+from redisacc._training.follow import ASK_EVERY, Follow, FollowOptions
 from redisacc._training.lead import Lead
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
 from redisacc._training.options import (
@@ -151,7 +151,8 @@ class Training(Closing):
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._leads = False
+        # Whether it leads; and whether its weights may be those that a new training begins with.
+        self._leads, self._begins = False, True
         self._until: int | None = None
         # For weights that each process updates itself: the step of the last snapshot, and what looks after it.
         self.snapshot: int | None = None
@@ -318,6 +319,9 @@ class Training(Closing):
     def _lead(self) -> None:
         """Stands by and leads, until the training is finished or this is closed."""
         try:
+            while not (self._begins or self._stops.is_set()):
+                self._begins = self._patience.call(self._published.step, "to wait for the first weights") is not None
+                self._stops.wait(0 if self._begins else ASK_EVERY)
             while not self._stops.is_set():
                 try:
                     with self._patience.call(
@@ -482,6 +486,8 @@ class Training(Closing):
         with suppress(NotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
             gradients.delete()
         self._published.delete()
+        with suppress(NotFoundError), Parameters(rest_of(self.shared_name), redis=self._redis, create=False) as rest:
+            rest.delete()
 
     def close(self) -> None:
         """Stops leading and working. Another process leads within a second. The training can be continued.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from redisacc._arrays.metrics import metric_name
+from redisacc._arrays.metrics import Means, metric_name
 from redisacc._arrays.validation import Array, flag, integer
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -65,8 +65,7 @@ class Optimizer(ABC):
     Args:
         lr: the learning rate, at least 0; or a function that returns it for a step, which counts from 0. Only the chief
             calls the function. Or the name of a metric, which begins with a letter: each gradient of a step then brings
-            the rate as this metric, and the step uses the mean. If all bring the same number, the mean is that number,
-            to the last bit.
+            the rate as this metric, and all must bring the same number.
         weight_decay: at least 0. ``AdamW`` and ``Lion`` multiply the weights by 1 - lr * weight_decay, the others add
             weight_decay * weights to the gradient.
         maximize: follow the gradient uphill.
@@ -202,9 +201,9 @@ class Optimizer(ABC):
             metrics: the means of the metrics of the step's gradients, for an ``lr`` that is one of them.
 
         Raises:
-            InvalidArgumentError: the learning rate is missing from the metrics, it or what the function ``lr`` returned
-                is not a number of at least 0, the optimiser came from a config without its ``lr``, or a number
-                overflows.
+            InvalidArgumentError: the learning rate is missing from the metrics, or differs among gradients; it or what
+                the function ``lr`` returned is not a number of at least 0; the optimiser came from a config without its
+                ``lr``; or a number overflows.
         """
         updates = integer(updates, "updates", low=1)
         if isinstance(self.lr, str):
@@ -212,6 +211,13 @@ class Optimizer(ABC):
                 raise InvalidArgumentError(
                     f"the learning rate is the metric {self.lr}, which no gradient of step {step} has: pass it to "
                     "apply(), as metrics="
+                )
+            if isinstance(metrics, Means) and self.lr in metrics.ranges:
+                low, high = metrics.ranges[self.lr]
+                raise InvalidArgumentError(
+                    f"the learning rate of step {step} must be the same in all processes, but is between {low:g} and "
+                    f"{high:g}: a scheduler like ReduceLROnPlateau needs a metric that is the same in all of them, "
+                    "such as a mean in history()"
                 )
             lr = number(metrics[self.lr], f"metric {self.lr}, the learning rate of step {step},")
         else:

@@ -123,7 +123,7 @@ class MeanSteps:
             InvalidArgumentError: processes disagree on the options of this step, which changes no weights.
         """
         self._leads = self._training.leads or (finished and (self._leads or self._training.number == 0))
-        if not step - 1 <= self.step <= step:
+        if self.step < 0 or not step - 1 <= self.step <= step:
             self._catch_up(step)
         if self.step < step:
             self._make(step, mean)
@@ -191,6 +191,13 @@ class MeanSteps:
             arguments = self.step, *self._copied()
             self._thread = threading.Thread(target=self._publish, args=arguments, name="redisacc-snapshot", daemon=True)
             self._thread.start()
+
+    def reload(self) -> None:
+        """Has the weights that worker 0 has now be those of the next step: it publishes them, and all load them."""
+        if self._training.number == 0:
+            self._wait()
+            self._publish(self.step + 1, *self._copied())
+        self.step = -1
 
     def close(self) -> None:
         """Waits until a snapshot that is on its way has been published."""

@@ -19,13 +19,15 @@ from redisacc._text import shown
 from redisacc._training.local_steps import LocalSteps
 from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import ConflictError, InvalidArgumentError
 from redisacc.optim.algorithms import MeanGradient
 from redisacc.optim.base import positive
+from redisacc.torch._changes import Changes
 from redisacc.torch._counterpart import LR, counterpart, trained_names
 from redisacc.torch._groups import OPTIONS
 from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
+from redisacc.torch._rest import Rest
 from redisacc.torch._sampler import Progress, Sampler, sampler
 from redisacc.torch._state import state_of, torch_state, write
 from redisacc.torch._upload import Gradients, watch
@@ -44,8 +46,11 @@ class Optimizer(torch.optim.Optimizer):
     with the weights of the others, and the result has the same bits. See ``redisacc.Training``, which works underneath,
     and its ``begin``.
 
-    The constructor blocks until the training has weights, and writes them into the model: the first process's, or
-    the latest if the training began earlier. Weights are always written in place, so references to them stay valid.
+    A new training begins with the first forward pass of worker 0, or its first ``step()``, with the weights that its
+    model has then: weights that are loaded into it after it was wrapped count. In all other processes, the constructor
+    blocks until the training has begun, and writes the latest weights into the model; frozen parameters and buffers are
+    worker 0's, too. Weights are always written in place, so references to them stay valid. Don't change them between
+    two steps: ``step()`` then raises an error that names the parameter. ``load_weights`` publishes others.
 
     Example:
         ::
@@ -61,11 +66,11 @@ class Optimizer(torch.optim.Optimizer):
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
     weight decays, and its momentum moves it on. Parameters that do not require a gradient when this is made, or that
-    the optimiser does not have, stay as they are in each process.
+    the optimiser does not have, stay as they are.
 
-    Buffers, such as the statistics of BatchNorm, stay in their process as well, and begin again with it. Weights do not
-    depend on them. Before you evaluate or save the model, compute them with the weights that it has:
-    ``torch.optim.swa_utils.update_bn(loader, model)``.
+    Buffers, such as the statistics of BatchNorm, change in each process by themselves. Weights do not depend on them.
+    Before you evaluate or save the model, make them equal with ``sync_buffers()``, or compute them with the weights
+    that the model has: ``torch.optim.swa_utils.update_bn(loader, model)``.
 
     Args:
         optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
@@ -148,7 +153,9 @@ class Optimizer(torch.optim.Optimizer):
             _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
         elif local is not None:
             _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
-        self._is_open = False
+        self._is_open = self._has_started = False
+        self._hooks: list[Any] = []
+        self._forward_hooks: list[Any] = []
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
@@ -184,27 +191,42 @@ class Optimizer(torch.optim.Optimizer):
         # Others need not wait for this process's leases once it has ended.
         weakref.finalize(self, self.training.close)
         self._gradients = Gradients(self.training, self._tensors, self._rows)
+        self._changes = None if local else Changes(self._tensors)
+        frozen = {name: each for each, name in names.items() if name not in self._tensors}
+        buffers = {name.replace(_COMPILED, ""): each for name, each in model.named_buffers()}
+        self._rest = Rest(self.training.shared_name, options.get("redis"), frozen, buffers)
         self._begin(model, options.get("redis"), is_local=local is not None)
 
     def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
-        """Gets the first weights, and watches gradients from then on."""
-        mean, inner = self._mean, self._inner
+        """Gets the weights of a training that has begun, and watches gradients. Worker 0 begins a new one later."""
+        mean, inner, training = self._mean, self._inner, self.training
+        training._begins = training.number == 0
         try:
             if mean:
                 self.state = inner.state
-                mean.open(self.training, redis)
-            self._advance()
+                mean.open(training, redis)
+            if not training._begins or training._published.step() is not None:
+                self._advance()
+                # A snapshot has buffers, too, perhaps later ones.
+                if mean is None or self._rest.step > (training.snapshot or 0):
+                    self._rest.read()
         except BaseException:
-            self.training.close()
+            self.close()
             raise
+        first_pass = FirstPass(_weak(self._start))
+        self._forward_hooks = [
+            module.register_forward_pre_hook(first_pass)
+            for module in model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
         self._hooks = [] if is_local else watch(self._tensors, _weak(self._ready))
         if not is_local:
             refuse = _weak(mean.refuse if mean else self._refuse)
             self._hooks.append(inner.register_step_pre_hook(lambda inner, *_: refuse(inner)))
-        if self._step and any(_has_new_statistics(module) for module in model.modules()):
+        if self.training_step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
                 "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
-                "evaluate or save the model, call torch.optim.swa_utils.update_bn(loader, model)",
+                "evaluate or save the model, call sync_buffers(), or torch.optim.swa_utils.update_bn(loader, model)",
                 self.training.shared_name,
                 self._step,
             )
@@ -225,12 +247,64 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def training_step(self) -> int:
         """The step of the weights in the model: how many updates they have seen."""
-        return self._step
+        return max(self._step, 0)
 
     @property
     def finished(self) -> bool:
         """Whether the training is finished: ``until`` is reached, or a process has called ``finish``."""
         return self._is_finished
+
+    def _start(self, has_gradients: bool) -> None:
+        """Begins in the first pass that computes gradients: the weights that the model has by then are the training's.
+
+        Args:
+            has_gradients: whether there are gradients already, because the pass has gone around the modules' calls.
+        """
+        if self._has_started:
+            return
+        self._has_started = True
+        for hook in self._forward_hooks:
+            hook.remove()
+        self._check_dtypes()
+        if self._step >= 0:
+            if self._changes is not None and not self._is_finished:
+                self._write_again(has_gradients)
+            return
+        training, found = self.training, self._counterpart
+        if training._published.step() is None:
+            self._rest.begin()
+            copies = {name: tensor.numpy(force=True).copy() for name, tensor in self._tensors.items()}
+            values = copies if self._mean is None else self._mean.gradients()
+            state = state_of(self._inner, self._tensors, found.optimizer) if found else None
+            training._options = replace(training._options, parameters=values, state=state)
+        self._advance()
+
+    def _write_again(self, has_gradients: bool) -> None:
+        """Writes the weights of the step into a model that the program has changed since this was made."""
+        worker, changed = self.training._worker, self._changes and self._changes.find()
+        if changed is None or worker is None or worker.latest is None:
+            return
+        before = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        if self._mean is not None:
+            self._mean.step = -1
+            self._mean.follow(self._step, worker.latest[1])
+        else:
+            self._write(worker.latest[1])
+        self._note()
+        changed = next((name for name, tensor in self._tensors.items() if not torch.equal(before[name], tensor)), None)
+        if changed is not None:
+            logger.warning(
+                "%s: the model's weights were changed after the optimizer was made, for example parameter %s. The "
+                "training is at step %d, so its own weights count, and are in the model again. Only a new training "
+                "begins with other ones; load_weights() publishes them as the next version",
+                self.training.shared_name,
+                shown(changed),
+                self._step,
+            )
+            if has_gradients:
+                # They are of other weights.
+                self.training.skip()
+                self.zero_grad()
 
     def step(  # type: ignore[override]
         self,
@@ -275,6 +349,7 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         if self._is_finished:
             return loss
+        self._start(True)
         for name, tensor in self._frozen.items():
             if tensor.grad is not None:
                 raise InvalidArgumentError(
@@ -282,11 +357,19 @@ class Optimizer(torch.optim.Optimizer):
                     "requires_grad_() before that"
                 )
         for name, tensor in self._tensors.items():
-            if tensor.dtype is not self._dtypes[name]:
+            if self._counterpart is not None and not tensor.requires_grad:
                 raise InvalidArgumentError(
-                    f"parameter {shown(name)} is {tensor.dtype}, but was {self._dtypes[name]} when the optimizer was "
-                    "wrapped: convert the model before that"
+                    f"parameter {shown(name)} no longer has requires_grad=True, but its update is made for all "
+                    "processes: freeze layers before the optimizer is wrapped, or give fused=False"
                 )
+        self._check_dtypes()
+        changed = self._changes and self._changes.find()
+        if changed is not None:
+            raise InvalidArgumentError(
+                f"parameter {shown(changed)} was changed after step() had written it, in this process alone. To train "
+                "with other weights, call load_weights() in all processes, which publishes those of worker 0 as the "
+                "next version. To limit weights, do that in the forward pass"
+            )
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), **self._lr()}
@@ -300,6 +383,76 @@ class Optimizer(torch.optim.Optimizer):
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
         return loss
+
+    def _check_dtypes(self) -> None:
+        for name, tensor in self._tensors.items():
+            if tensor.dtype is not self._dtypes[name]:
+                raise InvalidArgumentError(
+                    f"parameter {shown(name)} is {tensor.dtype}, but was {self._dtypes[name]} when the optimizer was "
+                    "wrapped: convert the model before that"
+                )
+
+    def skip(self) -> None:
+        """Ends this step without gradients of this process, and returns with the next weights in the model.
+
+        Call it instead of ``step()`` for a batch that is to be left out. The others do not wait for this process, and
+        the mean is that of their gradients. If all processes skip, the weights stay, and the step counts.
+
+        Raises:
+            RedisAccError: as ``redisacc.Training.skip``.
+        """
+        if self._is_finished:
+            return
+        self._start(False)
+        self._gradients.abandon()
+        self.training.skip()
+        self._advance()
+        self._opt_called = self._inner._opt_called = True
+
+    def load_weights(self) -> None:
+        """Publishes the weights that the model of worker 0 has now as the next version, and writes it into the others.
+
+        All processes have to call it, in the same step, instead of ``step()``. The optimiser's state stays. Gradients
+        that others have sent for this step are dropped. Blocks until the version is there.
+
+        Raises:
+            RedisAccError: as ``redisacc.Training.steps``.
+        """
+        self._start(False)
+        self._gradients.abandon()
+        training = self.training
+        if self._mean is not None:
+            self._mean.reload()
+            training.skip()
+        while self._mean is None and training.number == 0 and not self._is_finished:
+            values = {name: tensor.numpy(force=True) for name, tensor in self._tensors.items()}
+            step, state = training.latest_state()
+            try:
+                training._published.publish(values, step + 1, state=state)
+                break
+            except ConflictError:
+                # A step was made meanwhile, without this process.
+                continue
+        self._advance()
+        # No batch belongs to this step.
+        self._jumped += 1
+
+    def sync_buffers(self) -> None:
+        """Copies the buffers of worker 0, such as the statistics of BatchNorm, into the models of all processes.
+
+        All processes have to call it after the same step, for example before they evaluate the model. Blocks until
+        worker 0 has called it. A process that is started again gets the buffers that were copied last.
+
+        Raises:
+            InvalidArgumentError: the training has not begun.
+            RedisAccError: as ``redisacc.Parameters.publish`` and ``wait``.
+        """
+        if self._step < 0:
+            raise InvalidArgumentError("sync_buffers() needs a training that has begun: call it after a step()")
+        if self._rest:
+            if self.training.number == 0:
+                self._rest.publish(self._step)
+            self._rest.read(self._step)
 
     def _lr(self) -> dict[str, float]:
         groups = self.param_groups
@@ -316,7 +469,8 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def _ready(self, tensor: torch.Tensor) -> None:
-        if not self._is_finished:
+        # Before the training has begun, step() sends all gradients.
+        if self._step >= 0 and not self._is_finished:
             self._gradients.note(tensor)
 
     def _advance(self) -> None:
@@ -337,16 +491,23 @@ class Optimizer(torch.optim.Optimizer):
             is_there = self._mean is None or self._mean.follow(self._step, tree, finished=self._is_finished)
         if self._mean is None and (self._counterpart is not None or self._is_finished):
             self._write(tree)
+        self._note()
         if before < 0:
             self._first_step = self._step
-        elif self._step != before + 1 and not self._is_finished:
-            self._jumped += self._step - before - 1
+        # A scheduler that was made before the training had begun is at step 0.
+        missed = self._step - (0 if before < 0 else before + 1)
+        if not self._is_finished:
+            self._jumped += missed
             for scheduler in self._schedulers:
-                for _ in range(self._step - before - 1):
+                for _ in range(missed):
                     scheduler.step()
 
     def _write(self, tree: Any) -> None:
         write(self._tensors, tree, self.training.shared_name)
+
+    def _note(self) -> None:
+        if self._changes is not None:
+            self._changes.note()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -404,9 +565,9 @@ class Optimizer(torch.optim.Optimizer):
                 "scheduler must depend on nothing but the step, unlike ReduceLROnPlateau: step it without resume(), "
                 "with a metric of optimizer.training.history(), which is the same in all processes"
             )
-        if self._step:
+        if self.training_step:
             self._opt_called = self._inner._opt_called = True
-        for _ in range(self._step if steps is None else steps):
+        for _ in range(self.training_step if steps is None else steps):
             scheduler.step()
         if steps is None:
             self._schedulers.append(scheduler)
@@ -440,7 +601,7 @@ class Optimizer(torch.optim.Optimizer):
             workers=self._workers if isinstance(self._workers, int) else self.training.workers,
             shuffle=shuffle,
             seed=seed,
-            progress=lambda: Progress(self._step, self._jumped, self._is_finished),
+            progress=lambda: Progress(self.training_step, self._jumped, self._is_finished),
             is_late=self._step > self._first_step,
         )
 
@@ -453,7 +614,7 @@ class Optimizer(torch.optim.Optimizer):
 
         With ``LocalSteps``, it is the state of this process's optimiser.
         """
-        if self._counterpart is None:
+        if self._counterpart is None or self._step < 0:
             return dict(self._inner.state_dict())
         _, state = self.training.latest_state()
         try:
@@ -466,9 +627,9 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Checks that the training has the state of a dict, or a later one, which is published and counts.
 
-        A process that is started again need not load anything. To begin a new training with the state of an earlier
-        one, load it into the optimiser inside before it is wrapped; all processes have to. With ``LocalSteps``, the
-        optimiser of this process loads it.
+        A process that is started again need not load anything. Before its first step, a new training loads the state,
+        and begins with worker 0's; with ``fused=False``, load it into the optimiser inside before it is wrapped. With
+        ``LocalSteps``, the optimiser of this process loads it.
 
         Args:
             state_dict: what ``state_dict`` has returned.
@@ -476,16 +637,16 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: it has seen more updates than the training.
         """
-        if self._counterpart is None and self._mean is None:
+        if self._mean is None and (self._counterpart is None or self._step < 0):
             self._inner.load_state_dict(state_dict)
             self.param_groups = self._inner.param_groups
             return
         given = max([int(state.get("step", 0)) for state in state_dict["state"].values()], default=0)
-        updates = self._step if self._mean else int(self.training.latest_state()[1]["updates"])
+        updates = self.training_step if self._mean else int(self.training.latest_state()[1]["updates"])
         if given > updates:
             raise InvalidArgumentError(
                 f"the state has seen {given} updates, and the training {shown(self.training.shared_name)} only "
-                f"{updates}: load it into the optimizer before it is wrapped, and begin a training of another name"
+                f"{updates}: load it into the optimizer before it is wrapped, for a training of another name"
             )
         logger.info(
             "%s: the state that was loaded has seen %d updates, and the published one counts, which has seen %d",
@@ -514,11 +675,35 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Gives the leases back, so another process leads within a second. The training can be continued."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._forward_hooks):
             hook.remove()
+        self._hooks, self._forward_hooks = [], []
+        self._rest.close()
         if self._mean is not None:
             self._mean.close()
         self.training.close()
+
+
+class FirstPass:
+    """Called before a module's forward pass. A copy of the module has a function that does nothing.
+
+    Args:
+        start: called before the first pass that computes gradients.
+    """
+
+    def __init__(self, start: Callable[[Any], None]) -> None:
+        self._start = start
+
+    def __call__(self, *_: object) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._start(False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _do_nothing, ()
+
+
+def _do_nothing(*module_and_inputs: object) -> Any:
+    return None if module_and_inputs else _do_nothing
 
 
 def _weak(method: Callable[[Any], None]) -> Callable[[Any], None]:

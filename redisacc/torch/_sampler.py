@@ -16,6 +16,10 @@ from redisacc.errors import InvalidArgumentError
 logger = logging.getLogger("redisacc")
 
 
+# How many steps a loader may be ahead when it begins a pass.
+AHEAD = 2
+
+
 class Progress(NamedTuple):
     """Where a process is.
 
@@ -69,6 +73,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._progress = progress
         self._is_late = is_late
         self._epoch = 0
+        # The step behind the last pass that was yielded to its end.
+        self._yielded = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(epoch={self._epoch}, batch_size={self._batch_size})"
@@ -105,14 +111,27 @@ class Sampler(torch.utils.data.Sampler[int]):
                 "sampler once, before the loop over epochs, or call its set_epoch()",
                 at,
             )
+        if at < self._yielded - AHEAD:
+            raise self._out_of_step(self._yielded, at)
         while True:
             now = self._progress()
             # Others have made steps without this process. What a DataLoader has read ahead is for them.
             step, jumped = step + now.jumped - jumped, now.jumped
+            if now.step > step and not now.finished:
+                raise self._out_of_step(step, now.step)
             if step >= steps.stop or now.finished:
+                self._yielded = 0 if now.finished else step
                 return
             yield from self._batches.indices(step, self._number, self._workers).tolist()
             step += 1
+
+    def _out_of_step(self, yielded: int, made: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"the sampler has given the examples of {yielded} steps, but step {made} is reached: the sampler's "
+            f"batch_size is {self._batch_size}, which has to be what each step() uses in this process, so the "
+            "DataLoader's batch_size times the batches whose gradients are accumulated. For a batch that is left out, "
+            "call the optimizer's skip()"
+        )
 
 
 def sampler(

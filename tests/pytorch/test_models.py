@@ -166,13 +166,12 @@ def test_parameters_without_values_are_refused(wrap):
 def test_a_model_that_was_converted_is_refused(wrap):
     model = Net()
     optimizer = wrap(model)
-    model.to(torch.float64)
+    message = r"'words\.weight' is torch\.float64, but was torch\.float32 .*: convert the model before that"
     loss_of_words(model, 0).backward()
-    with pytest.raises(
-        redisacc.InvalidArgumentError,
-        match=r"'words\.weight' is torch\.float64, but was torch\.float32 .*: convert the model before that",
-    ):
-        optimizer.step()
+    model.to(torch.float64)
+    for call in (optimizer.step, lambda: wrap(model.float(), name="other") and loss_of_words(model.double(), 0)):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
+            call()
     assert optimizer.training.latest()[0] == 0
     # Nothing is wrong with one that is back in time.
     model.to(torch.float32)

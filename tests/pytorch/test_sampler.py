@@ -156,7 +156,10 @@ def test_without_shuffling_and_with_another_seed():
 )
 def test_arguments_that_cannot_be_right(wrap, given, message):
     options = {"data": range(23), "batch_size": 4, "workers": 3, **given}
-    model = nn.Linear(1, 1)
-    optimizer = wrap(model, optim.SGD(model.parameters()), workers=options.pop("workers"), number=1)
+    workers = options.pop("workers")
+    for number in (0, 1):
+        model = nn.Linear(1, 1)
+        optimizer = wrap(model, optim.SGD(model.parameters()), workers=workers, number=number)
+        optimizer._start(False)
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         optimizer.sampler(**options)

@@ -65,7 +65,9 @@ def test_a_process_that_starts_late_has_the_rate_of_the_training(wrap, name):
 def test_steps_that_others_make_alone_move_its_schedulers_too(wrap):
     """One gradient makes a step, so the faster process leaves the other one behind."""
     slow, fast = Net(), Net()
-    of_slow, of_fast = wrap(slow, sgd(slow)), wrap(fast, sgd(fast))
+    of_slow = wrap(slow, sgd(slow))
+    slow(batch(0, 0)[0])
+    of_fast = wrap(fast, sgd(fast))
     kept = of_slow.resume(MAKE["step"](of_slow))
     # The loop steps this one once in an epoch.
     other = of_slow.resume(MAKE["cosine"](of_slow), steps=0)

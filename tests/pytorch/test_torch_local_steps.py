@@ -100,6 +100,7 @@ def test_a_version_is_what_torch_and_plain_arithmetic_say(wrap, background, kind
 def test_nothing_is_sent_between_versions(wrap):
     model = net()
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss_of(model, 0, 0)
     begin = copy.deepcopy(optimizer.training.latest()[1])
     for _ in range(EVERY - 1):
         loss_of(model, optimizer.training_step, 0).backward()

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from redisacc._arrays import validation
-from redisacc._format.keys import DELETING, Keys, ParameterKeys
+from redisacc._format.keys import DELETING, Keys, ParameterKeys, rest_of
 from redisacc._format.quorum import LONGEST_GRACE
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
@@ -26,7 +26,7 @@ from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
-from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.catalogue import escape_glob, list_names
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
 from redisacc.tools.cli.shared.options import (
     Seconds,
@@ -234,7 +234,9 @@ def _report_deleted(names: Sequence[str], *, as_json: bool) -> None:
 
 def _targets(transport: Transport, names: Sequence[str], older_than: datetime.timedelta | None) -> list[Keys]:
     if older_than is None:
-        return list({keys.name: keys for keys in map(keys_of, names)}.values())
+        listed = {keys.name: keys for keys in map(keys_of, names)}
+        rests = [rest for name in listed for rest in list_names(transport, escape_glob(rest_of(name)))]
+        return list({**listed, **{name: Keys(name) for name in rests}}.values())
     globs, keys = targets_of(names)
     matching = {name for glob in globs for name in list_names(transport, glob)}
     return [Keys(name) for name in sorted(matching | {of.name for of in keys})]

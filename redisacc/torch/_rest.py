@@ -1,0 +1,116 @@
+"""What processes have in common besides the parameters that are trained: frozen parameters, and buffers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from redisacc._format.keys import rest_of
+from redisacc._handles.parameters import Parameters
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError, NotFoundError
+
+logger = logging.getLogger("redisacc")
+
+
+class Rest:
+    """The frozen parameters and the buffers of a model, which worker 0 publishes and the others copy.
+
+    They are published as bytes, since torch has dtypes that numpy lacks.
+
+    Args:
+        name: the name of the training.
+        redis: the way to the server.
+        frozen: the frozen parameters, by name.
+        buffers: the buffers, by name.
+    """
+
+    def __init__(
+        self, name: str, redis: object, frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._name, self._redis = name, redis
+        self._kept = tuple(frozen)
+        self._tensors = {name: tensor for name, tensor in {**frozen, **buffers}.items() if tensor.numel()}
+        self._published: Parameters | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._tensors)
+
+    @property
+    def step(self) -> int:
+        """The step of what is published; -1: nothing is."""
+        found = self._handle.step() if self else None
+        return -1 if found is None else found
+
+    @property
+    def _handle(self) -> Parameters:
+        if self._published is None:
+            self._published = Parameters(rest_of(self._name), redis=self._redis)
+        return self._published
+
+    def begin(self) -> None:
+        """Publishes what a new training begins with, in place of what an earlier one may have left."""
+        if self:
+            self._handle.delete()
+            self.close()
+            self._handle.publish(self._bytes(), 0)
+
+    def publish(self, step: int) -> None:
+        """Publishes the buffers of a step, unless a process has done that before it was started again."""
+        if self.step < step:
+            self._handle.publish(
+                self._bytes(), step, changed={name: [] for name in self._kept if name in self._tensors}
+            )
+
+    def read(self, step: int | None = None) -> None:
+        """Copies what is published into the model.
+
+        Args:
+            step: blocks until it is of this step, or of a later one. None: whatever there is, if anything.
+        """
+        if not self:
+            return
+        try:
+            found = self._handle.latest() if step is None else self._handle.wait(step - 1)
+        except NotFoundError:
+            found = None
+        if found is None:
+            logger.warning(
+                "%s: the server has lost the frozen parameters and buffers of this run, so they begin in this process "
+                "as the program has made them",
+                self._name,
+            )
+            return
+        tree: Any = found[1]
+        for name in sorted(tree.keys() ^ self._tensors.keys()):
+            raise self._another(name)
+        for name, tensor in self._tensors.items():
+            if tree[name].size != tensor.numel() * tensor.element_size():
+                raise self._another(name)
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                values = torch.from_numpy(np.array(tree[name])).view(tensor.dtype).reshape(tensor.shape)
+                if not torch.equal(values.to(tensor.device), tensor):
+                    tensor.copy_(values)
+
+    def _bytes(self) -> dict[str, Any]:
+        return {
+            name: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            for name, tensor in self._tensors.items()
+        }
+
+    def _another(self, name: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"another model is trained under the name {shown(self._name)}: its frozen parameters and buffers differ in "
+            f"{shown(name)}"
+        )
+
+    def close(self) -> None:
+        """Closes the handle."""
+        handle, self._published = self._published, None
+        if handle is not None:
+            handle.close()
