@@ -14,6 +14,13 @@ def versions():
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
+def limited(in_place_limit):
+    """Returns the option that limits what is added in place, also for an early version of redisacc."""
+    if hasattr(redisacc, "Limits"):
+        return {"limits": redisacc.Limits(in_place_limit)}
+    return {"in_place_limit": in_place_limit}
+
+
 class Peer(common.Actor):
     """A process with handles on the accumulators of its workloads."""
 
@@ -38,7 +45,7 @@ class Peer(common.Actor):
                 workload["shape"],
                 name,
                 redis=self.settings["url"],
-                limits=redisacc.Limits(workload["in_place_limit"]),
+                **limited(workload["in_place_limit"]),
                 **self.settings.get("options", {}),
             )
         return self.opened[name]

@@ -29,6 +29,7 @@ class Point:
 def curves(run: Run) -> dict[str, list[Point]]:
     """Returns every curve, by name."""
     small = Workload("growth-10x16", "sparse", (1000, 16), 10)
+    middle = Workload("growth-100x64", "sparse", (10_000, 64), 100)
     buffered = Workload("growth-10x16-buffered", "sparse", (1000, 16), 10, in_place_limit=0)
     dense = Workload("growth-dense-1MB", "dense", (500, 500))
     counts = (1, 8) if run.tiny else (1, 8, 100, 1000) if run.quick else (1, 8, 100, 1000, 10_000)
@@ -36,6 +37,7 @@ def curves(run: Run) -> dict[str, list[Point]]:
     rows = (10,) if run.tiny else (10, 100, 1000, 10_000) if run.quick else (10, 100, 1000, 10_000, 100_000)
     return {
         "workers, sparse 10x16": [Point(n, small, n) for n in workers],
+        "workers, sparse 100x64": [Point(n, middle, n) for n in workers],
         "workers, dense 1 MB": [Point(n, dense, n) for n in workers],
         "rows of 16, four workers": [
             Point(n, Workload(f"growth-rows-{n}", "sparse", (max(1000, 10 * n), 16), n), min(4, max(workers)))

@@ -394,7 +394,10 @@ class SocketConnection(Connection):
             if wanted:
                 self.request(wanted, deadline)
                 awaited.extend(wanted)
-            self._receive(incoming, arrivals, awaited.popleft())
+            arrival = awaited.popleft()
+            # Most are there as they are expected.
+            if incoming.put(arrivals.expected(arrival)) or self._receive(incoming, arrivals, arrival):
+                arrivals.finish(arrival)
             wanted = arrivals.more()
 
     def request(self, wanted: Sequence[Arrival], deadline: float) -> None:
@@ -402,18 +405,15 @@ class SocketConnection(Connection):
         self._send(pack_commands(get_commands(wanted)), deadline)
 
     @staticmethod
-    def _receive(incoming: _Incoming, arrivals: Arrivals[A], arrival: A) -> None:
-        """Receives the reply to a GET."""
-        if incoming.put(arrivals.expected(arrival)):
-            arrivals.finish(arrival)
-            return
+    def _receive(incoming: _Incoming, arrivals: Arrivals[A], arrival: A) -> bool:
+        """Receives the reply to a GET. Returns whether there is such a string."""
         length = length_of(incoming.line())
         if length is None:
             arrivals.missing(arrival)
-            return
+            return False
         incoming.fill(arrivals.begin(arrival, length))
         incoming.line()
-        arrivals.finish(arrival)
+        return True
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float, sent: int = 0) -> float:
         """Sends the rest of buffers, after so many bytes. Returns how many seconds that took, or 0."""

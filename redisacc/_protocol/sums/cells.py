@@ -344,8 +344,11 @@ class Cells:
                 part = self._next_of(cell)
                 if part is not None:
                     cell.coming.append(part)
+                if part is None or len(cell.summed) + len(cell.coming) >= self._uploads.bound:
+                    # There is no other one.
+                    del ready[cell]
+                if part is not None:
                     return part
-                del ready[cell]
         return None if self.rows is None else self.rows.next()
 
     def _next_of(self, cell: Cell) -> Part | None:
