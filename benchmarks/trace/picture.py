@@ -53,9 +53,7 @@ class Step:
         """Returns the step of median length of the second half of what was recorded."""
         first = processes[0]
         if first["role"] == "taker":
-            # A round ends with its take.
-            ends = [span[4] for span in first["spans"] if span[1:3] == ["call", "take"]]
-            bounds = list(zip(first["begins"], ends, strict=True))
+            bounds = [(span[3], span[4]) for span in first["spans"] if span[1:3] == ["call", "take"]]
         else:
             bounds = list(zip(first["begins"], first["begins"][1:], strict=False))
         bounds = bounds[len(bounds) // 2 :]

@@ -15,7 +15,7 @@ import redisacc
 from benchmarks.trace.recording import Recording, note_commands, noted_commands, recorded
 
 # Rounds begin at these intervals, in seconds.
-EVERY, FIRST = 0.05, 1.0
+EVERY, FIRST = 0.1, 1.0
 ROWS, WIDTH, TABLE = 100, 64, 10_000
 
 
@@ -51,7 +51,7 @@ def join_rounds(recording: Recording, transport: Any, given: dict[str, Any]) -> 
         # The first round finds nothing ready, and takes longer.
         begins.append(given["start"] + int((step and FIRST + step * EVERY) * 1e9))
         while given["role"] != "taker" and acc.global_step() < step:
-            time.sleep(EVERY)
+            time.sleep(EVERY / 10)
         with recording.span("pause"):
             time.sleep(max(begins[-1] - time.monotonic_ns(), 0) / 1e9)
         if given["role"] == "taker":

@@ -8,6 +8,7 @@ namespaces.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -32,11 +33,13 @@ class Recording:
     """What the threads of this process have done.
 
     A span has the name of its thread, kind, text, begin, end, the thread's CPU time at both, the address of the
-    connection, the commands, and the id of the thread. Times are in nanoseconds.
+    connection, the commands, and the number of the thread. Times are in nanoseconds.
     """
 
     def __init__(self) -> None:
         self.spans: list[tuple[Any, ...]] = []
+        # The ids of threads come again.
+        self._own, self._numbers = threading.local(), itertools.count()
 
     @contextlib.contextmanager
     def span(self, kind: str, text: str = "", connection: Any = None, commands: tuple[str, ...] = ()) -> Iterator[None]:
@@ -47,8 +50,10 @@ class Recording:
         finally:
             ended, after = time.monotonic_ns(), time.thread_time_ns()
             local = connection and connection.local
-            thread = threading.current_thread()
-            self.spans.append((thread.name, kind, text, began, ended, cpu, after, local, commands, thread.ident))
+            if not hasattr(self._own, "number"):
+                self._own.number = next(self._numbers)
+            name = threading.current_thread().name
+            self.spans.append((name, kind, text, began, ended, cpu, after, local, commands, self._own.number))
 
     def write(self, path: Path, **more: Any) -> None:
         """Writes it as JSON."""
