@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
@@ -153,12 +154,14 @@ class Optimizer(torch.optim.Optimizer):
             _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
         elif local is not None:
             _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
-        self._is_open = self._has_started = False
+        self._is_open = self._has_started = self._has_new_gradients = self._has_warned_of_reset = False
         self._hooks: list[Any] = []
         self._forward_hooks: list[Any] = []
         # The groups are the same dicts, so a scheduler may have either optimiser.
         super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
+        # As if it had a state: torch's get_optimizer_state_dict makes a step with one that has none.
+        self.state = State(dict)
         self._inner = inner
         self._counterpart = found
         every = {names[each]: each for group in inner.param_groups for each in group["params"]}
@@ -203,7 +206,7 @@ class Optimizer(torch.optim.Optimizer):
         training._begins = training.number == 0
         try:
             if mean:
-                self.state = inner.state
+                inner.state = self.state = State(dict, inner.state)
                 mean.open(training, redis)
             if not training._begins or training._published.step() is not None:
                 self._advance()
@@ -370,6 +373,7 @@ class Optimizer(torch.optim.Optimizer):
                 "with other weights, call load_weights() in all processes, which publishes those of worker 0 as the "
                 "next version. To limit weights, do that in the forward pass"
             )
+        self._has_new_gradients = False
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), **self._lr()}
@@ -469,13 +473,14 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def _ready(self, tensor: torch.Tensor) -> None:
+        self._has_new_gradients = True
         # Before the training has begun, step() sends all gradients.
         if self._step >= 0 and not self._is_finished:
             self._gradients.note(tensor)
 
     def _advance(self) -> None:
         """Waits for the next weights, and writes them into the model."""
-        before, is_there = self._step, False
+        before, is_there, self._has_new_gradients = self._step, False, False
         while not is_there:
             if self._steps is None:
                 self._steps = self.training.steps(until=self._until)
@@ -538,6 +543,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Resets the gradients, as torch's optimisers do. What was sent of a step that is left out is dropped."""
+        if self._has_new_gradients and not (self._has_warned_of_reset or self._is_finished):
+            self._has_warned_of_reset = True
+            logger.warning(
+                "%s: zero_grad() drops the gradients of step %d, which no step() has used, so the others still wait "
+                "for this process. If this batch is to be left out, call skip() instead",
+                self.training.shared_name,
+                self.training_step,
+            )
+        self._has_new_gradients = False
         self._gradients.abandon()
         super().zero_grad(set_to_none)
 
@@ -682,6 +696,13 @@ class Optimizer(torch.optim.Optimizer):
         if self._mean is not None:
             self._mean.close()
         self.training.close()
+
+
+class State(defaultdict[Any, Any]):
+    """The state of an optimiser, which is true also while it is empty."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class FirstPass:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from networks import Net, batch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -344,3 +346,44 @@ def test_a_schedule_may_return_the_scalars_of_numpy_and_jax(real_client, rate):
         for _ in training.steps(until=4):
             training.apply({"w": np.ones(1, np.float32)})
         assert training.latest()[1]["w"].tolist() == [-1.5]
+
+
+def test_a_batch_that_is_left_out_without_skip_is_noticed(wrap, caplog):
+    model = Net()
+    optimizer = wrap(model, sgd(model))
+    train(optimizer, model, 2)
+    assert "zero_grad()" not in caplog.text
+    for _ in range(2):
+        cross_entropy(model(batch(2, 0)[0]), batch(2, 0)[1]).backward()
+        optimizer.zero_grad()
+    assert caplog.text.count("drops the gradients of step 2, which no step() has used") == 1
+    assert "call skip() instead" in caplog.text
+
+
+@BOTH
+def test_the_state_is_read_by_torch_without_a_step(wrap, fused):
+    model = Net()
+    inner = torch.optim.Adam(model.parameters())
+    optimizer = wrap(model, inner, fused=fused)
+    for steps in (0, 2):
+        train(optimizer, model, steps)
+        weights = [each.clone() for each in model.parameters()]
+        found = get_optimizer_state_dict(model, optimizer)
+        assert ("out.bias" in found["state"]) == (steps > 0)
+        assert optimizer.training_step == steps
+        assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+
+
+def test_handles_on_a_training_say_why_they_cannot_be_pickled(real_client):
+    weights = {"w": np.zeros(1, np.float32)}
+    options = {"optimizer": redisacc.optim.SGD(0.1), "workers": 1, "redis": real_client}
+    with (
+        redisacc.Training("pickled", weights, **options) as training,
+        redisacc.Worker("pickled", redis=real_client) as worker,
+    ):
+        for handle in (training, worker):
+            for copied in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(
+                    TypeError, match=r"cannot be pickled or copied, .* Open it by its name in the other"
+                ):
+                    copied(handle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from redisacc._text import shown
 from redisacc._wire import forks
@@ -27,6 +27,17 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuses to be pickled or copied, unless a class says how.
+
+        Raises:
+            TypeError: always here.
+        """
+        raise TypeError(
+            f"a redisacc {type(self).__name__} cannot be pickled or copied, because its leases and connections belong "
+            "to this process. Open it by its name in the other process, which is then a worker of its own"
+        )
 
 
 class Lifetime:
