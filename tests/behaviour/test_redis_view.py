@@ -42,3 +42,38 @@ def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dens
     assert len(parts) == 8
     # jemalloc has blocks of 512 KiB, and then of 640: a part that needs one byte more would waste a quarter.
     assert sum(real_client.memory_usage(part) for part in parts) < 1.12 * 4 * 10**6
+
+
+# What a field of the record never holds. tests/hostile damages every value of every key, one at a time.
+FORGED = {
+    "staleness": (b"", b"x", b"0:", b"4:2", b"0:1,0:1", b"0:0,1:2", b"0:3"),
+    "total_weight": (b"", b"0", b"nan", b"1e999", b"1e-40", b"1" * 25),
+    "staleness_weight": (b"linear", b"1,2,3", b"1,x", b"1,0", b"1;2"),
+    "partitions": (b"0", b"0,0", b"0,1,", b"01,2", b"-1,2", b"0,100000", b"1" * 50_000),
+    "grace_count": (b"x", b"-1", b"9" * 16),
+    "quorum": (b"x", b"-1", b"9" * 16),
+}
+
+
+@pytest.mark.forges
+def test_a_field_that_holds_what_redisacc_never_writes_is_named(open_dense, open_parameters, client):
+    options = {"staleness": redisacc.Staleness(3, weight=[1, 1, 1, 0.5]), "shared_name": "w"}
+    acc = open_dense("float32", [1], **options)
+    for weight in (1.0, 0.5):
+        acc.apply_grad([1.0], weight=weight)
+    before = client.hgetall("redisacc:{w}")
+    for field, texts in FORGED.items():
+        for text in texts:
+            client.hset("redisacc:{w}", field, text)
+            with pytest.raises(redisacc.CorruptDataError, match=field.replace("total_weight", "total.weight")):
+                acc.take_grad(3, timeout=0, grace=1) if field == "grace_count" else acc.info()
+            if field == "partitions":
+                with pytest.raises(redisacc.CorruptDataError, match=field):
+                    open_dense("float32", [1], "w")
+            client.delete("redisacc:{w}")
+            client.hset("redisacc:{w}", mapping=before)
+    open_parameters("p").publish(np.ones(2), 0)
+    client.hset("redisacc:{p}:parameters", "partitions", "0,0")
+    with pytest.raises(redisacc.CorruptDataError, match="partitions"):
+        open_parameters("p")
+    client.flushall()

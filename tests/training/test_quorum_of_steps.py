@@ -212,22 +212,6 @@ def test_a_step_goes_on_without_those_who_do_not_come(training, background):
     assert one.result()[1] == [0, 1, 2]
 
 
-def test_a_chief_that_is_started_again_does_not_start_the_grace_again(training, background, until):
-    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
-    leading = background(training.lead, chief, 1)
-    one = training.work(training.worker(0), gradient=ones)
-    until(lambda: int(training.record.get(b"grace_began_ms", 0)))
-    chief.close()
-    with pytest.raises(redisacc.CancelledError):
-        leading.result()
-    began = int(training.record[b"grace_began_ms"])
-    training.client.hset("redisacc:{train}", "grace_began_ms", began - HOUR * 1000)
-    chief = training.chief(workers=2, quorum=Quorum(1, grace=HOUR))
-    training.lead(chief, 1)
-    assert chief.parameters["w"].tolist() == [1, 1]
-    one.join()
-
-
 def test_a_step_needs_a_weight(training, background):
     chief = training.chief({"w": np.zeros(2)}, workers=2, quorum=Quorum(1, min_weight=3), reduction_type="MEAN")
     leading = background(training.lead, chief, 1)
@@ -263,18 +247,3 @@ def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, **options)
     assert remaining(training.client) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"most": 3}, "needs a grace"),
-        ({"grace": float("nan")}, "grace must be a number of seconds"),
-        ({"grace": -1}, "grace must be a number of seconds"),
-        ({"grace": 10**9}, "grace must be a number of seconds"),
-        ({"min_weight": -1}, "min_weight must be"),
-    ],
-)
-def test_invalid_quorums(options, message):
-    with pytest.raises(redisacc.InvalidArgumentError, match=message):
-        Quorum(**options)

@@ -128,35 +128,6 @@ def test_rows_of_nobody_change_nothing(training):
     assert {*(third != second).nonzero()[0]} == {7}
 
 
-@pytest.mark.slow(keep="adam-3")
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.01)], ids=["sgd", "adam"])
-def test_from_updates_to_rounds_and_back(updated, optimizer, partitions):
-    """A program that publishes rows of a table and of a dense leaf; the optimiser continues with all of it."""
-    one = updated(optimizer, with_tables(400, rows=100), sparse=SPARSE, partitions=partitions)
-    one.run(2)
-    one.chief.close()
-    one.open(None)
-    one.work()
-    for _ in one.chief.rounds(until=4):
-        parameters = {path: np.array(leaf) for path, leaf in one.chief.parameters.items()}
-        for path in ("body/table", "body/w"):
-            parameters[path][3] += 1
-            one.local.parameters[path][3] += 1
-        one.chief.publish(parameters, changed={path: [3] * (path.startswith("body")) for path in parameters})
-    one.join()
-    one.chief.close()
-    one.local.step = 4
-    one.local.updates = 0
-    one.local.state = {
-        slot: {path: one.local.optimizer.initial(slot, leaf) for path, leaf in one.local.parameters.items()}
-        for slot in one.local.optimizer.slots
-    }
-    one.open(one.local.optimizer)
-    one.run(6)
-    assert leftovers(one.training.client) == []
-
-
 def test_rows_of_a_table_that_was_brought_whole_since(training):
     """Rows blobs have rows of several tables. Those of before are not written over it."""
     begin = {"often": np.ones((50, 2), np.float32), "rarely": np.ones((900, 4), np.float32), "w": np.ones(2)}

@@ -17,7 +17,8 @@ from redisacc.errors import InvalidArgumentError
 from redisacc.optim.algorithms import BY_NAME
 from redisacc.optim.scalars import pack_scalars, pack_scale, unpack_scalars, unpack_scale
 
-KINDS = sorted(BY_NAME.values(), key=lambda kind: kind.name)
+# Those that users choose.
+KINDS = sorted((kind for kind in BY_NAME.values() if kind.__name__ in optim.__all__), key=lambda kind: kind.name)
 
 # Every option differs from its default.
 EVERYTHING = [
