@@ -539,15 +539,16 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
     buffers: list[bytes | memoryview] = []
     pending: list[bytes | memoryview] = []
     for command in commands:
-        types = frozenset(map(type, command))
+        types = list(map(type, command))
         if _VIEWS.isdisjoint(types):
             texts: Any = command
             if int in types:
                 # If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
-                texts = list(command)
-                for place, argument in enumerate(texts):
-                    if type(argument) is int:
-                        texts[place] = b"%d" % argument
+                texts, place = list(command), -1
+                # Few are numbers: to look at each argument here would take longer than all else.
+                for _ in range(types.count(int)):
+                    place = types.index(int, place + 1)
+                    texts[place] = b"%d" % texts[place]
             pending.append(hiredis.pack_command(tuple(texts)))
             continue
         pending.append(b"*%d\r\n" % len(command))
