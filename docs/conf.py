@@ -30,7 +30,7 @@ html_css_files = ["manual.css"]
 # Docstrings enclose code in one pair of backticks or in two; both mean code.
 default_role = "code"
 # redisacc.torch is documented where torch is missing.
-autodoc_mock_imports = ["torch"]
+autodoc_mock_imports = ["torch", "transformers"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 # Shows these aliases by name, because the unions behind them would fill a page.

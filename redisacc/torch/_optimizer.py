@@ -180,6 +180,7 @@ class Optimizer(torch.optim.Optimizer):
         self._step, self._jumped, self._is_finished = -1, 0, False
         self._first_step = -1
         self._schedulers: list[Any] = []
+        self._sampler: Sampler | None = None
         self._workers = _from(here.workers, workers, "WORLD_SIZE")
         options["accumulator"] = {**gradients, "sparse": sorted(self._rows)}
         self.training = Training(
@@ -608,7 +609,7 @@ class Optimizer(torch.optim.Optimizer):
             InvalidArgumentError: an argument is invalid, or this worker's number is too high to have a share.
         """
         assert self.training.number is not None
-        return sampler(
+        self._sampler = sampler(
             data,
             batch_size,
             number=self.training.number,
@@ -618,6 +619,20 @@ class Optimizer(torch.optim.Optimizer):
             progress=lambda: Progress(self.training_step, self._jumped, self._is_finished),
             is_late=self._step > self._first_step,
         )
+        return self._sampler
+
+    def total_steps(self, epochs: int) -> int:
+        """Returns how many steps whole epochs take with the sampler that was made last, for a scheduler or ``until``.
+
+        Args:
+            epochs: the number of epochs.
+
+        Raises:
+            InvalidArgumentError: no sampler was made.
+        """
+        if self._sampler is None:
+            raise InvalidArgumentError("total_steps() needs the size of the data: call sampler() before it")
+        return self._sampler.steps(epochs).start
 
     def finish(self) -> None:
         """Ends the training for all processes: their next ``step()`` returns with the last weights."""

@@ -59,7 +59,9 @@ def expected(program, make, workers):
     """Returns the digest of the weights that one process makes of the mean gradient with redisacc.optim."""
     model, data, loss, steps = make(program)
     parameters = dict(model.named_parameters())
-    optimizer = dataclasses.replace(redisacc.optim.AdamW(0.0, weight_decay=0.01, clip_norm=1.0), lr=rates(program))
+    # The Trainer's default.
+    decay = 0.0 if make is huggingface_trainer else 0.01
+    optimizer = dataclasses.replace(redisacc.optim.AdamW(0.0, weight_decay=decay, clip_norm=1.0), lr=rates(program))
     batches = Batches(len(data), program.BATCH * workers, seed=0)
 
     def gradient(number, step, values):
@@ -99,3 +101,15 @@ def test_a_framework_trains_with_the_mean_gradient(make, monkeypatch):
     assert "From now on" not in printed
     if sys.platform == "linux":
         assert printed.count("was killed by SIGKILL; it starts again") == 1
+
+
+def test_a_stream_and_an_unknown_number_of_processes_are_refused(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    program = importlib.import_module("huggingface_trainer")
+    arguments = program.TrainingArguments(str(tmp_path), max_steps=2, report_to="none")
+    trainer = program.Trainer(program.build(), arguments, train_dataset=program.examples())
+    with pytest.raises(redisacc.InvalidArgumentError, match="start them with `redisacc run --workers N`, or pass work"):
+        program.join(trainer, "refused")
+    trainer.train_dataset = iter([])
+    with pytest.raises(redisacc.InvalidArgumentError, match="let each process read its own part of a stream, and pass"):
+        program.join(trainer, "refused", workers=2)

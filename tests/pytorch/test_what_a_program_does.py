@@ -387,3 +387,13 @@ def test_handles_on_a_training_say_why_they_cannot_be_pickled(real_client):
                     TypeError, match=r"cannot be pickled or copied, .* Open it by its name in the other"
                 ):
                     copied(handle)
+
+
+def test_total_steps_are_those_of_whole_epochs(wrap):
+    model = Net()
+    optimizer = wrap(model, sgd(model), workers=3)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"call sampler\(\) before it"):
+        optimizer.total_steps(2)
+    sampler = optimizer.sampler(range(50), 4)
+    # 100 examples, 12 in each step.
+    assert optimizer.total_steps(2) == 9 == sampler.steps(1).stop
