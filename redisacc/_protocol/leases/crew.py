@@ -27,6 +27,10 @@ logger = logging.getLogger("redisacc")
 # How often a process asks for a lease that it waits for, in seconds.
 LEASE_LOOK = 0.25
 
+_ITSELF = (
+    ". It is this process itself: close() the object that holds the lease, such as one that an earlier run of a "
+    "notebook's cell has made"
+)
 _STAND_BY = "; or give it standby=True, and it takes over when that process has gone"
 
 
@@ -155,6 +159,7 @@ class Crew:
                 raise ConflictError(
                     f"{taken.who} is the {place} of {shown(self.name)} and extends its lease, so this process cannot "
                     f"be it. Stop that process first, or leave this one out{_STAND_BY if place == 'chief' else ''}"
+                    f"{_ITSELF if taken.process == own_identity() else ''}"
                 )
             if holder is None:
                 logger.warning(
