@@ -108,13 +108,14 @@ class MeanSteps:
 
     # Steps
 
-    def follow(self, step: int, mean: Any, *, finished: bool = False) -> bool:
+    def follow(self, step: int, mean: Any, *, finished: bool = False, keeps: bool = False) -> bool:
         """Makes the steps up to one.
 
         Args:
             step: the step.
             mean: its mean gradient.
             finished: whether it is the last one.
+            keeps: whether it stays in the model.
 
         Returns:
             Whether the weights are now those of this step. If not, they are of a later one.
@@ -127,6 +128,8 @@ class MeanSteps:
             self._catch_up(step)
         if self.step < step:
             self._make(step, mean)
+            if not keeps:
+                self._forget_gradients()
         if self.step == step and self._leads:
             self._publish_if_due(finished=finished)
         return self.step == step
@@ -148,6 +151,10 @@ class MeanSteps:
             self._make(step, mean)
         except InvalidArgumentError as error:
             logger.warning("%s: step %d has changed no weights: %s", self._training.shared_name, step - 1, error)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        """The next backward pass must not add to them."""
         for each in self._tensors.values():
             each.grad = None
 

@@ -384,7 +384,7 @@ class Optimizer(torch.optim.Optimizer):
             self.training.apply(None, weight=weight, metrics=metrics)
         else:
             self._gradients.commit(weight, metrics)
-        self._advance()
+        self._advance(keeps=True)
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
         return loss
@@ -479,8 +479,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._step >= 0 and not self._is_finished:
             self._gradients.note(tensor)
 
-    def _advance(self) -> None:
-        """Waits for the next weights, and writes them into the model."""
+    def _advance(self, *, keeps: bool = False) -> None:
+        """Waits for the next weights, and writes them into the model, in which the mean gradient may stay."""
         before, is_there, self._has_new_gradients = self._step, False, False
         while not is_there:
             if self._steps is None:
@@ -494,7 +494,9 @@ class Optimizer(torch.optim.Optimizer):
                 # A generator that has raised is over. The next call begins another one.
                 self._steps = None
                 raise
-            is_there = self._mean is None or self._mean.follow(self._step, tree, finished=self._is_finished)
+            is_there = self._mean is None or self._mean.follow(
+                self._step, tree, finished=self._is_finished, keeps=keeps
+            )
         if self._mean is None and (self._counterpart is not None or self._is_finished):
             self._write(tree)
         self._note()

@@ -1,10 +1,11 @@
 """A program that every process of a training runs: run by test_restarts.py.
 
 python program.py URL EPOCHS [WORKERS]. Without WORKERS, the environment says how many there are. Says where it is in
-each step, and in the end the digest of the weights.
+each step, and in the end the digest of the weights. SNAPSHOT_EVERY in the environment: each process makes the updates.
 """
 
 import hashlib
+import os
 import sys
 
 import torch
@@ -23,6 +24,9 @@ model = nn.Sequential(nn.Linear(4, 360), nn.ReLU(), nn.Linear(360, 360), nn.ReLU
 
 inner = torch.optim.AdamW(model.parameters(), lr=0.01)
 how = {"workers": int(workers[0])} if workers else {}
+if every := os.environ.get("SNAPSHOT_EVERY"):
+    inner = torch.optim.NAdam([{"params": model[:1].parameters()}, {"params": model[1:].parameters(), "lr": 0.02}])
+    how |= {"fused": False, "snapshot_every": int(every)}
 optimizer = redisacc.torch.Optimizer(inner, "torch", model, clip_norm=1.0, redis=url, **how)
 # An upload has begun by then.
 model[2].register_full_backward_hook(lambda *_: print("sends", optimizer.training_step, flush=True))

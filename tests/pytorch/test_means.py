@@ -134,6 +134,83 @@ def test_the_snapshot_has_the_weights_and_the_state_of_the_optimizer(wrap, real_
             assert torch.equal(ours["state"][number][key], value)
 
 
+def step_of(model, optimizer):
+    optimizer.zero_grad()
+    x, y = batch(optimizer.training_step, optimizer.training.number)
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def state_of(optimizer):
+    return [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+
+
+@pytest.mark.parametrize("every", [1000, 3])
+def test_whoever_is_late_or_comes_late_makes_all_steps(wrap, until, every):
+    """The quorum is 1, so the first process makes steps while the others do nothing."""
+    models = [Net() for _ in range(3)]
+    for model in models[1:]:
+        for each in model.parameters():
+            torch.nn.init.normal_(each)
+    options = {"workers": 2, "quorum": 1, "fused": False, "snapshot_every": every}
+    first = wrap(models[0], MAKE["NAdam"](models[0]), **options)
+    step_of(models[0], first)
+    late = wrap(models[1], MAKE["NAdam"](models[1]), **options)
+    # They began with the weights of number 0.
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    for _ in range(10):
+        step_of(models[0], first)
+    if every == 3:
+        until(lambda: (first.training.snapshot or 0) >= 3)
+    step_of(models[0], first)
+    step_of(models[1], late)
+    joins = wrap(models[2], MAKE["NAdam"](models[2]), **options, number=2)
+    assert (first.training_step, late.training_step, joins.training_step) == (12, 12, 12)
+    for model, optimizer in ((models[1], late), (models[2], joins)):
+        for one, other in zip(models[0].parameters(), model.parameters(), strict=True):
+            assert torch.equal(one, other)
+        assert all(torch.equal(*pair) for pair in zip(state_of(first), state_of(optimizer), strict=True))
+
+
+def freeze(model, step):
+    model.inner.requires_grad_(step not in (2, 3))
+    # A gradient is None at first, and then again.
+    model.out.requires_grad_(step > 0)
+
+
+def test_frozen_parameters_stay_where_they_are_and_may_return(wrap, background):
+    running = [background(train, wrap, MAKE["AdamW"], workers=2, change=freeze) for _ in range(2)]
+    check_equal(running, alone(MAKE["AdamW"], 2, change=freeze))
+
+
+def test_a_gradient_that_only_one_process_has_counts_half(wrap, background):
+    def run():
+        model = Net()
+        optimizer = wrap(model, MAKE["SGD"](model), fused=False, workers=2)
+        loss = model.unused.weight.sum() if optimizer.training.number else model.out.bias.sum()
+        loss.backward()
+        optimizer.step()
+        return model
+
+    expected = Net()
+    inner = MAKE["SGD"](expected)
+    ((expected.unused.weight.sum() + expected.out.bias.sum()) / 2).backward()
+    inner.step()
+    check_equal([background(run) for _ in range(2)], expected)
+
+
+def test_a_step_that_all_skip_moves_nothing(wrap):
+    model = Net()
+    optimizer = wrap(model, fused=False)
+    step_of(model, optimizer)
+    before = [each.detach().clone() for each in model.parameters()]
+    cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+    optimizer.step(weight=0)
+    assert optimizer.training_step == 2
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
 def test_processes_whose_groups_differ_say_where(wrap, background):
     def run(number):
         model = Net()

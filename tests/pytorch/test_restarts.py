@@ -13,21 +13,26 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("program.py")
 EPOCHS = 8
-pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(300)]
 
 
 def environment():
     return {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
-def run(url, workers, kills):
-    """Runs the program in some processes, and kills one that has said some words. Returns what the last ones say."""
+def run(url, workers, kills, **variables):
+    """Runs the program in some processes, and kills one that has said some words. Returns what the last ones say.
+
+    Args:
+        kills: what it has said, and a step. "all": all of them at once, when one of them makes that step.
+    """
     left, endings, codes, lock = list(kills), [], [], threading.Lock()
     every = {}
 
     def start(place):
         command = [sys.executable, PROGRAM, url, str(EPOCHS), str(workers)]
-        every[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        environ = {**environment(), **variables}
+        every[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
 
     def follow(place):
         while True:
@@ -37,11 +42,11 @@ def run(url, workers, kills):
                 if what == "ends":
                     endings.append((int(step), *digest))
                 with lock:
-                    due = [one for one in left if one[0] == what and one[1] <= int(step)][:1]
+                    due = [one for one in left if one[0] in (what, "all") and one[1] <= int(step)][:1]
                     for one in due:
                         left.remove(one)
-                if due:
-                    process.kill()
+                for one in every.values() if due and due[0][0] == "all" else [process] * len(due):
+                    one.kill()
             process.stdout.close()
             if process.wait() != -signal.SIGKILL:
                 codes.append(process.returncode)
@@ -55,7 +60,7 @@ def run(url, workers, kills):
         for one in threads:
             one.start()
         for one in threads:
-            one.join(160)
+            one.join(250)
     finally:
         for one in every.values():
             one.kill()
@@ -72,6 +77,17 @@ def test_kills_change_no_bit(real_server, real_client):
     # 8 epochs of 50 examples, 10 in a step.
     assert {step for step, _ in undisturbed} == {40}
     assert undisturbed == [undisturbed[0]] * 2
+    assert disturbed == undisturbed
+
+
+@pytest.mark.timeout(600)
+def test_kills_change_no_bit_if_each_process_makes_the_updates(real_server, real_client):
+    undisturbed = run(real_server.url, 2, (), SNAPSHOT_EVERY="6")
+    real_client.flushall()
+    # Before a snapshot but the first, all processes, and in the middle of a backward pass.
+    kills = [("leads", 4), ("all", 11), ("sends", 17)]
+    disturbed = run(real_server.url, 2, kills, SNAPSHOT_EVERY="6")
+    assert undisturbed == [(40, undisturbed[0][1])] * 2
     assert disturbed == undisturbed
 
 
