@@ -279,22 +279,14 @@ class Optimizer(ABC):
             options["lr"] = None
         return {"name": self.name, **{name: encode(value) for name, value in options.items()}}
 
-    def state_matches(self, config: object) -> bool:
+    def state_matches(self, other: Optimizer) -> bool:
         """Returns whether state that another optimiser has written can continue with this one.
 
         That is so if it has the same slots with the same meaning, as those of Adam and AdamW have. Other numbers, such
         as the betas, may differ.
-
-        Args:
-            config: what ``to_config`` of the other optimiser returned.
-
-        Raises:
-            InvalidArgumentError: this is not a config.
         """
-        from redisacc.optim.algorithms import from_config
-
         # No two optimisers use the same names for something else: a momentum_buffer alone is SGD's.
-        return self.slots == from_config(config).slots
+        return self.slots == other.slots
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:

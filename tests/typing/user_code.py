@@ -242,7 +242,7 @@ def optimizers(paths: list[str]) -> tuple[tuple[float, ...], ...]:
     )
     groups, number = optimizer.groups(paths)
     print(groups, number, optimizer.slots, redisacc.optim.SGD(1e-3, momentum=0.9, nesterov=True, ema=0.99).name)
-    assert redisacc.optim.from_config(optimizer.to_config()).state_matches(optimizer.to_config())
+    assert redisacc.optim.from_config(optimizer.to_config()).state_matches(optimizer)
     return optimizer.scalars(0, 1)
 
 

@@ -97,7 +97,7 @@ def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
         and has.part_bytes == other.part_bytes
         and has.tables == other.tables
         and has.keys.partitions == other.keys.partitions
-        and other.optimizer.state_matches(has.optimizer.to_config())
+        and other.optimizer.state_matches(has.optimizer)
     )
 
 
