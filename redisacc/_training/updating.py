@@ -29,7 +29,7 @@ from redisacc._protocol.updates.opening import Whole, begin_updates, publish_who
 from redisacc._protocol.updates.record import UpdateRecord, parse_update_record, update_command
 from redisacc._text import shown
 from redisacc._training.exact_parameters import pack_state, read_exact
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import DataLossError, InvalidArgumentError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -260,6 +260,7 @@ class Updating:
 
         Raises:
             NotFoundError: there is none.
+            DataLossError: it is older than what is known.
         """
         self._note(self._parameters._transport.call(*update_command(self._keys)))
 
@@ -267,4 +268,10 @@ class Updating:
         found = parse_update_record(self._parameters._transport, self._keys, reply, self._record)
         if found is None:
             raise refused(OF_PARAMETERS["missing"], self._keys)
+        if found.record.step < self.step:
+            # What this process has is newer, and must not be forgotten.
+            raise DataLossError(
+                f"parameters {shown(self._keys.name)}: the server has lost step {self.step}, and is at step "
+                f"{found.record.step}"
+            )
         self._record, self._known = found, KnownVersion.of(found)

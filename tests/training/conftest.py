@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -179,26 +180,60 @@ def reducing(training: Training, background: Callable[..., Any], until: Callable
         one.close()
 
 
+# All keys at one moment: what each holds, and how long it will last.
+KEPT = """
+local kept = {}
+for number, key in ipairs(redis.call('KEYS', '*')) do
+  kept[number] = {key, redis.call('DUMP', key), redis.call('PTTL', key)}
+end
+return kept
+"""
+
+
 class Losses:
-    """Empties the server that a process reaches through a proxy, and empties it again while it is being restored."""
+    """Takes data from the server that a process reaches through a proxy, and again while they are being restored."""
 
     def __init__(self, proxy: Proxy, client: Any) -> None:
         self._proxy = proxy
         self._client = client
         self.number = self._left = self._after = 0
+        self.lose = client.flushall
 
     def begin(self, after: int, times: int = 1) -> None:
-        """Empties the server now, and that many times again, each time after so many requests of that process."""
+        """Loses data now, and that many times again, each time after so many requests of that process."""
         self._left, self._after = times, after
-        self._empty()
+        self._happens()
 
-    def _empty(self) -> None:
+    def _happens(self) -> None:
         if self._left:
             self._left -= 1
-            self._proxy.when_it_happens = self._empty
+            self._proxy.when_it_happens = self._happens
             self._proxy.arm(Fault("request", self._after, 0, "pass"))
         self.number += 1
-        self._client.flushall()
+        self.lose()
+
+    def keep(self) -> None:
+        """From now on, the server goes back to the data that it has now, as after a restart."""
+        kept = self._client.eval(KEPT, 0)
+
+        def lose() -> None:
+            with self._client.pipeline() as pipeline:
+                pipeline.flushall()
+                for key, data, left in kept:
+                    pipeline.restore(key, max(left, 0), data)
+                pipeline.execute()
+
+        self.lose = lose
+
+    def only(self, pattern: bytes) -> None:
+        """From now on, only keys with such names are lost."""
+
+        def lose() -> None:
+            names = [key for key in self._client.scan_iter() if re.search(pattern, key)]
+            if names:
+                self._client.delete(*names)
+
+        self.lose = lose
 
 
 @pytest.fixture

@@ -47,25 +47,41 @@ def add(taken, parameters, state):
 
 
 # The state of an optimizer is restored, too, and so is a program's.
-HOW = {
-    "update": {"update": add, "state": {"n": np.array(0)}},
-    "optimizer": {"optimizer": SGD(0.5, momentum=0.5)},
+UPDATE = {"sparse": ["table"], "update": add, "state": {"n": np.array(0)}}
+OPTIMIZER = {"sparse": ["table"], "optimizer": SGD(0.5, momentum=0.5)}
+HOW = {"update": UPDATE, "optimizer": OPTIMIZER}
+EVERY_HOW = {
+    **HOW,
+    "streams": {**OPTIMIZER, "limits": redisacc.Limits(in_place=0)},
+    "update-partitions": {**UPDATE, "partitions": 3},
+    "optimizer-partitions": {**OPTIMIZER, "partitions": 3},
+    # A worker that goes back keeps the state of its inner optimizer, so this one has none.
+    "local": {"optimizer": redisacc.LocalSteps(SGD(0.5), 2, SGD(0.7, momentum=0.5))},
 }
 
 both = pytest.mark.parametrize("how", HOW)
 
 
-def train(one, until, seen=lambda step: None):
-    """Trains, and returns the bytes of the weights and of the state in the end."""
+def train(one, until, seen=lambda step: None, how=""):
+    """Trains, and returns the bytes of the weights, and the state in the end."""
     for step, found in one.steps(until=until):
         seen(step)
-        rows = np.array([step % 9])
-        values = redisacc.IndexedSlices(np.ones((1, 2), np.float32), rows)
-        one.apply({"w": np.sin(found["w"]) + np.float32(step), "table": values})
+        gradient = {"w": np.sin(found["w"]) + np.float32(step), "table": np.ones((1, 2), np.float32)}
+        if how == "local":
+            gradient["table"] = np.sin(found["table"])
+        else:
+            gradient["table"] = redisacc.IndexedSlices(gradient["table"], np.array([step % 9]))
+        if how != "streams":
+            one.apply(gradient)
+            continue
+        with one.begin() as upload:
+            for path, leaf in gradient.items():
+                upload.put(path, leaf)
+            upload.commit()
     (step, weights), (_, state) = one.latest(), one.latest_state()
     assert step == until
-    leaves = [weights["w"], weights["table"], *state.values()]
-    return [np.asarray(leaf["w"] if isinstance(leaf, dict) else leaf).tobytes() for leaf in leaves]
+    # Of arrays as small as these, repr shows each bit.
+    return weights["w"].tobytes(), weights["table"].tobytes(), repr(state)
 
 
 @pytest.fixture
@@ -73,32 +89,54 @@ def expected(real_client):
     """Returns what an undisturbed training would have in the end."""
 
     def undisturbed(how, until):
-        options = grouped({"workers": 1, "redis": real_client, "sparse": ["table"], **HOW[how]})
+        options = grouped({"workers": 1, "redis": real_client, **EVERY_HOW[how]})
         with redisacc.Training("undisturbed", BEGIN, **options) as one:
-            found = train(one, until)
+            found = train(one, until, how=how)
             one.delete()
         return found
 
     return undisturbed
 
 
-@pytest.mark.slow(keep="2-optimizer|3-update")
-@both
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_only_process_loses_everything_again_and_again(join, losses, background, expected, everything, how, times):
+# What the server loses, as a pattern of keys, and how often again while it is restored.
+LOSSES = {
+    "everything": (b"", 1),
+    "everything-3": (b"", 3),
+    "older": (b"", 1),
+    "parameters": (b":parameters|:blob:", 1),
+    "parts": (b":part:|:blob:", 1),
+    "gradients": (rb"^redisacc:{train}(?!:parameters)", 1),
+}
+
+
+@pytest.mark.slow(keep="everything-3-update$|older-optimizer$|parts-streams")
+@pytest.mark.parametrize("how", EVERY_HOW)
+@pytest.mark.parametrize("what", LOSSES)
+def test_the_only_process_loses_it_again_and_again(join, losses, background, expected, everything, how, what):
     """The defect: the last copy of the weights ended with the process."""
     begin = dict(enumerate(range(0, 50, 1 if everything else 10), 2))
-    until = len(begin) + 3
+    until = (len(begin) + 4) // 2 * 2
     wanted = expected(how, until)
-    one = join(BEGIN, sparse=["table"], **HOW[how])
+    one = join(BEGIN, **EVERY_HOW[how])
+    pattern, times = LOSSES[what]
+    if pattern:
+        losses.only(pattern)
 
     def seen(step):
         if step in begin:
             losses.begin(begin.pop(step), times)
+        if what == "older":
+            losses.keep()
 
-    assert background(train, one, until, seen).result(300) == wanted
-    assert not begin
-    assert losses.number > (1 + times) * (until - 3) / 2
+    running = background(train, one, until, seen, how)
+    if what == "gradients":
+        # Both are in one slot, so a server loses both: somebody has deleted them.
+        with pytest.raises(redisacc.NotFoundError, match="it was deleted"):
+            running.result(60)
+    else:
+        assert running.result(300) == wanted
+        assert not begin
+        assert losses.number > (1 + times) * len(range(2, until - 1)) / 2
     one.delete()
 
 
@@ -133,7 +171,7 @@ def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, dur
     durations(opening=0.2)
     proxy.refuses = True
 
-    running = background(lambda: train(join(BEGIN, sparse=["table"], **HOW["update"]), 3))
+    running = background(lambda: train(join(BEGIN, **HOW["update"]), 3))
     until(lambda: "could not reach the server to open the training" in caplog.text)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1 or not running.running)
@@ -177,7 +215,7 @@ def refusing(daemon):
 def test_writes_that_are_refused_for_a_while(join, refusing, background, expected, caplog, until, how, cause):
     server, refuse, accept = refusing
     wanted = expected(how, 6)
-    one = join(BEGIN, sparse=["table"], redis=server.url, **HOW[how])
+    one = join(BEGIN, redis=server.url, **HOW[how])
 
     def end():
         until(lambda: "the server refuses writes; trying" in caplog.text and cause in caplog.text)
@@ -224,7 +262,7 @@ def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background
     after = dict(enumerate(range(12) if everything else range(odd, 12, 2), 2))
     until = len(after) + 3
     wanted = expected(how, until)
-    one = join(BEGIN, sparse=["table"], **HOW[how])
+    one = join(BEGIN, **HOW[how])
 
     def seen(step):
         if step in after:

@@ -125,15 +125,9 @@ def publish_whole(
         ServerError: others get in between again and again.
     """
     tries = Tries(transport, model.keys, step)
-    while True:
-        reply = _try(transport, reader, model, step=step, whole=whole, publisher=publisher)
-        if reply.outcome == "published":
-            list_name(transport, model.keys.name)
-            found = read_update_record(transport, model.keys)
-            if found is not None:
-                return found
-            reply = Reply(outcome="changed")
-        tries.pause(reply)
+    while isinstance(found := _try(transport, reader, model, step=step, whole=whole, publisher=publisher), Reply):
+        tries.pause(found)
+    return found
 
 
 def _try(
@@ -144,7 +138,7 @@ def _try(
     step: int,
     whole: Whole,
     publisher: str,
-) -> Reply:
+) -> UpdateRecord | Reply:
     record = reader.poll()
     before = None if record is None else reader.manifest(record)
     if record is not None and before is None:
@@ -194,6 +188,10 @@ def _try(
     reply = writer.write(
         Version(version, follows, event, fields, [*pieces], pieces, kept=(), retired=retired, removed=removed)
     )
-    if reply.outcome == "published":
-        reader.learn(incarnation, model.keys, schema)
-    return reply
+    if reply.outcome != "published":
+        return reply
+    reader.learn(incarnation, model.keys, schema)
+    list_name(transport, model.keys.name)
+    found = read_update_record(transport, model.keys)
+    # The server may have lost it already, and be at an older version, which has other values.
+    return found if found is not None and found.record.version == version else Reply(outcome="changed")
