@@ -8,7 +8,6 @@ makes the steps that follow it.
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from redisacc._arrays.trees import flatten_arrays
 from redisacc._arrays.validation import integer
 from redisacc._format.buffered import PartMissingError
 from redisacc._handles.parameters import Parameters
@@ -26,7 +26,7 @@ from redisacc._training.training import Training
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim.base import positive
 from redisacc.torch._groups import OPTIONS, Groups
-from redisacc.torch._state import as_array, write
+from redisacc.torch._state import as_array, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
 
@@ -247,12 +247,14 @@ class MeanSteps:
         frozen = {
             name: each._version for name, each in others.items() if each.ndim and isinstance(each, torch.nn.Parameter)
         }
-        file = io.BytesIO()
-        state = {"optimizer": self._optimizer.state_dict(), "moved": sorted(self._moved)}
-        torch.save({**state, "training": self._reader.incarnation}, file)
-        data = np.frombuffer(file.getvalue(), np.uint8)
-        self._snapshot_bytes = data.nbytes + self._bytes
-        return tree, data, frozen
+        state = {
+            "optimizer": state_tree(self._optimizer),
+            "numbers": np.array(self._groups.numbers()),
+            "moved": np.array(sorted(self._moved), np.int64),
+            "training": np.frombuffer(self._reader.incarnation.encode(), np.uint8),
+        }
+        self._snapshot_bytes = self._bytes + sum([each.nbytes for each in flatten_arrays(state, "state")[1]])
+        return tree, state, frozen
 
     def _publish(self, step: int, tree: dict[str, Any], state: Any, frozen: dict[str, int]) -> None:
         snapshots, incarnation = self._snapshots, self._reader.incarnation
@@ -327,15 +329,15 @@ class MeanSteps:
     def _set_state(self, state: Any) -> None:
         """Gives the optimiser the state of a snapshot. Its groups stay as the program has set them."""
         optimizer, groups, own = self._optimizer, self._optimizer.param_groups, self._optimizer.state
-        optimizer.load_state_dict(state["optimizer"])
-        loaded, optimizer.param_groups = optimizer.param_groups, groups
+        optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.param_groups = groups
         own.clear()
         own.update(optimizer.state)
         optimizer.state = own
         self._moved = set(state["moved"])
-        self._groups.set(self._moved, Groups(loaded, len(self._tensors)).numbers())
+        self._groups.set(self._moved, state["numbers"])
         every = [each for group in groups for each in group["params"]]
-        for number, saved in state["optimizer"]["state"].items():
+        for number, saved in state["optimizer"].items():
             # Torch converts them to the dtype of the parameter.
             of = optimizer.state[every[number]]
             of.update({key: each.to(of[key].device) for key, each in saved.items() if isinstance(each, torch.Tensor)})
@@ -344,6 +346,11 @@ class MeanSteps:
 def _loaded(state: Any, name: str) -> Any:
     """Returns the state in a snapshot, which any client may have written."""
     try:
-        return torch.load(io.BytesIO(state.tobytes()), map_location="cpu", weights_only=True)
+        return {
+            "optimizer": state_in_tree(state["optimizer"]),
+            "numbers": state["numbers"].tolist(),
+            "moved": state["moved"].tolist(),
+            "training": state["training"].tobytes().decode(),
+        }
     except Exception as error:
         raise CorruptDataError(f"parameters {name}: their state is none of an optimizer of torch: {error}") from error

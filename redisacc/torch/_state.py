@@ -17,6 +17,8 @@ from redisacc.torch._upload import dtype_name, is_elsewhere
 
 # The name of the number of updates, in torch and here.
 STEP, UPDATES = "step", "updates"
+# What a number of Python has as its key in a tree of a state.
+_NUMBER = "number"
 
 
 def state_of(
@@ -88,6 +90,54 @@ def as_array(tensor: torch.Tensor) -> Array:
 def _is_foreign(tensor: torch.Tensor) -> bool:
     """Returns whether numpy lacks the dtype of a tensor."""
     return tensor.is_floating_point() and not hasattr(np, dtype_name(tensor))
+
+
+def state_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns the state of each parameter as a tree of arrays: torch's own format would have to be unpickled.
+
+    Raises:
+        InvalidArgumentError: the optimizer keeps something else than tensors and numbers.
+    """
+    every = optimizer.state_dict()["state"]
+    return {str(number): {key: _packed(value, key) for key, value in state.items()} for number, state in every.items()}
+
+
+def state_in_tree(tree: Any) -> dict[int, dict[str, Any]]:
+    """Returns the state in a tree, as ``load_state_dict`` takes it.
+
+    Raises:
+        Exception: it has another form, because anybody may have published it.
+    """
+    return {int(number): {key: _unpacked(each) for key, each in state.items()} for number, state in tree.items()}
+
+
+def _packed(value: Any, key: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not _is_foreign(value):
+            return value.numpy(force=True).copy()
+        # Bytes in a further dimension, because numpy lacks the dtype.
+        return {dtype_name(value): value.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8).numpy()}
+    if isinstance(value, (bool, int, float)):
+        return {_NUMBER: np.array(value)}
+    if isinstance(value, (list, tuple)):
+        return [_packed(each, key) for each in value]
+    if value is not None:
+        raise InvalidArgumentError(
+            f"{shown(key)} in the state of the optimizer is a {type(value).__name__}: only tensors, numbers and lists "
+            "of them can be published"
+        )
+    return None
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, dict):
+        [(name, array)] = value.items()
+        if name == _NUMBER:
+            return array.item()
+        return torch.from_numpy(array.copy()).view(getattr(torch, name)).squeeze(-1)
+    return value and [_unpacked(each) for each in value]
 
 
 def write(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> None:
