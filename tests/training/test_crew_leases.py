@@ -206,10 +206,10 @@ def test_a_chief_that_was_cut_off_while_another_one_led_the_training_to_its_end(
         training.lead(new, 2)
     one.join()
     before = without_leases(training.client)
+    # On a busy machine, it has noticed by now that it cannot extend its lease.
+    sees = r"published step 2, while .* was at step 0: .* continues with|could not extend its lease"
     for until in (None, 1, 5):
-        with pytest.raises(
-            redisacc.ConflictError, match=r"published step 2, while .* was at step 0: .* continues with"
-        ):
+        with pytest.raises(redisacc.ConflictError, match=sees):
             next(old.rounds(until))
     assert without_leases(training.client) == before
 
