@@ -94,7 +94,8 @@ class Optimizer(torch.optim.Optimizer):
         fused: who makes the update. False: each process, with the optimiser inside and the mean gradient of all, as
             under ``DistributedDataParallel``. Any optimiser works whose ``step`` needs no closure, with any groups and
             schedulers. True: the process that leads, or reducers, with a translation of the optimiser, so one of those
-            listed above. It is needed for sparse gradients and ``ema``. None: True. All processes give the same.
+            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None: True. All processes give
+            the same.
         snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
             earlier if mean gradients since the last one are large: ``redisacc.Parameters`` of the training's name with
             ".snapshot" has weights and buffers, and the state of the optimiser. A process that starts reads the last
@@ -151,7 +152,10 @@ class Optimizer(torch.optim.Optimizer):
         has_mean = local is None and not is_fused
         found = counterpart(inner, names, clip_norm=clip_norm, ema=ema) if is_fused else None
         if has_mean:
-            _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
+            # What is published are no weights.
+            _check_alone(
+                inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None, checkpoint=options.get("checkpoint")
+            )
         elif local is not None:
             _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
         self._is_open = self._has_started = self._has_new_gradients = self._has_warned_of_reset = False
