@@ -309,6 +309,7 @@ class Killed(FaultKind):
             yield "ready"
             yield operation.do(scene)
 
+        others = self.connections(scene)
         child = Child(work)
         scene.closing.callback(child.close)
         child.value()
@@ -316,7 +317,14 @@ class Killed(FaultKind):
         child.go()
         until(lambda: scene.proxy.happened(0) or child.has_value, PATIENCE)
         assert scene.has_happened(operation)
-        return self.stop(scene, operation, child, breaks=place.breaks)
+        outcome = self.stop(scene, operation, child, breaks=place.breaks)
+        # What had been passed on is executed before the outcome is looked at.
+        until(lambda: self.connections(scene) <= others, PATIENCE)
+        return outcome
+
+    def connections(self, scene):
+        """Returns how many connections the server has."""
+        return scene.client.info("clients")["connected_clients"]
 
     def stop(self, scene, operation, child, *, breaks):
         """Does to a process what the fault is, while all that it sends is held."""
