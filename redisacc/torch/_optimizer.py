@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, Unpack
 
 import torch
@@ -213,7 +214,10 @@ class Optimizer(torch.optim.Optimizer):
             if mean:
                 inner.state = self.state = State(dict, inner.state)
                 mean.open(training, redis)
-            if not training._begins or training._published.step() is not None:
+            # A checkpoint may be what the training continues with.
+            saved = training._options.checkpoint
+            may_continue = saved is not None and any(Path(saved.folder).glob("*.safetensors"))
+            if may_continue or not training._begins or training._published.step() is not None:
                 self._advance()
                 # A snapshot has buffers, too, perhaps later ones.
                 if mean is None or self._rest.step > (training.snapshot or 0):
