@@ -186,7 +186,7 @@ $(TENSORFLOW)/.done:
 	@touch $@
 
 # Checks that TensorFlow and torch still do what was recorded, then runs random operations in TensorFlow and ours, side
-# by side, and all optimisers in torch, as it is, and ours.
+# by side, and all optimizers in torch, as it is, and ours.
 conformance: $(VENV)/.test $(TENSORFLOW)/.done $(TORCH)/.examples ## 6 min | compare with TensorFlow and torch, live (installs them in .venv-*)
 	$(TORCH)/bin/python tests/conformance/torch_optimizers.py --check
 	$(TORCH)/bin/python -m pytest -q tests/conformance/test_optimizers_live.py

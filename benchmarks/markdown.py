@@ -74,7 +74,7 @@ def head(results: Results, title: str, command: str, data: str, conclusion: str 
             f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
             f"{machine['load_before']:.1f} before the run. All peers were measured in alternation within one run, "
             "so compare the ratios. Of every ratio, more is better. Figures are medians, with quartiles "
-            "in parentheses; those of a ratio are of the ratios of neighbouring rounds. Every round's result was "
+            "in parentheses; those of a ratio are of the ratios of neighboring rounds. Every round's result was "
             "compared with numpy's.",
             "",
             packages + (f". Servers: {', '.join(servers)}." if servers else "."),
@@ -116,7 +116,7 @@ def check_quartiles(median: float, spread: Results) -> None:
 
 
 def figure(ratio: Results) -> float:
-    """Returns the one number that represents a ratio: the median of the ratios of neighbouring rounds."""
+    """Returns the one number that represents a ratio: the median of the ratios of neighboring rounds."""
     value: float = ratio.get("median", ratio["of_medians"])
     return value
 

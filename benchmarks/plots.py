@@ -11,7 +11,7 @@ from benchmarks.workloads import EMBEDDED_BARS
 
 Results = dict[str, Any]
 
-# Readers with a dark theme get light text and lines on a dark background. Matplotlib writes colours into each element,
+# Readers with a dark theme get light text and lines on a dark background. Matplotlib writes colors into each element,
 # where only an important rule overrides them.
 _DARK = """
 @media (prefers-color-scheme: dark) {

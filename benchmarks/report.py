@@ -123,7 +123,7 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "process reports anything before that, because on two cores a report would delay the others.",
             "",
             "TensorFlow runs one `ps` task and one task for each process over gRPC, with v1 sessions and calls "
-            "prepared by `make_callable`. Every choice favours TensorFlow: gradients are variables on the worker's own "
+            "prepared by `make_callable`. Every choice favors TensorFlow: gradients are variables on the worker's own "
             "device, so no `feed_dict` is paid for, and local steps are constants beside the accumulator. redisacc "
             "gets numpy arrays by `apply_grad`. It runs on a server that writes nothing to disk, as TensorFlow does, "
             "and then on the embedded server: with its default settings, which save a snapshot a minute after a "

@@ -22,7 +22,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, Any]:
-    """Returns median and quartiles of the ratios of neighbouring rounds, and the ratio of the two medians."""
+    """Returns median and quartiles of the ratios of neighboring rounds, and the ratio of the two medians."""
     pairs = [a / b for a, b in zip(slower, faster, strict=False)]
     q1, median, q3 = np.percentile(pairs, [25, 50, 75])
     return {

@@ -2,7 +2,7 @@
 
     python docs/record.py OUT.svg -- PROGRAM [ARGUMENT]...
 
-The program runs in a pseudo-terminal of 80 columns, and may print lines and colours but not move the cursor. The file
+The program runs in a pseudo-terminal of 80 columns, and may print lines and colors but not move the cursor. The file
 plays these lines at the times at which they came, again and again, where a pause is cut to a second. It loads nothing
 and runs no script. Readers who ask for less motion see the end.
 """
@@ -42,7 +42,7 @@ class Line:
 
     Attributes:
         at: when it was complete, in seconds since the start.
-        text: its text, with its colours.
+        text: its text, with its colors.
     """
 
     at: float

@@ -3,7 +3,7 @@
     pip install 'redisacc[examples]' jax
     redisacc run --chief --server --workers 3 -- python jax_mlp.py
 
-The images are scikit-learn's handwritten digits. The optimiser's momentum survives a restart of the chief together with
+The images are scikit-learn's handwritten digits. The optimizer's momentum survives a restart of the chief together with
 the parameters.
 """
 

@@ -1,5 +1,5 @@
 -- Registers an attempt to publish a version of parameters in partitions, before the first of its parts is to stay, and
--- tells updaters of its order, if an optimiser makes it.
+-- tells updaters of its order, if an optimizer makes it.
 --
 -- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
 -- KEYS attempts     redisacc:{NAME}:parameters:attempts  "BLOB parts" -> when its parts may be removed; 0: at once
@@ -10,7 +10,7 @@
 -- ARGV step         int64    step of the version
 -- ARGV replaces     flag     whether it may have the step of the version that it follows, which has lost parts
 -- ARGV number       number   the number of the attempt: one more than those before it
--- ARGV order        text     what updaters are told; "": no optimiser makes it
+-- ARGV order        text     what updaters are told; "": no optimizer makes it
 -- ARGV partitions   text     numbers of the partitions, such as "0,2,3", that the parameters get with a first version
 -- ARGV lease_ms     number   how long the attempt may take, in milliseconds
 -- ARGV blobs...     text     "BLOB parts" of each blob in partitions

@@ -17,7 +17,7 @@ from types import CodeType, FrameType, TracebackType
 def interrupt_in(error: BaseException) -> BaseException | None:
     """Returns what a signal handler has raised: the error itself, or one that a library has turned into it.
 
-    None: no handler has raised it.
+    None means no handler has raised it.
     """
     link: BaseException | None = error
     seen: set[int] = set()

@@ -166,7 +166,7 @@ def AccumulatorTakeGradient(
         dtype: must be the accumulator's dtype.
         name: labels log records.
         redis: a client of redis-py or valkey-py, a URL, or None.
-        timeout: seconds to wait at most, 0 or more. None: forever.
+        timeout: seconds to wait at most, 0 or more. None means forever.
 
     Returns:
         The gradient, as ``redisacc.ConditionalAccumulator.take_grad`` returns it.
@@ -231,7 +231,7 @@ def SparseAccumulatorTakeGradient(
         dtype: must be the accumulator's dtype.
         name: labels log records.
         redis: a client of redis-py or valkey-py, a URL, or None.
-        timeout: seconds to wait at most, 0 or more. None: forever.
+        timeout: seconds to wait at most, 0 or more. None means forever.
 
     Returns:
         ``(indices, values, shape)``, as ``redisacc.SparseConditionalAccumulator.take_grad`` returns them.

@@ -1,6 +1,6 @@
 """Measures how much of a training is left when processes are killed: ``python -m benchmarks.goodput``.
 
-A training with an optimiser runs for some time, undisturbed and then with ``kill -9`` for a random process at a regular
+A training with an optimizer runs for some time, undisturbed and then with ``kill -9`` for a random process at a regular
 interval. Goodput is the number of steps in a second, as a share of the undisturbed runs' before and after. Each worker
 notes a digest of the parameters of each step, and all runs of a crew must have the same ones: a step that was lost,
 repeated or computed from other gradients would show in all that follow.

@@ -1,4 +1,4 @@
-"""Where the processes of a training with an optimiser run, and the peers that they are compared with.
+"""Where the processes of a training with an optimizer run, and the peers that they are compared with.
 
 The chief runs on the first worker's host. TensorFlow and ``rounds()`` have theirs on a host of its own.
 """
@@ -22,7 +22,7 @@ _TOLERANCE = {"float32": 0.0, "bfloat16": 16 / 2**8}
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A training with an optimiser, or with ``rounds()``.
+    """A training with an optimizer, or with ``rounds()``.
 
     Attributes:
         name: name in the report.

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Gbit/s.
 RATES = (1.0, 10.0)
 QUICK_RATES = (1.0,)
-# Those of rounds, of trainings with an optimiser, and of backward passes.
+# Those of rounds, of trainings with an optimizer, and of backward passes.
 EVERY_PEER = [*dict.fromkeys([*PEERS, *arrangements.PEERS, *arrangements.OVERLAPPING])]
 WORKERS = (2, 4, 8, 16, 32)
 QUICK_WORKERS = (4,)

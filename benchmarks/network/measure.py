@@ -19,7 +19,7 @@ ROUNDS = {row.name: row for row in workloads.SIX_ROWS}
 MODEL = models.mixed()
 DENSE = [row for row in workloads.SIX_ROWS if row.kind == "dense"]
 WEIGHTS = {f"weights-{row.name}": Workload(f"weights-{row.name}", "dense", row.shape) for row in DENSE}
-# A training with an optimiser.
+# A training with an optimizer.
 UPDATES = {model.name: model for model in (models.dense("updates-4MB"), models.dense("updates-31MB", 8))}
 # The same with a backward pass that takes as long as the upload.
 OVERLAPS = {model.name: model for model in (models.dense("overlap-31MB", 8),)}

@@ -48,7 +48,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         if any("steps" in network for network in here):
             parts += [f"## A training step at {title}\n", _STEPS, _steps(here)]
         if any("updates" in network for network in here):
-            parts += [f"## A training step with an optimiser at {title}\n", _UPDATES, updates(here)]
+            parts += [f"## A training step with an optimizer at {title}\n", _UPDATES, updates(here)]
         if any("overlap" in network for network in here):
             parts += [f"## Overlap with a backward pass at {title}\n", _OVERLAP, overlaps(here)]
     parts += ["## Versions\n", versions({"versions": _merged(networks, "versions")})]

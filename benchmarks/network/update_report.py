@@ -1,4 +1,4 @@
-"""Writes what was measured of a training step with an optimiser: which arrangement to choose, and a table."""
+"""Writes what was measured of a training step with an optimizer: which arrangement to choose, and a table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def choice(networks: list[Results]) -> list[str]:
             for model, workers, medians in quoted
         ]
         lines.append(
-            f"- **At {rate:g} Gbit/s, choose {names[best]}** for a training with an optimiser. Milliseconds a step of "
+            f"- **At {rate:g} Gbit/s, choose {names[best]}** for a training with an optimizer. Milliseconds a step of "
             f"{'; '.join(texts)}."
         )
     return lines

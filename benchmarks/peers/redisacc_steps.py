@@ -185,7 +185,7 @@ class StreamingWorker(WorkerWithBackwardPass):
 
 
 class UpdatingChief(Peer):
-    """The chief, with an optimiser."""
+    """The chief, with an optimizer."""
 
     def __init__(self, settings):
         super().__init__(settings)

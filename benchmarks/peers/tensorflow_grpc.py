@@ -1,6 +1,6 @@
 """TensorFlow's accumulators on a parameter server: one ``ps`` task, a task for each worker, one for the taker.
 
-Each process is a task with a v1 Session on its own master. Every choice favours TensorFlow. Gradients are variables on
+Each process is a task with a v1 Session on its own master. Every choice favors TensorFlow. Gradients are variables on
 the worker's own device, as if its graph had just computed them, so no feed_dict is paid for. The local step and the
 (absent) gradient shape are constants on the accumulator's device, so no further tensors are sent. Calls are prepared by
 make_callable. oneDNN and the thread pools keep their defaults.

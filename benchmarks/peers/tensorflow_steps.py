@@ -5,7 +5,7 @@ prepared call. By a second one it waits for its token, and copies the weights in
 it gathers the rows that its next gradient needs. The chief's single call takes all means, updates the variables and
 hands out the tokens; everything that it computes stays on the parameter server.
 
-Every choice favours TensorFlow, as in ``tensorflow_grpc``. Each worker has a token queue of its own, so that no worker
+Every choice favors TensorFlow, as in ``tensorflow_grpc``. Each worker has a token queue of its own, so that no worker
 gets the token of a slower one and then has to compute its gradient again.
 """
 

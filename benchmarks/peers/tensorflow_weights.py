@@ -1,6 +1,6 @@
 """Weights by a variable on TensorFlow's parameter server, which readers copy to variables of their own.
 
-As in training with replicas, a reader waits for a token in a queue of its own. Every choice favours TensorFlow, as in
+As in training with replicas, a reader waits for a token in a queue of its own. Every choice favors TensorFlow, as in
 ``tensorflow_grpc``.
 """
 

@@ -1,4 +1,4 @@
-"""Counts what a real training with an optimiser sends to each server in a step."""
+"""Counts what a real training with an optimizer sends to each server in a step."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
             "",
             picture(drawn, TITLE),
             "Each worker's host has a node with its reducer, and a core for each process. Parameters are float32, the "
-            'optimiser is SGD, partitions are chosen by `"auto"`, and computing a gradient takes no time. An '
+            'optimizer is SGD, partitions are chosen by `"auto"`, and computing a gradient takes no time. An '
             "all-reduce is the wire alone, as with gloo.",
             "",
             table(

@@ -1,4 +1,4 @@
-"""What a training step with an optimiser sends: the commands and messages of a step, by formula.
+"""What a training step with an optimizer sends: the commands and messages of a step, by formula.
 
 A test compares ``executed`` with what a real server executes, so that the simulation cannot drift from the code.
 """

@@ -36,7 +36,7 @@ SMALL_BAR = 2.0
 METHODS = {
     "direct": "TreeAccumulator and Parameters",
     "loop": "Chief and Worker",
-    "updates": "Chief with an optimiser, and Worker",
+    "updates": "Chief with an optimizer, and Worker",
 }
 
 # How many steps a timed block has.
@@ -100,7 +100,7 @@ def _redisacc(
 
     Args:
         run, stack, folder, model: as for the other peers.
-        method: by Chief and Worker, "loop"; by the same with an optimiser, "updates"; or by their parts, "direct".
+        method: by Chief and Worker, "loop"; by the same with an optimizer, "updates"; or by their parts, "direct".
         persistent: whether the server writes to its disk.
         durable: whether it writes every change.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
-COLOURS = {
+COLORS = {
     "exchange": "#4c78a8",
     "fetch": "#72b7b2",
     "wait": "#d8d8d8",
@@ -188,11 +188,11 @@ def draw(step: Step, title: str) -> str:
         for block in blocks:
             began, ended = max(block.began, step.began), min(block.ended, step.ended)
             x, width = LEFT + (began - step.began) * scale, max((ended - began) * scale, 0.4)
-            is_call, colour = block.kind == "call", COLOURS.get(block.kind, "#bfe3b4")
+            is_call, color = block.kind == "call", COLORS.get(block.kind, "#bfe3b4")
             said = f"{block.text or block.kind}: {_ms(block.ended - block.began)} ms, computing {_ms(block.cpu)}"
             parts.append(
                 f'<rect x="{x:.1f}" y="{y if is_call else y + 4}" width="{width:.1f}" height="{4 if is_call else 22}" '
-                f'fill="{colour}"><title>{escape(said)}</title></rect>'
+                f'fill="{color}"><title>{escape(said)}</title></rect>'
             )
             if not is_call and block.kind not in (*WAITING, "python") and width > 30:
                 text = escape(block.text[: int(width / 6)])

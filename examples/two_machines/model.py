@@ -19,7 +19,7 @@ def batch(step, number):
 
 
 def begin():
-    """Returns the parameters and the optimiser's state of step 0."""
+    """Returns the parameters and the optimizer's state of step 0."""
     random = np.random.default_rng(0)
     parameters = {
         "hidden/w": random.normal(size=(2, HIDDEN)),

@@ -81,7 +81,7 @@ local function float64(x)
   return x
 end
 
--- Returns what writes a number with the fewest digits that distinguish it from its neighbours.
+-- Returns what writes a number with the fewest digits that distinguish it from its neighbors.
 local function real_text(round, from, to)
   return function(x)
     if x ~= x then

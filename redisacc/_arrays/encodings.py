@@ -73,7 +73,7 @@ def checked_encoding(value: object, dtypes: Sequence[DType]) -> Encoding:
     """Returns how elements of float32 travel.
 
     Args:
-        value: what the caller has given. None: as they are.
+        value: what the caller has given. None means as they are.
         dtypes: the element types of all sections of the accumulator.
 
     Raises:
@@ -179,7 +179,7 @@ def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequ
         encoding: how it travels.
         name_of: names an element in errors.
         dtypes: the element type of each section. Rows of float16 that were added up are stored as float32, but that is
-            not their type. None: the types are those of the arrays.
+            not their type. None means the types are those of the arrays.
 
     Raises:
         InvalidArgumentError: "int8", and an element is infinite or NaN.
@@ -231,7 +231,7 @@ def _is_float32(section: Section, number: int, dtypes: Sequence[DType] | None) -
 
 
 def first_not_finite(section: Section, *, rounds: bool = False) -> tuple[int, Any] | None:
-    """Returns the place and the value of the first element that is not finite; None: all are.
+    """Returns the place and the value of the first element that is not finite; None means all are.
 
     Args:
         section: its values are floating-point numbers.

@@ -1,6 +1,6 @@
 """Arrays of other libraries: PyTorch, JAX, TensorFlow, scipy.sparse, and any other that supports DLPack.
 
-None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognised by
+None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognized by
 the names of its classes, or by the attributes that its protocol asks for. Numbers that are in host memory are not
 copied.
 """
@@ -29,7 +29,7 @@ class _Sparse(NamedTuple):
     """How a sparse array of another library is read.
 
     Attributes:
-        rows: returns its rows, given the array and its name in errors; None: it is dense.
+        rows: returns its rows, given the array and its name in errors; None means it is dense.
         densify: how to make it dense, for messages.
     """
 

@@ -46,7 +46,7 @@ def tree_gradient(spec: AccumulatorSpec, tree: object, what: str) -> Gradient:
 
 
 def _joined(arrays: list[Array]) -> list[Array]:
-    """Returns vectors, one after the other, with neighbours that are small put together.
+    """Returns vectors, one after the other, with neighbors that are small put together.
 
     A large one is sent from the memory where it is. For a small one, the copy costs less than a place of its own would.
     """

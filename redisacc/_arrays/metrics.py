@@ -28,7 +28,7 @@ def metric_notes(metrics: object, weight: float) -> str:
     """Returns the metrics of a gradient as they are stored with its worker: a note for each, separated by spaces.
 
     Args:
-        metrics: a dict from names to numbers. None: there are none.
+        metrics: a dict from names to numbers. None means there are none.
         weight: the weight of the gradient.
 
     Raises:

@@ -66,7 +66,7 @@ class IndexedSlices:
         """Returns the whole array, with zeros where there is no row. Rows of the same index are added up.
 
         Args:
-            dense_shape: the shape of the result. None: the attribute's.
+            dense_shape: the shape of the result. None means the attribute's.
 
         Raises:
             InvalidArgumentError: the shape is unknown, or the rows do not fit into it.

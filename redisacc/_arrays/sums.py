@@ -56,7 +56,7 @@ def _scaled(values: Array, factor: float, dtype: DType, out: Array | None = None
         values: the values.
         factor: a weight.
         dtype: the element type.
-        out: where the products go; None: new memory.
+        out: where the products go; None means new memory.
     """
     widened = values.astype(dtype.sum, order="C", copy=False)
     products = np.empty(widened.shape, dtype.sum) if out is None else out

@@ -54,7 +54,7 @@ class Structure:
         node: the tree, with the number of each leaf in its place.
         paths: the path of each leaf, such as "layers/0/w": the keys on the way to it.
         form: the node as the program has given it: with the keys of dicts in its order, and named tuples of its
-            classes. None: dicts are sorted by key, and all tuples plain, as other processes know it.
+            classes. None means dicts are sorted by key, and all tuples plain, as other processes know it.
     """
 
     node: _Node
@@ -101,7 +101,7 @@ def flatten(tree: object, what: str, *, is_leaf: Callable[[object], bool] | None
         tree: nested dicts, lists and tuples. Everything else is a leaf, apart from None, which is a node without
             leaves. Keys are texts without control characters.
         what: its name in errors.
-        is_leaf: recognises further leaves, such as pairs of a dtype and a shape.
+        is_leaf: recognizes further leaves, such as pairs of a dtype and a shape.
 
     Returns:
         The structure and the leaves, in one order: the keys of a dict are sorted.

@@ -242,7 +242,7 @@ def unmasked(value: object, what: str) -> object:
 def _has_missing(value: object) -> bool:
     """Returns whether a column of pandas, Arrow or Polars, or a table of pandas, has missing values.
 
-    They tell a missing value from NaN, and numpy's conversion would not. The columns are recognised by what they offer,
+    They tell a missing value from NaN, and numpy's conversion would not. The columns are recognized by what they offer,
     so none of these packages is imported. A plain numpy column of pandas has no missing values, only NaN.
     """
     if isinstance(value, (list, tuple, np.generic)):

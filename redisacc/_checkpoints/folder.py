@@ -89,7 +89,7 @@ class _Known:
     Attributes:
         version: its inode, its size and the time of its last change.
         name: the training that wrote it; None if it is no checkpoint.
-        is_whole: whether its contents can be read. None: nobody has tried.
+        is_whole: whether its contents can be read. None means nobody has tried.
     """
 
     version: tuple[int, int, int]
@@ -104,7 +104,7 @@ class Folder:
         path: the folder. ``claim`` creates it.
         name: the name of the training.
         keep: how many of the latest are kept, at least 1.
-        keep_every: also keeps the first checkpoint of each interval of this many steps. None: only the latest.
+        keep_every: also keeps the first checkpoint of each interval of this many steps. None means only the latest.
 
     Raises:
         InvalidArgumentError: it is another training's folder.

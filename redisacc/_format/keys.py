@@ -305,7 +305,7 @@ def choose_partitions(name: str, number: int, slot_map: SlotMap | None) -> tuple
     Args:
         name: the name of the accumulator.
         number: how many partitions; 1: none, because the slot of the record suffices.
-        slot_map: the owners of the slots; None: a single server, which has all of them.
+        slot_map: the owners of the slots; None means a single server, which has all of them.
     """
     if number == 1:
         return ()
@@ -336,7 +336,7 @@ def automatic_partitions(nbytes: int | None, slot_map: SlotMap | None) -> int:
 
     Args:
         nbytes: the bytes of a gradient; None if they are not known.
-        slot_map: the owners of the slots; None: a single server.
+        slot_map: the owners of the slots; None means a single server.
 
     Returns:
         The number of masters, but at most one for each 256 KiB of a gradient, and of more than 64, at most one for each

@@ -51,7 +51,7 @@ MOST_FLAT_PARTS = 100_000
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
 
-# The longest description of an optimiser, in bytes.
+# The longest description of an optimizer, in bytes.
 LONGEST_OPTIMIZER = 2**20
 
 # How elements of float32 may be stored. A record without this field stores them as they are.
@@ -61,7 +61,7 @@ ENCODINGS = ("float32", "bfloat16")
 # rounded ones. The publisher's own state has the key "state" beside it.
 EXACT = "redisacc:float32"
 
-# The key, in the state of an optimiser, of how many updates it has seen. The others are its slots.
+# The key, in the state of an optimizer, of how many updates it has seen. The others are its slots.
 UPDATES = "updates"
 
 # The bytes of an index of a row.
@@ -229,7 +229,7 @@ class Manifest:
         rows: the blobs of rows, the oldest first.
         rows_since: versions with lower steps than this may have had rows blobs that are no longer listed.
         state: the blob of the publisher's state, if it has one.
-        slots: the blobs of an optimiser's state, each laid out and cut like the flat blob; and "exact", the leaves
+        slots: the blobs of an optimizer's state, each laid out and cut like the flat blob; and "exact", the leaves
             themselves, if those in the flat blob are rounded. For each other full or rows blob, one with the same of
             its leaves or rows (``kept_sort``).
         retired: blobs of earlier versions, which slow readers may still be reading; the oldest first.
@@ -285,7 +285,7 @@ class ParameterRecord:
         encoding: how its elements of float32 are stored, one of ENCODINGS.
     """
 
-    # The fields, and what their absence means. None: all records have them.
+    # The fields, and what their absence means. None means all records have them.
     FIELDS: ClassVar[Mapping[str, bytes | None]] = {
         **dict.fromkeys(("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state")),
         "finished": b"0",
@@ -372,7 +372,7 @@ class ParameterRecord:
         return parsed(self.keys.record, "retired", text, lambda text: _each(_text(text), _sized))
 
     def _slot(self, text: str, full: tuple[FullBlob, ...], schema: Schema) -> Blob:
-        """Returns a blob of the optimiser's state."""
+        """Returns a blob of the optimizer's state."""
         blob = _sized(text)
         part_bytes = full[0].part_bytes if full else 0
         if not part_bytes or not (blob.number or "-kept_" in blob.id):
@@ -486,7 +486,7 @@ def parse_schema(keys: ParameterKeys, name: str, text: Any) -> Schema:
 
 
 def parse_optimizer(keys: ParameterKeys, text: object) -> Optimizer:
-    """Returns the optimiser in the field ``optimizer`` of the record, without its schedule.
+    """Returns the optimizer in the field ``optimizer`` of the record, without its schedule.
 
     Raises:
         CorruptDataError: redisacc did not write it.
@@ -508,7 +508,7 @@ def parse_count(keys: ParameterKeys, name: str, text: Any) -> int:
     return parsed(keys.record, name, text, parse_number)
 
 
-# The state of tables: leaves whose gradients are rows, so that an optimiser keeps their state lazily.
+# The state of tables: leaves whose gradients are rows, so that an optimizer keeps their state lazily.
 #
 # For each blob with weights of tables, full or of rows, there is a *kept* blob with the state of the same leaves or
 # rows, as far as it takes more than the weights to continue from there. It has one array for each flat blob of state,
@@ -517,7 +517,7 @@ def parse_count(keys: ParameterKeys, name: str, text: Any) -> int:
 
 
 def tables_of(manifest: Manifest) -> Manifest:
-    """Returns the blobs with weights of tables in a version that an optimiser has made."""
+    """Returns the blobs with weights of tables in a version that an optimizer has made."""
     full = tuple([blob for blob in manifest.full if not blob.part_bytes])
     return Manifest(full, manifest.rows, manifest.rows_since)
 
@@ -569,7 +569,7 @@ def rows_bytes(schema: Schema, counts: Iterable[tuple[int, int]]) -> int:
 
 
 def kept_in(slots: Sequence[Blob]) -> dict[str, Blob]:
-    """Returns the kept blobs among an optimiser's blobs, by id."""
+    """Returns the kept blobs among an optimizer's blobs, by id."""
     return {blob.id: blob for blob in slots if not blob.number}
 
 

@@ -150,7 +150,7 @@ def cut_of(sections: Sequence[BufferedSection], lengths: Sequence[int], sparse_b
 # Where dense sections are cut into parts: by elements, so that a part holds the same ones however they are encoded.
 #
 # Part K of a gradient of float32, of one whose elements travel as bfloat16 or in blocks, and of the parameters and the
-# state of an optimiser of the same model hold the same elements, and lie in the same partition.
+# state of an optimizer of the same model hold the same elements, and lie in the same partition.
 
 # The bytes of an element of float32. It counts as many if it travels as bfloat16 or in a block.
 _FLOAT32_BYTES = 4

@@ -53,9 +53,9 @@ class Field:
     Attributes:
         name: its name.
         parse: returns the value of its text, and raises ValueError if redisacc writes no such text.
-        absent: the text that it stands for if a record lacks it; None: every record has it.
+        absent: the text that it stands for if a record lacks it; None means every record has it.
         option: the option by which the creator of the accumulator chooses it, such as "limits.buffer"; "": none does.
-        default: the value that it gets if the creator leaves the option out; None: what is accumulated says it.
+        default: the value that it gets if the creator leaves the option out; None means what is accumulated says it.
         write: returns the value that the option stands for.
     """
 
@@ -67,7 +67,7 @@ class Field:
     write: Callable[[Any], Any] = lambda given: given
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
-        """Returns the value that valid options choose; None: they leave it out."""
+        """Returns the value that valid options choose; None means they leave it out."""
         group, _, part = self.option.partition(".")
         given = options[group]
         if part and given is not None:

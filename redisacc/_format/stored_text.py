@@ -206,7 +206,7 @@ MOST_STALENESS = 1000
 
 
 def weight_text(weight: float) -> str:
-    """Returns a weight as text, with the fewest digits that distinguish it from its neighbours."""
+    """Returns a weight as text, with the fewest digits that distinguish it from its neighbors."""
     return "1" if weight == 1 else repr(float(weight)).removesuffix(".0")
 
 
@@ -253,7 +253,7 @@ def parse_staleness(text: str, num_accumulated: int, max_staleness: int | None =
     Args:
         text: the text that a script wrote; "" if staleness is not counted, because all gradients have 0.
         num_accumulated: the number of gradients in the round.
-        max_staleness: the largest staleness that the accumulator accepts; None: not known here.
+        max_staleness: the largest staleness that the accumulator accepts; None means not known here.
 
     Raises:
         ValueError: no script writes this, or not for this many gradients.

@@ -1,4 +1,4 @@
-"""The order of an update: everything that decides the bytes of the version that an optimiser makes of a round.
+"""The order of an update: everything that decides the bytes of the version that an optimizer makes of a round.
 
 The id of the version is a digest of its order. So whoever computes a part, once or twice, early or late, writes the
 same bytes under the same name, and a part that was computed for another order is never taken for it.
@@ -37,7 +37,7 @@ class Order:
 
     Attributes:
         previous: the id of the version that it begins with.
-        optimizer: a digest of the optimiser's name and options.
+        optimizer: a digest of the optimizer's name and options.
         digest: the digest of the gradients of the round, in their order.
         divisor: what the mean divides their sum by: an int, or a sum of weights as a float. 0: every worker has skipped
             the step, so weights and state stay as they are.
@@ -73,10 +73,10 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
 
     Args:
         event: the event. Any client may have sent it.
-        optimizer: the optimiser of the training.
+        optimizer: the optimizer of the training.
 
     Raises:
-        ValueError: redisacc did not write this text for such an optimiser.
+        ValueError: redisacc did not write this text for such an optimizer.
     """
     if not event.startswith(_EVENT):
         return None

@@ -72,17 +72,18 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more. None: the quorum of the accumulator (``set_quorum``) decides this, ``most`` and ``grace``, even
-                if it changes while the take waits. Without a quorum, it is 1, provided that ``min_weight`` is given.
+                more. None means the quorum of the accumulator (``set_quorum``) decides this, ``most`` and ``grace``,
+                even if it changes while the take waits. Without a quorum, it is 1, provided that ``min_weight`` is
+                given.
             name: labels log records.
             min_weight: also waits until the weights of the gradients add up to this (but for a part in 10^9, for
-                rounding). None: any sum will do.
+                rounding). None means any sum will do.
             most: with ``grace``, the round is granted as soon as it holds this many gradients; at least
-                ``num_required``. None: however many arrive before the grace ends.
+                ``num_required``. None means however many arrive before the grace ends.
             grace: seconds to wait for more gradients once there are enough, from 0 to a week. The server measures them
                 and remembers when they began, so a take that is started again does not start the grace again. None:
                 the round is granted at once.
-            timeout: seconds to wait at most, 0 or more. None: forever.
+            timeout: seconds to wait at most, 0 or more. None means forever.
 
         Returns:
             The sum of the gradients or, for "MEAN", the sum divided by their number (integers truncate toward zero), in

@@ -57,9 +57,9 @@ class Assembled(Generic[G]):
 
         Args:
             spec: what the caller expects the accumulator to be.
-            shared_name: its name; None: a new private one.
+            shared_name: its name; None means a new private one.
             options: valid ones.
-            incarnation: the only one that is opened, and none is created. None: any.
+            incarnation: the only one that is opened, and none is created. None means any.
 
         Returns:
             How long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.

@@ -76,7 +76,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
             ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
             connections to spare: one to work with and one to listen on.
-        worker: the name under which gradients of this handle are counted. None: "host:pid".
+        worker: the name under which gradients of this handle are counted. None means "host:pid".
         encoding: how the float32 elements of this handle's gradients travel if they are buffered: "float32" (or None),
             as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale each, a
             quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
@@ -90,15 +90,15 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
             memory.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
-            ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
+            ``worker`` should then be a name that a worker keeps when it is started again. None means False, or what the
             accumulator was created with.
         staleness: by how many steps a gradient may be late, from 0 to 1000; or a ``redisacc.Staleness``, which also
             says what a late gradient weighs. Given at creation and for all handles: the server decides, by the step at
-            which the gradient arrives. 0 is TensorFlow's rule. None: 0, or what the accumulator was created with.
-        mean: a ``redisacc.Mean``: what "MEAN" divides by, given at creation and for all handles. None: by the sum of
-            the weights of gradients, or as the accumulator was created.
+            which the gradient arrives. 0 is TensorFlow's rule. None means 0, or what the accumulator was created with.
+        mean: a ``redisacc.Mean``: what "MEAN" divides by, given at creation and for all handles. None means by the sum
+            of the weights of gradients, or as the accumulator was created.
         limits: ``redisacc.Limits``: up to which size gradients are added in place, and how many bytes may be buffered.
-            None: the defaults, or as the accumulator was created.
+            None means the defaults, or as the accumulator was created.
         order: the order in which the gradients of a round are added, given at creation and for all handles: "arrival",
             or "worker" for the ascending numbers of their workers, so that the same gradients give the same bits
             whichever of them comes first. It implies ``once_per_worker``; a handle that applies gradients must be
@@ -108,7 +108,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
             creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
             in one slot. "auto": as many as there are masters, but at most one for each 256 KiB of a gradient, and
-            of more than 64, at most one for each MiB; 1 on a single server. None: 1, or what the accumulator was
+            of more than 64, at most one for each MiB; 1 on a single server. None means 1, or what the accumulator was
             created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
@@ -256,7 +256,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
         when this handle is closed.
 
         Args:
-            timeout: the iterator also ends after that many seconds without an event. None: never.
+            timeout: the iterator also ends after that many seconds without an event. None means never.
         """
         seconds = validation.timeout(timeout)
         self._lifetime.check()
@@ -277,7 +277,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
         Args:
             step: integer scalar in [-2**63, 2**63 - 1].
             name: labels log records.
-            timeout: seconds to wait at most, 0 or more. None: forever.
+            timeout: seconds to wait at most, 0 or more. None means forever.
 
         Returns:
             The step as it was seen, ``step`` or higher.
@@ -352,12 +352,14 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
             array([1., 2.], dtype=float32)
 
         Args:
-            least: how many gradients such a take requires, at least 1. None: nothing is set any more, so that takes
-                without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with the
+            least: how many gradients such a take requires, at least 1. None means nothing is set any more, so that
+                takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
+                the
                 other two: stays as it is.
-            most: the number of gradients that ends the grace, at least ``least``. None: the grace lasts its whole time.
+            most: the number of gradients that ends the grace, at least ``least``. None means the grace lasts its whole
+                time.
             grace: seconds to wait for more gradients after the one with number ``least`` arrived, from 0 to a week.
-                None: not at all.
+                None means not at all.
             name: labels log records.
 
         Raises:
@@ -434,7 +436,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
             min_weight: as for ``take_grad``.
             most: as for ``take_grad``.
             grace: as for ``take_grad``.
-            timeout: seconds to wait at most, 0 or more. None: forever.
+            timeout: seconds to wait at most, 0 or more. None means forever.
             cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
                 take raises CancelledError.
             describe: called for a message about the wait; returns what else it should say, or "".
@@ -476,7 +478,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
             [1.0, 2.0]
 
         Args:
-            token: which round, from ``info().unacknowledged``. None: the oldest.
+            token: which round, from ``info().unacknowledged``. None means the oldest.
             skip_lost: True: gradients that have lost parts are left out, and a warning names them. The
                 round's ``num_accumulated`` is the number of those that are left, and its ``gradient`` is reduced over
                 them, or None if none is left; ``workers`` and ``staleness`` cover all that were counted.
@@ -619,7 +621,7 @@ def reopen(
         spec: what the accumulator is.
         names: the name of the accumulator, and that of the handle, which labels log records.
         options: those of the handle.
-        incarnation: the incarnation that a pickled handle had; None: any.
+        incarnation: the incarnation that a pickled handle had; None means any.
     """
     handle = kind.__new__(kind)
     handle._open(spec, *names, checked_options(options, spec, kind.__name__), incarnation)

@@ -92,7 +92,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient travel. None: as the handle's ``encoding`` says.
+            encoding: how the elements of this gradient travel. None means as the handle's ``encoding`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.

@@ -118,7 +118,7 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         Place(role='worker', number=2, workers=4, run_id=None, chief_run_id=None)
 
     Args:
-        environment: None: the environment of this process.
+        environment: None means the environment of this process.
 
     Raises:
         InvalidArgumentError: a variable holds what it cannot hold; the message names the variable, its value and what

@@ -38,8 +38,8 @@ class Staleness:
     Args:
         most: a gradient that is late by at most this many steps is accepted, from 0 to 1000. 0 is TensorFlow's rule.
         weight: the factor by which the weight of a late gradient is multiplied: "constant" (1), "inverse_sqrt"
-            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None: "constant", or what the
-            accumulator was created with.
+            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None means "constant", or what
+            the accumulator was created with.
     """
 
     most: int
@@ -59,13 +59,13 @@ class Mean:
 
     Args:
         by: "weights" for the sum of the weights of gradients; "count" for their number, so that gradients of less
-            weight move the result less. None: "weights", or what the accumulator was created with.
+            weight move the result less. None means "weights", or what the accumulator was created with.
         rows: what a sparse row is divided by: "index" for the gradients that held the index, as TensorFlow does;
-            "round" for the same as a dense array, which data-parallel training needs. None: "round" in a tree, else
-            "index".
+            "round" for the same as a dense array, which data-parallel training needs. None means "round" in a tree,
+            else "index".
         missing: what a leaf of a tree is divided by if some gradients of the round lack it: "zero" for all gradients,
             as if the leaf had been zero there; "skip" for those that have the leaf, and then a leaf that none of them
-            has is None in the result. Sums are the same for both. None: "zero".
+            has is None in the result. Sums are the same for both. None means "zero".
     """
 
     by: Normalize | None = None
@@ -86,14 +86,14 @@ class Limits:
     Args:
         in_place: gradients of more elements than this, where each row counts for 24 more, are buffered and added up by
             the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts for 72
-            more, except for the first. 0 buffers all. None: 1,280, which was measured. It concerns the gradients of
-            this handle.
+            more, except for the first. 0 buffers all. None means 1,280, which was measured. It concerns the gradients
+            of this handle.
         buffer: how many bytes the buffered gradients of a round may have together, given at creation and for all
             handles. Beyond it, clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError).
             None: 256 MiB, or no limit with ``order="worker"``, or what the accumulator was created with.
         inline: buffered gradients of more bytes than this are stored in parts, under keys of their own, which are
             written and read as they are. Others lie together in a hash. Gradients of at least eight times as many bytes
-            are announced, and takers read their parts while they arrive. 0: all are stored in parts. None: 65,536,
+            are announced, and takers read their parts while they arrive. 0: all are stored in parts. None means 65,536,
             which was measured. It concerns the gradients of this handle.
     """
 

@@ -63,15 +63,15 @@ class Parameters(Closing):
             or control characters. An accumulator may have the same name.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         name: labels log records.
-        publisher: the name under which this handle publishes, which ``redisacc show`` shows. None: "host:pid".
+        publisher: the name under which this handle publishes, which ``redisacc show`` shows. None means "host:pid".
         encoding: how this handle publishes float32 elements: "float32" (or None), as they are, or "bfloat16", rounded
             to half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
             their own ``encoding`` is: they get rounded values, and so does the handle that has published them. Other
             dtypes, and the state, are published as they are.
         partitions: among how many slots of a Redis Cluster the values are spread, from 1 to 1000, decided with the
             first version. Each node then has its share of the bytes, and only the record is in one slot. "auto": as
-            many as there are masters, but no more than the values have MiB; 1 on a single server. None: 1, or what the
-            parameters were first published with.
+            many as there are masters, but no more than the values have MiB; 1 on a single server. None means 1, or what
+            the parameters were first published with.
         min_replicas: ``publish`` waits for up to 5 seconds until that many replicas of the server have the version, and
             raises NotReplicatedError otherwise, as for ``ConditionalAccumulator``. With partitions, it first waits for
             up to 5 seconds until that many replicas of each node have its parts. 0: it does not wait.
@@ -209,7 +209,7 @@ class Parameters(Closing):
                 means that the leaf is unchanged. Leaves that are not mentioned are uploaded whole. The version before
                 is the one that this handle has published, or returned to you, last; if another one is published by
                 now, all leaves are uploaded whole.
-            state: a tree of any structure that workers do not fetch, such as the optimiser's state, for a publisher
+            state: a tree of any structure that workers do not fetch, such as the optimizer's state, for a publisher
                 that is started again. It belongs to this version: ``latest_state`` returns None for a version without.
             finished: True: declares in the same instant that this version is the last one, as ``finish()`` does. False:
                 leaves that as it is.
@@ -354,14 +354,16 @@ class Parameters(Closing):
             >>> weights.delete()
 
         Args:
-            after: integer scalar: the step that is known already. None: any version will do.
-            timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
+            after: integer scalar: the step that is known already. None means any version will do.
+            timeout: seconds to wait at most, 0 or more. None means forever. Reading a version that is there may take
+                longer.
             skip_last: what to do with a version that its publisher has declared the last one. False: return it, and
                 raise FinishedError in a wait for a later one. True: raise FinishedError instead of
                 returning it, without fetching its values. A reader that computes the next step from each version has no
                 use for the last one.
             cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
-            describe: called for a message about the wait; returns what else it should say, or ""; None: no message.
+            describe: called for a message about the wait; returns what else it should say, or ""; None means no
+                message.
 
         Returns:
             The step, higher than ``after``, and the tree, as ``latest`` does. It is the latest version, so steps may
@@ -436,7 +438,7 @@ class Parameters(Closing):
 
         Returns:
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
-            caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
+            caller's own. The state of an optimizer (``Chief(optimizer=…)``) is a dict from the name of each slot, such
             as "exp_avg", to a tree like the parameters; "updates" is the number of updates that it has seen. With
             ``encoding="bfloat16"``, the state of a chief is under "state", and the leaves of float32 as they are under
             "redisacc:float32". None if nothing has been published.

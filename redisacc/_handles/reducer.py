@@ -80,7 +80,7 @@ class Reducer(Closing):
             one of them has been idle for 10 seconds.
         node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this
             node stores, whichever slots this is. While the cluster announces no such node, or the node does not
-            answer, it waits. None: on everything.
+            answer, it waits. None means on everything.
 
     Raises:
         InvalidArgumentError: an argument is invalid, or there is a ``node``, but no cluster.

@@ -96,7 +96,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
                 converted where numpy's "same_kind" cast allows; a number beyond a narrower floating-point type becomes
                 infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
-                needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
+                needs at least as many dimensions; -1 is not a wildcard. None means nothing is checked.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
                 than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
                 set.
@@ -107,7 +107,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient travel. None: as the handle's ``encoding`` says.
+            encoding: how the elements of this gradient travel. None means as the handle's ``encoding`` says.
             metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
                 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -248,7 +248,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             min_weight: as for ``take_grad``.
             most: as for ``take_grad``.
             grace: as for ``take_grad``.
-            timeout: seconds to wait at most, 0 or more. None: forever.
+            timeout: seconds to wait at most, 0 or more. None means forever.
 
         Returns:
             The ``values``, ``indices`` and ``dense_shape`` that ``take_grad`` returns one by one.

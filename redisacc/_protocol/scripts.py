@@ -306,7 +306,7 @@ class Scripts:
         transport: the way to the server.
         keys: the keys of the name.
         refusals: the outcomes that raise.
-        base: the key that stands for ``redisacc:{NAME}`` in the headers; None: that of the name.
+        base: the key that stands for ``redisacc:{NAME}`` in the headers; None means that of the name.
         min_replicas: how many replicas a call with ``replicated=True`` waits for; 0: none.
         fixed: arguments, and keys, that are the same in all calls.
 

@@ -122,7 +122,7 @@ class Request:
         sequence: its number. The same number again changes nothing.
         worker: the name of the sender.
         fate: its outcome; "fenced": it was not executed and never will be; "unknown": the server can no longer tell.
-            None: it is not known yet.
+            None means it is not known yet.
         abandoned: whether an interrupt ended the call that sent it.
         retried: whether the caller has an error whose ``settle()`` sends it again, so that its session is not free.
     """

@@ -88,31 +88,31 @@ class Chief(Closing):
             dtypes and shapes. If parameters were published under this name before, the published ones count, and these
             only have to have the same structure.
         workers: how many workers there are, at least 1. They share the data: ``Worker.workers`` tells them this number.
-            "all": each worker that holds its lease, so workers may come and go (see ``rounds``). None: the environment
-            variable ``REDISACC_WORKERS``, which `redisacc run` sets.
-        quorum: what a step waits for: how many gradients, or a ``Quorum``. None: a gradient of each worker. With a
+            "all": each worker that holds its lease, so workers may come and go (see ``rounds``). None means the
+            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+        quorum: what a step waits for: how many gradients, or a ``Quorum``. None means a gradient of each worker. With a
             number of workers, at most as many: ``workers=5, quorum=4`` has one backup worker. With ``workers="all"``, a
             step waits for at least as many, and otherwise for everybody; with a grace, for as many, and then for the
             grace or until everybody has contributed. A chief that is started again does not start the grace again. The
             quorum becomes the accumulator's when the chief begins. With a number of workers, `redisacc set` may then
             change it while the training runs, for example when a machine is gone for good.
-        optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
+        optimizer: an optimizer of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
             the sums are, by reducers if there are any, and the chief handles no dense arrays. All leaves have to be
             float32 or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that
-            are in its gradients (see ``redisacc.optim.Optimizer``). The optimiser's state is kept with the parameters.
+            are in its gradients (see ``redisacc.optim.Optimizer``). The optimizer's state is kept with the parameters.
             One with other numbers, or one whose state has the same slots, continues with the state that is there. None:
             the loop is one over ``rounds()``, and the program updates the parameters.
-        state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
+        state: a tree of whatever else the chief needs after a restart, such as the optimizer's state. Workers do not
             fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as a
-            tree like the parameters, and "updates". None: it begins at the beginning.
+            tree like the parameters, and "updates". None means it begins at the beginning.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         encoding: how float32 parameters travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
             restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
             travel is up to each ``Worker``.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
-            lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
-            error is raised after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None means forever. An outage
+            that lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning,
+            an error is raised after a few seconds.
         accumulator: options of the ``TreeAccumulator`` of the gradients, as a dict:
 
             - ``sparse``: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or
@@ -121,8 +121,8 @@ class Chief(Closing):
             - ``order``: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``,
               so that a training gives the same bits in every run, whatever is killed, as long as its gradients are the
               same and each step has gradients of the same workers; or "arrival", which takes less memory and less time
-              for small gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what
-              it has.
+              for small gradients. It cannot change later. None means "worker" for a new training; an existing one keeps
+              what it has.
             - ``mean`` and ``limits``: as for ``ConditionalAccumulatorBase``. ``limits.in_place`` is without effect with
               ``order="worker"``.
             - ``partitions``: among how many slots of a Redis Cluster parameters and gradients are spread, as for
@@ -138,7 +138,7 @@ class Chief(Closing):
             The last step of ``rounds(until=…)`` always gets one. A chief continues from the newest checkpoint that can
             be read if the server has nothing, or only an earlier step; a warning says so. The folder is created,
             claimed for this training and tried at once, which raises OSError, or InvalidArgumentError if it is another
-            training's; later, a full disk is a warning in each interval. None: no checkpoints.
+            training's; later, a full disk is a warning in each interval. None means no checkpoints.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
             over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
             seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
@@ -276,7 +276,7 @@ class Chief(Closing):
         Args:
             until: the loop ends when the parameters of this step are published, and so does the training: in the same
                 instant workers learn that no step follows, and their loops end without another gradient. A training
-                that was finished at an earlier step is continued. None: the loop ends after
+                that was finished at an earlier step is continued. None means the loop ends after
                 ``publish(…, finished=True)``, and at once if the training is finished already.
 
         Yields:
@@ -297,7 +297,7 @@ class Chief(Closing):
         return lead.rounds(None if until is None else validation.integer(until, "until"))
 
     def updates(self, until: int | None = None) -> Iterator[int]:
-        """Yields the step after each update that the optimiser makes, for a loop that evaluates, logs or stops.
+        """Yields the step after each update that the optimizer makes, for a loop that evaluates, logs or stops.
 
         Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
         round become visible in the same instant. If the process dies before, its successor makes the same update of
@@ -353,7 +353,7 @@ class Chief(Closing):
                 ``publish``: if the server loses it, it is published again.
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
-            state: a tree that the chief needs after a restart, such as the optimiser's state. None: nothing. With
+            state: a tree that the chief needs after a restart, such as the optimizer's state. None means nothing. With
                 ``encoding="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
             finished: whether to end the training with this step, in a loop without ``until``. The loop over

@@ -54,7 +54,7 @@ ENDS = frozenset(action for action in Action if action.name.startswith("END_"))
 
 @dataclass
 class View:
-    """What a leader sees. Steps are those of weights; None: there are none.
+    """What a leader sees. Steps are those of weights; None means there are none.
 
     Attributes:
         lease: whether this process leads; "lost": another one does.
@@ -162,7 +162,7 @@ def _to_learn(view: View, published: int) -> Action:
     # What the worker in this process has lacks the state, so it counts only if that is lost.
     source = source_of(view if view.has_lost else replace(view, own=None))
     is_older = source is not None and source[0] > published
-    # To continue, an optimiser needs no parts of it, and reducers may have what is lost.
+    # To continue, an optimizer needs no parts of it, and reducers may have what is lost.
     is_gone = view.has_lost and not view.is_complete and not is_older
     return _first(
         (is_gone and source is None and not view.may_be_rescued, Action.END_LOST),

@@ -91,13 +91,13 @@ class FollowOptions:
     """What a worker is told. ``Worker`` describes most of it.
 
     Attributes:
-        number: its number; None: the one of its predecessor, or the lowest that is free.
+        number: its number; None means the one of its predecessor, or the lowest that is free.
         redis: the way to the server.
         encoding: how its gradients travel.
         finite: what it does with a gradient that holds NaN or an infinity.
-        patience: for how many seconds to wait for a silent server; None: forever.
+        patience: for how many seconds to wait for a silent server; None means forever.
         here: the place of this process in a run.
-        beside: the training of which it is a part; None: it is a worker by itself.
+        beside: the training of which it is a part; None means it is a worker by itself.
     """
 
     number: int | None
@@ -149,7 +149,8 @@ class Follow(Participant):
         self._went_back = False
         # Whether the server has lost the gradient of this step for sure.
         self._has_lost_gradient = False
-        # Among how many workers the data is shared, as the chief announced for this step; None: it was not read yet.
+        # Among how many workers the data is shared, as the chief announced for this step; None means it was not read
+        # yet.
         self._workers: int | None = None
         self._has_warned = False
 

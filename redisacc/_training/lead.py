@@ -60,7 +60,7 @@ class Lead(Reconciliation):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The means of the metrics of the last round that an optimiser has used."""
+        """The means of the metrics of the last round that an optimizer has used."""
         return dict(self.weights.metrics) if isinstance(self.weights, Updating) else {}
 
     @property
@@ -95,7 +95,7 @@ class Lead(Reconciliation):
         self._end()
 
     def updates(self, until: int | None) -> Iterator[int]:
-        """Yields the step after each update that the optimiser makes."""
+        """Yields the step after each update that the optimizer makes."""
         self._aim(until)
         while (found := self._round()) is not None:
             if self._commit(found):
@@ -115,7 +115,7 @@ class Lead(Reconciliation):
         self.make(begin, "to announce the last step")
 
     def _round(self) -> Any:
-        """Returns the round of the step. Blocks until it is complete; None: the training is finished."""
+        """Returns the round of the step. Blocks until it is complete; None means the training is finished."""
         while not self.is_finished and (self.last is None or self.weights.step < self.last):
             what = f"to take the round of step {self.weights.step}"
             self.make(self._grant, what)

@@ -1,6 +1,6 @@
 """Local steps: a worker trains alone for a while, and applies how far its weights have moved.
 
-This is DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105), and local SGD if the outer optimiser is
+This is DiLoCo (Douillard et al. 2023, https://arxiv.org/abs/2311.08105), and local SGD if the outer optimizer is
 ``SGD(1.0)``.
 """
 
@@ -35,12 +35,12 @@ from redisacc.optim.kernel import sum_of_squares, update_part
 
 logger = logging.getLogger("redisacc")
 
-# The outer optimiser of the paper.
+# The outer optimizer of the paper.
 OUTER = SGD(0.7, momentum=0.9, nesterov=True)
 
 
 def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Array]:
-    """Returns the gradient that local steps amount to, which an outer optimiser follows downhill: before - after.
+    """Returns the gradient that local steps amount to, which an outer optimizer follows downhill: before - after.
 
     Args:
         before: the leaves of the weights that a worker began with.
@@ -53,7 +53,7 @@ def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Arra
 class LocalSteps:
     """Steps that each worker makes alone, on weights of its own (DiLoCo); then it applies how far they have moved.
 
-    ``Training`` takes it in the place of an optimiser. The state of the inner optimiser stays in the worker, and is
+    ``Training`` takes it in the place of an optimizer. The state of the inner optimizer stays in the worker, and is
     lost with it. Every process has to give the same numbers.
 
     Example:
@@ -68,10 +68,10 @@ class LocalSteps:
         100
 
     Args:
-        optimizer: what makes these steps: an optimiser of ``redisacc.optim``, or of torch for
+        optimizer: what makes these steps: an optimizer of ``redisacc.optim``, or of torch for
             ``redisacc.torch.Optimizer``.
         every: how many steps a worker makes alone, 1 or more.
-        outer: the optimiser of ``redisacc.optim`` that moves the weights by the mean of these differences. None:
+        outer: the optimizer of ``redisacc.optim`` that moves the weights by the mean of these differences. None:
             SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
     """
 
@@ -98,7 +98,7 @@ class InnerModel(ABC):
 
     @abstractmethod
     def update(self, gradient: Any, step: int, metrics: Mapping[str, float]) -> None:
-        """Makes a step with the inner optimiser.
+        """Makes a step with the inner optimizer.
 
         Args:
             gradient: a tree like the weights.
@@ -112,16 +112,16 @@ class InnerModel(ABC):
 
 
 class LocalModel(InnerModel):
-    """The weights of a worker and the state of its inner optimiser, in memory.
+    """The weights of a worker and the state of its inner optimizer, in memory.
 
     The state is kept when other weights are set, and ends with the process.
 
     Args:
-        optimizer: the inner optimiser.
+        optimizer: the inner optimizer.
         parameters: a tree of arrays with the structure, the dtypes and the shapes of the weights.
 
     Raises:
-        InvalidArgumentError: the optimiser cannot update these leaves.
+        InvalidArgumentError: the optimizer cannot update these leaves.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: object) -> None:
@@ -158,7 +158,7 @@ class LocalModel(InnerModel):
         check_finite(tree_gradient(self._spec, gradient, "gradient"), self._spec, "float32")
 
     def update(self, gradient: object, step: int, metrics: Mapping[str, float]) -> None:
-        """Makes a step with the inner optimiser.
+        """Makes a step with the inner optimizer.
 
         Args:
             gradient: a tree like the weights.
@@ -277,7 +277,7 @@ class LocalLoop:
             return False
 
     def apply(self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None) -> ApplyResult:
-        """Makes a step with the inner optimiser; after the last one of a version, applies the outer gradient."""
+        """Makes a step with the inner optimizer; after the last one of a version, applies the outer gradient."""
         if self._send is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         if self._has_applied:

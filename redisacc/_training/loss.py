@@ -3,7 +3,7 @@
 A loss is told from a deletion by the mark that a deletion leaves (``_protocol/parameters/marks.py``). Workers that
 find their training gone write into Redis which step they have (``Claimant``). A leader reads these claims if nothing is
 published that it has itself (``Inquiry``), and asks the worker with the newest step to publish its parameters. The
-state of the leader, such as the optimiser's, is lost then.
+state of the leader, such as the optimizer's, is lost then.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Checkpoints:
         every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
             published meanwhile, the checkpoint may be of a later step.
         keep: how many of the latest checkpoints are kept, 1 or more.
-        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None: none.
+        keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None means none.
     """
 
     folder: str | os.PathLike[str]

@@ -31,7 +31,7 @@ class Participant(Closing):
         shared_name: the name of the training.
         here: the place of this process in a run.
         redis: the way to the server.
-        patience: for how many seconds every call waits while the server does not answer. None: forever.
+        patience: for how many seconds every call waits while the server does not answer. None means forever.
         encoding: how the elements of float32 of published parameters are stored.
         partitions: among how many slots of a Redis Cluster parameters are spread.
         min_replicas: how many replicas have to confirm published parameters.

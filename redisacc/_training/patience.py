@@ -33,7 +33,7 @@ class Patience:
     An outage of a few seconds is not logged. One that lasts is logged when that is clear, and when it ends.
 
     Args:
-        seconds: how long, 0 or more; None: forever. A server that answers always gets the time for its answer.
+        seconds: how long, 0 or more; None means forever. A server that answers always gets the time for its answer.
         name: the name of the training, for log records.
         waits: how it pauses.
     """

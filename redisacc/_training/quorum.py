@@ -32,7 +32,7 @@ class CrewQuorum:
     """What a step waits for, as the arguments of a chief say it.
 
     Attributes:
-        workers: the number of workers; None: as many as there are.
+        workers: the number of workers; None means as many as there are.
         least: how many gradients a step needs at least.
         quorum: the same, and what else it waits for.
     """
@@ -124,7 +124,7 @@ class QuorumKeeper:
         self._announce(self.until)
 
     def aim(self, until: int | None) -> None:
-        """Announces the step with which the training ends, for people who watch it; None: nobody knows."""
+        """Announces the step with which the training ends, for people who watch it; None means nobody knows."""
         if until != self.until:
             self._announce(until)
             self.until = until

@@ -61,18 +61,18 @@ class LeadOptions:
     Attributes:
         parameters: the weights to begin with.
         state: the state to begin with.
-        optimizer: the optimiser; None: the program updates the weights.
+        optimizer: the optimizer; None means the program updates the weights.
         quorum: what a step waits for.
         gradients: the options of the accumulator.
-        checkpoint: where checkpoints are written, None: nowhere.
+        checkpoint: where checkpoints are written, None means nowhere.
         encoding: how the weights travel to workers.
         redis: the way to the server.
-        patience: for how many seconds to wait for a silent server; None: forever.
+        patience: for how many seconds to wait for a silent server; None means forever.
         standby: whether to wait while another process leads.
         here: the place of this process in a run.
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
-        snapshot: with mean gradients as versions, returns the step since which they are kept; None: not known.
+        snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
     """
 
@@ -482,7 +482,7 @@ class Reconciliation(Participant):
                 self.weights.state = as_arrays(self._state, "state")
             self._warn(
                 "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
-                "state of the chief, such as the optimiser's, is lost, and begins as it was given",
+                "state of the chief, such as the optimizer's, is lost, and begins as it was given",
                 self.weights.step,
             )
         elif self._view.memory is None:

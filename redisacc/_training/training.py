@@ -81,7 +81,7 @@ class Training(Closing):
     Args:
         shared_name: the name of the training.
         parameters: the parameters to begin with, as for ``Chief``. If some are published under this name, those count.
-        optimizer: an optimiser of ``redisacc.optim``, as for ``Chief``; or ``redisacc.LocalSteps``, with which each
+        optimizer: an optimizer of ``redisacc.optim``, as for ``Chief``; or ``redisacc.LocalSteps``, with which each
             worker makes several steps alone. ``step`` counts all of them everywhere in this class. The weights are
             published after each ``every`` of them, so ``until`` must be a multiple of that.
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
@@ -90,7 +90,7 @@ class Training(Closing):
         state: the state to begin with, as for ``Chief``.
         workers: how many processes work, among which the data is shared, as for ``Chief``.
         number: the number of this worker, as for ``Worker``.
-        quorum: what a step waits for, as for ``Chief``. None: a gradient of each worker.
+        quorum: what a step waits for, as for ``Chief``. None means a gradient of each worker.
         checkpoint: as for ``Chief``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         patience: as for ``Worker``.
@@ -260,7 +260,7 @@ class Training(Closing):
 
         Args:
             until: the step whose parameters are the last. Every process should give the same one. A training that was
-                finished at an earlier step is continued. None: the loop ends after ``finish()`` in any process.
+                finished at an earlier step is continued. None means the loop ends after ``finish()`` in any process.
 
         Yields:
             The step, and the parameters as a tree of read-only arrays.
@@ -505,7 +505,7 @@ class Training(Closing):
 def _local_loop(
     optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: Finite
 ) -> tuple[LocalLoop | None, Optimizer | None]:
-    """Returns the loop of local steps, if there are any, and the optimiser of the training."""
+    """Returns the loop of local steps, if there are any, and the optimizer of the training."""
     if not isinstance(optimizer, LocalSteps):
         return None, optimizer
     inner, outer = optimizer.optimizer, optimizer.outer or OUTER

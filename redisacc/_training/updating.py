@@ -1,4 +1,4 @@
-"""What a leader has of a training with an optimiser: it orders and commits updates, and handles no dense arrays."""
+"""What a leader has of a training with an optimizer: it orders and commits updates, and handles no dense arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("redisacc")
 
 
 def check_optimizer(optimizer: object, parameters: object, *, state: object, mean: Mean | None) -> None:
-    """Checks what a chief with an optimiser cannot have.
+    """Checks what a chief with an optimizer cannot have.
 
     Raises:
         InvalidArgumentError: ``optimizer`` is none, or does not go together with another argument.
@@ -60,11 +60,11 @@ def check_optimizer(optimizer: object, parameters: object, *, state: object, mea
 
 
 class Updating:
-    """The version that an optimiser updates, as the leader knows it without the server.
+    """The version that an optimizer updates, as the leader knows it without the server.
 
     Args:
         parameters: the handle on its parameters.
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         schema: the leaves.
         snapshot, brings: as for ``Committer``.
     """
@@ -118,10 +118,10 @@ class Updating:
         return self._commits.metrics
 
     def learn(self, given: tuple[Any, Any] | None = None) -> None:
-        """Makes sure that what is published can be updated: its form, the optimiser, and its state.
+        """Makes sure that what is published can be updated: its form, the optimizer, and its state.
 
         Args:
-            given: the weights to begin with, and the state of an optimiser or None, if nothing is published.
+            given: the weights to begin with, and the state of an optimizer or None, if nothing is published.
         """
         handle = self._parameters
         record = begin_updates(
@@ -135,13 +135,13 @@ class Updating:
             schema=self._schema,
             # Leaves whose gradients are rows.
             tables=tuple([n for n, leaf in enumerate(self._accumulator._spec.leaves) if leaf.is_sparse]),
-            # A program, or another optimiser, may have published it.
+            # A program, or another optimizer, may have published it.
             whole=lambda: self._begun_with(*(given or read_exact(handle)[2:])),
         )
         self._learn(record)
 
     def _begun_with(self, tree: Any, state: Any) -> Whole:
-        """Returns weights to begin with, and the state of an optimiser with the same slots, or a new one."""
+        """Returns weights to begin with, and the state of an optimizer with the same slots, or a new one."""
         schema, optimizer = self._schema, self._optimizer
         weights = schema.arrays_of(tree, "parameters")
         if isinstance(state, dict) and state.keys() == {*optimizer.slots, UPDATES}:

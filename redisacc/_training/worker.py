@@ -34,7 +34,7 @@ class Worker(Closing):
 
     Args:
         shared_name: the name of the training.
-        number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
+        number: the number of this worker, from 0. None means the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets; else the number of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest
             free one.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
@@ -45,9 +45,9 @@ class Worker(Closing):
             for all processes and for good, and refusing it would leave the others to wait. True: ``apply`` raises
             NotFiniteError; another gradient may follow, and if the loop continues without one, this worker skips the
             step. False: nothing is checked, which saves reading each gradient once more.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
-            lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
-            error is raised after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None means forever. An outage
+            that lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning,
+            an error is raised after a few seconds.
 
     Attributes:
         shared_name: the name of the training.

@@ -2,7 +2,7 @@
 
 Their own connections are not used. Each of ours is opened from the client's settings by new objects of redis-py, which
 nobody else has: neither a fork nor a thread that closes the client can get in between. redis-py does what it is good
-at: addresses, authentication, TLS, Sentinel. The classes of both libraries have the same names, so they are recognised
+at: addresses, authentication, TLS, Sentinel. The classes of both libraries have the same names, so they are recognized
 by name, and valkey-py, which is optional, need not be imported.
 """
 
@@ -236,7 +236,7 @@ class Endpoint:
     Attributes:
         address: where they lead, without a password.
         tls: whether they speak TLS.
-        most: how many connections there may be; None: as many as are needed.
+        most: how many connections there may be; None means as many as are needed.
         freshness: for how many seconds a connection may be idle, and is still used.
         is_local: whether they lead to this machine.
     """

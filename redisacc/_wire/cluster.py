@@ -281,7 +281,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def subscriber_at(self, address: str | None, tick: float) -> Iterator[Connection]:
-        """Does the same at the node of an address; None: at the master that has been well for the longest time."""
+        """Does the same at the node of an address; None means at the master that has been well for the longest time."""
         until = running_time() + _MAP_TIMEOUT
         with self._listening(self._owner(None, until) if address is None else self._at(address), tick) as connection:
             yield connection

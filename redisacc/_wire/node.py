@@ -102,8 +102,8 @@ class Node:
 
     Args:
         endpoint: where its connections lead.
-        losses: counts the exchanges that break off; None: a counter of its own.
-        address: where the connections lead. None: as the endpoint says.
+        losses: counts the exchanges that break off; None means a counter of its own.
+        address: where the connections lead. None means as the endpoint says.
         waits: how calls wait.
 
     Attributes:

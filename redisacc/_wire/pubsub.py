@@ -71,7 +71,7 @@ class Everywhere:
     """Where to listen to messages that every node of a cluster passes on.
 
     Attributes:
-        node: the address of the node; None: any that is reached.
+        node: the address of the node; None means any that is reached.
     """
 
     node: str | None = None
@@ -82,7 +82,7 @@ class PubSub:
 
     Args:
         transport: the way to the server, or to the cluster.
-        everywhere: where to listen; None: at the node that owns the slot of the channels.
+        everywhere: where to listen; None means at the node that owns the slot of the channels.
 
     Attributes:
         refusal: why the server's access rules refuse a channel; "" if they do not.
@@ -295,7 +295,7 @@ def pubsub_everywhere(transport: Transport, node: str | None = None) -> PubSub:
 
     Args:
         transport: the way to the server, or to the cluster.
-        node: the address of the node of the cluster to listen at; None: any that is reached.
+        node: the address of the node of the cluster to listen at; None means any that is reached.
     """
     return _pubsub_at(transport, None if transport.cluster is None else Everywhere(node))
 

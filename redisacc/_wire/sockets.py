@@ -156,7 +156,7 @@ class Connection:
         sock: its socket.
         pid: the process that it belongs to. After a fork it still belongs to the parent.
         fresh_until: until when it may be used once more.
-        is_remote: whether it leads to another machine; None: nobody has asked yet.
+        is_remote: whether it leads to another machine; None means nobody has asked yet.
         place: its place among the connections that a client may have.
     """
 
@@ -292,7 +292,7 @@ def put(replies: Sequence[Any], wanted: Sequence[A], arrivals: Arrivals[A]) -> N
 
 
 def length_of(head: bytes) -> int | None:
-    """Returns the length of a string, given the first line of the reply to its GET; None: there is no such string.
+    """Returns the length of a string, given the first line of the reply to its GET; None means there is no such string.
 
     Raises:
         ReplyError: the reply is an error.

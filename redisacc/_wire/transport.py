@@ -1,7 +1,7 @@
 """The transport: sends commands, and sends them again if a connection breaks.
 
 Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
-recognise a request that they have seen. So a broken connection becomes an error only when the server has been silent
+recognize a request that they have seen. So a broken connection becomes an error only when the server has been silent
 for the whole ``timeout`` of a call.
 
 The retry has a time limit instead of a number of tries, and is the same for every client. Beneath it is either one
@@ -140,7 +140,7 @@ class Transport:
         waits: Waits = BLOCKING,
         blocking: Transport | None = None,
     ) -> None:
-        """Initialises the transport.
+        """Initializes the transport.
 
         Args:
             where: the client or the URL.
@@ -183,7 +183,7 @@ class Transport:
         Args:
             *command: the command.
             timeout: seconds to try to reach the server.
-            beside: a key. In a cluster, a command without a key goes to the owner of this one; None: to any node.
+            beside: a key. In a cluster, a command without a key goes to the owner of this one; None means to any node.
         """
         return _checked([command], self._exchange([command], timeout, beside=beside), self.address)[0]
 
@@ -441,7 +441,7 @@ class Transport:
         return self._server.subscriber(channel, tick)
 
     def subscriber_at(self, node: str | None, tick: float) -> contextlib.AbstractContextManager[Connection]:
-        """Does the same at one node of a cluster, given its address; None: at any that is reached."""
+        """Does the same at one node of a cluster, given its address; None means at any that is reached."""
         assert self.cluster is not None, "a single server has one way to listen"
         return self.cluster.subscriber_at(node, tick)
 

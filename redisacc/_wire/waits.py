@@ -116,10 +116,10 @@ class Waits:
         return forks.lock()
 
     def turns(self, most: int | None) -> Turns | None:  # noqa: ARG002
-        """Returns what limits how many calls use a node at the same time; None: nothing does.
+        """Returns what limits how many calls use a node at the same time; None means nothing does.
 
         Args:
-            most: how many connections it may have; None: as many as are needed.
+            most: how many connections it may have; None means as many as are needed.
         """
         return None
 

@@ -112,7 +112,7 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
         """Returns the accumulator's events, for ``async for``, as ``redisacc.ConditionalAccumulatorBase.events`` does.
 
         Args:
-            timeout: the loop ends after that many seconds without an event. None: never.
+            timeout: the loop ends after that many seconds without an event. None means never.
         """
         return Events(self.waits, lambda: self.blocking.events(timeout=timeout))
 

@@ -76,8 +76,8 @@ class TCPAddress:
     Attributes:
         port: its number.
         host: the IP address at which the server listens.
-        password: what a client needs. None: nothing.
-        tls: the files for TLS. None: the server speaks plain TCP.
+        password: what a client needs. None means nothing.
+        tls: the files for TLS. None means the server speaks plain TCP.
 
     Raises:
         InvalidArgumentError: the port isn't an int from 1 to 65535, the host isn't an IP address, or a server that

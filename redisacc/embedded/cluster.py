@@ -35,12 +35,12 @@ class Cluster:
         masters: the number of masters, 1 to 100.
         replicas: the number of replicas of each master, 0 to 5.
         dir: the directory for the nodes' data, each in a subdirectory of its own. It is created if it doesn't exist,
-            and kept; a later cluster of the same size continues with the data. None: temporary directories, which are
-            removed when the nodes end; no data are written to them.
+            and kept; a later cluster of the same size continues with the data. None means temporary directories, which
+            are removed when the nodes end; no data are written to them.
         durable: as for `Server`: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port of the first node; the others have the ports that follow. Each node also uses the port that
-            is higher by 10,000, for the other nodes. At most 55,535 for the last node. None: free ports.
-        executable: the server program, a path or a name on the `PATH`. None: `find_server()`.
+            is higher by 10,000, for the other nodes. At most 55,535 for the last node. None means free ports.
+        executable: the server program, a path or a name on the `PATH`. None means `find_server()`.
 
     Raises:
         InvalidArgumentError: a number is out of range, or `durable` is given without `dir`.

@@ -53,7 +53,7 @@ class DataDirectory:
 
     @classmethod
     def create(cls, path: Path | None) -> Self:
-        """Creates the directory with mode 700 if it doesn't exist. None: a temporary one.
+        """Creates the directory with mode 700 if it doesn't exist. None means a temporary one.
 
         Raises:
             OSError: the directory can't be created.

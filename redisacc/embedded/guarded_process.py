@@ -33,7 +33,7 @@ class Guard:
     Args:
         grace: whole seconds that the processes have between SIGTERM and SIGKILL.
         leaders: the processes that are there already, by slot. It knows them from its first moment on.
-        directory: its working directory, where servers save their snapshots. None: this process's.
+        directory: its working directory, where servers save their snapshots. None means this process's.
         temporary: whether it removes the directory once the processes have ended.
 
     Raises:
@@ -115,7 +115,7 @@ class GuardedProcess:
             as any process can write into it.
         log: descriptor of the server's standard output and standard error.
         environment: variables that are set unless this process has them already.
-        written: what the server reads from its standard input, less than a pipe holds. None: it has none.
+        written: what the server reads from its standard input, less than a pipe holds. None means it has none.
 
     Raises:
         OSError: the shell can't be started.

@@ -73,7 +73,7 @@ def find_program(wanted: str | None) -> Program:
     """Finds the server program and asks it for its version.
 
     Args:
-        wanted: a path, or a name on the `PATH`. None: what `find_server()` finds.
+        wanted: a path, or a name on the `PATH`. None means what `find_server()` finds.
 
     Raises:
         ServerError: there is no such program, it isn't a Redis or Valkey server, or it is older than 6.2.

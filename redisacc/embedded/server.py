@@ -46,15 +46,15 @@ class Server:
 
     Args:
         dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one
-            directory would overwrite each other's data, so the second one is refused. None: a temporary directory,
+            directory would overwrite each other's data, so the second one is refused. None means a temporary directory,
             which is removed by `stop()` or with the end of this process; no data are written to it.
         durable: whether every change is written to disk, instead of snapshots. Needs `dir`.
-        port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None: a free port.
+        port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None means a free port.
         host: the IP address of this machine at which it listens, for other machines. Needs `port`, and a `password`.
-        password: what clients need. None: nothing.
-        tls: the files for TLS. None: plain TCP.
+        password: what clients need. None means nothing.
+        tls: the files for TLS. None means plain TCP.
         socket: the path of a Unix socket, which gets mode 700. The server then has no TCP port.
-        executable: the server program, a path or a name on the `PATH`. None: `find_server()`.
+        executable: the server program, a path or a name on the `PATH`. None means `find_server()`.
 
     Raises:
         InvalidArgumentError: the port is out of range, both a port and a socket are given, `durable` is given without

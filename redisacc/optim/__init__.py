@@ -1,6 +1,6 @@
-"""Optimisers as names and numbers, for updates that run next to the data.
+"""Optimizers as names and numbers, for updates that run next to the data.
 
-Each follows the optimiser of the same name in torch: its names of options, its defaults, its state, and its order of
+Each follows the optimizer of the same name in torch: its names of options, its defaults, its state, and its order of
 operations. Lion, which torch lacks, follows the paper's own code.
 
 Example:

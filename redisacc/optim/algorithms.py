@@ -1,4 +1,4 @@
-"""The optimisers: their options, their state, and the numbers of a step. ``kernel`` has what they do to each weight."""
+"""The optimizers: their options, their state, and the numbers of a step. ``kernel`` has what they do to each weight."""
 
 from __future__ import annotations
 
@@ -291,16 +291,16 @@ BY_NAME: dict[str, type[Optimizer]] = {
 
 
 def from_config(config: object) -> Optimizer:
-    """Returns the optimiser that a config describes. Everything in it is checked, because it may be anybody's.
+    """Returns the optimizer that a config describes. Everything in it is checked, because it may be anybody's.
 
     Args:
         config: what ``to_config`` returned, perhaps written and read as JSON or MessagePack.
 
     Returns:
-        An equal optimiser. If ``lr`` was no number, it has a function that refuses to be called.
+        An equal optimizer. If ``lr`` was no number, it has a function that refuses to be called.
 
     Raises:
-        InvalidArgumentError: this is not the config of an optimiser that this version knows, with exactly its options.
+        InvalidArgumentError: this is not the config of an optimizer that this version knows, with exactly its options.
     """
     if not isinstance(config, Mapping):
         raise InvalidArgumentError(f"the config of an optimizer must be a dict, not {shown(config)}")

@@ -1,4 +1,4 @@
-"""What all optimisers share: options, groups of leaves, the numbers of a step, and the form that travels."""
+"""What all optimizers share: options, groups of leaves, the numbers of a step, and the form that travels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Schedule = Callable[[int], float]
 # A number, a function of the step, or the name of a metric.
 Rate = float | Schedule | str
 
-# The numbers of one step for one group: see the class of the optimiser for what each is.
+# The numbers of one step for one group: see the class of the optimizer for what each is.
 Scalars = tuple[float, ...]
 
 # The slot of the moving average of the weights.
@@ -50,7 +50,7 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An optimiser: a name and numbers, without weights or state.
+    """An optimizer: a name and numbers, without weights or state.
 
     This is the base class of ``SGD``, ``Adam``, ``AdamW``, ``Adagrad``, ``RMSprop`` and ``Lion``, with the options that
     all of them have. Instances do not change, and compare equal if all their options are equal.
@@ -74,10 +74,10 @@ class Optimizer(ABC):
         lr_factor: patterns of paths → what the learning rate of these leaves is multiplied by. The first pattern that
             matches counts, in the order of the dict. A leaf that none matches has the factor 1.
         clip_norm: the largest norm of the mean of all leaves together; above it, the mean is multiplied by
-            clip_norm / (norm + 1e-6), as ``torch.nn.utils.clip_grad_norm_`` does. None: not clipped.
+            clip_norm / (norm + 1e-6), as ``torch.nn.utils.clip_grad_norm_`` does. None means not clipped.
         ema: keep an exponential moving average of the weights with this decay, in [0, 1), in the slot "ema". It begins
             with the weights before the first update, and each update adds (1 - ema) * (weights - average), as
-            torch.optim.swa_utils.get_ema_multi_avg_fn does. None: no average.
+            torch.optim.swa_utils.get_ema_multi_avg_fn does. None means no average.
 
     Raises:
         InvalidArgumentError: an option is out of range.
@@ -202,7 +202,7 @@ class Optimizer(ABC):
 
         Raises:
             InvalidArgumentError: the learning rate is missing from the metrics, or differs among gradients; it or what
-                the function ``lr`` returned is not a number of at least 0; the optimiser came from a config without its
+                the function ``lr`` returned is not a number of at least 0; the optimizer came from a config without its
                 ``lr``; or a number overflows.
         """
         updates = integer(updates, "updates", low=1)
@@ -280,12 +280,12 @@ class Optimizer(ABC):
         return {"name": self.name, **{name: encode(value) for name, value in options.items()}}
 
     def state_matches(self, other: Optimizer) -> bool:
-        """Returns whether state that another optimiser has written can continue with this one.
+        """Returns whether state that another optimizer has written can continue with this one.
 
         That is so if it has the same slots with the same meaning, as those of Adam and AdamW have. Other numbers, such
         as the betas, may differ.
         """
-        # No two optimisers use the same names for something else: a momentum_buffer alone is SGD's.
+        # No two optimizers use the same names for something else: a momentum_buffer alone is SGD's.
         return self.slots == other.slots
 
 

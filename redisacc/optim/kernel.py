@@ -77,7 +77,7 @@ def update_part(
     as outputs as well: an output may be the input of the same name, or memory that overlaps none of the inputs.
 
     Args:
-        optimizer: the optimiser. Its ``lr`` is not used.
+        optimizer: the optimizer. Its ``lr`` is not used.
         weights: the weights.
         gradient: the sum of gradients.
         state: an array for each of ``optimizer.slots``.
@@ -114,7 +114,7 @@ def updated_rows(
     """Returns some rows of weights that lie in one group, and of their state, updated as ``update_part`` would.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         weights: the weights ``[rows, *row]``.
         indices: strictly increasing row numbers, int64 ``[n]``.
         values: the sum of gradients ``[n, *row]``.
@@ -264,7 +264,7 @@ def _update(optimizer: Optimizer, arrays: _Arrays, scalars: Scalars, divisor: fl
                 average(old[-1], block.out, new[-1], scratch[0])
 
 
-# What each optimiser does to a block. Each function computes its constants once, in the dtype of the leaf, and returns
+# What each optimizer does to a block. Each function computes its constants once, in the dtype of the leaf, and returns
 # what runs for every block. An output may be an input, so an input is not read after its output was written.
 
 

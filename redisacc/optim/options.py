@@ -1,4 +1,4 @@
-"""Checks the options of optimisers, and writes them as values that JSON and MessagePack keep.
+"""Checks the options of optimizers, and writes them as values that JSON and MessagePack keep.
 
 Options may come from the record of a training, so whatever is read back passes through the same checks.
 """

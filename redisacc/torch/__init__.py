@@ -1,4 +1,4 @@
-"""Trainings of PyTorch models: an optimiser whose steps several processes make together.
+"""Trainings of PyTorch models: an optimizer whose steps several processes make together.
 
 Needs torch (``pip install 'redisacc[torch]'``).
 """

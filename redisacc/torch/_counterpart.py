@@ -1,4 +1,4 @@
-"""Reads an optimiser of torch into the one of ``redisacc.optim`` that makes the same updates."""
+"""Reads an optimizer of torch into the one of ``redisacc.optim`` that makes the same updates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_GROUPS = frozenset(
 
 
 class Counterpart(NamedTuple):
-    """What an optimiser of torch is here.
+    """What an optimizer of torch is here.
 
     Attributes:
         optimizer: the one that makes the updates. Its learning rate comes with the gradients.
@@ -82,16 +82,16 @@ def counterpart(
     clip_norm: float | None,
     ema: float | None,
 ) -> Counterpart:
-    """Returns what makes the updates of an optimiser of torch.
+    """Returns what makes the updates of an optimizer of torch.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         names: the name of each parameter of the model.
         clip_norm: the largest norm of the mean gradient.
         ema: the decay of a moving average of the weights.
 
     Raises:
-        InvalidArgumentError: there is none for this optimiser, its options, or a parameter.
+        InvalidArgumentError: there is none for this optimizer, its options, or a parameter.
     """
     if type(optimizer) not in _COUNTERPARTS:
         known = ", ".join(sorted(each.__name__ for each in _COUNTERPARTS))
@@ -150,7 +150,7 @@ def trained_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor,
     """Returns the names of the parameters of each group that are trained.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         names: the name of each parameter of the model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The numbers of an optimiser's groups in each step, such as learning rates, as they travel with its gradients."""
+"""The numbers of an optimizer's groups in each step, such as learning rates, as they travel with its gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class How(NamedTuple):
 
 
 class Groups:
-    """The numbers of an optimiser's groups. Those that are added later do not count.
+    """The numbers of an optimizer's groups. Those that are added later do not count.
 
     Args:
         groups: the groups.

@@ -1,4 +1,4 @@
-"""Steps that a process makes alone, with torch's own optimiser."""
+"""Steps that a process makes alone, with torch's own optimizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from redisacc.errors import NotFiniteError
 
 
 class TorchModel(InnerModel):
-    """The weights of a model of torch, which an optimiser of torch moves where they are.
+    """The weights of a model of torch, which an optimizer of torch moves where they are.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         tensors: its parameters, by name.
         write: checks the weights of a version, and writes them into the parameters.
     """

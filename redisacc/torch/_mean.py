@@ -1,7 +1,7 @@
-"""Steps that each process makes itself, with torch's own optimiser and the mean gradient of all processes.
+"""Steps that each process makes itself, with torch's own optimizer and the mean gradient of all processes.
 
 What the training publishes are mean gradients (``redisacc.optim``'s ``MeanGradient``). Every now and then, the
-process that leads publishes a snapshot under a name of its own: weights and buffers, and the state of the optimiser.
+process that leads publishes a snapshot under a name of its own: weights and buffers, and the state of the optimizer.
 Mean gradients since the last one are kept, so a process that starts, or that has missed some, reads the snapshot and
 makes the steps that follow it.
 """
@@ -45,11 +45,11 @@ class MeanSteps:
     """The steps of a training in this process.
 
     Args:
-        optimizer: torch's optimiser.
+        optimizer: torch's optimizer.
         model: the model.
-        tensors: the parameters of the optimiser, by name.
+        tensors: the parameters of the optimizer, by name.
         every: after how many steps a snapshot is published.
-        clip_norm: the largest norm of mean gradients; None: they are not clipped.
+        clip_norm: the largest norm of mean gradients; None means they are not clipped.
 
     Attributes:
         step: how many steps the weights have seen; -1: they are not the training's yet.
@@ -70,7 +70,7 @@ class MeanSteps:
         self._groups = Groups(optimizer.param_groups, len(tensors))
         self.step = -1
         self.clip_norm = self._clip_norm
-        # The places of the numbers that the optimiser itself changes.
+        # The places of the numbers that the optimizer itself changes.
         self._moved: set[int] = set()
         self._is_stepping = self._leads = False
         self._bytes = sum([each.nbytes for each in tensors.values()])
@@ -159,7 +159,7 @@ class MeanSteps:
             each.grad = None
 
     def _make(self, step: int, mean: Any) -> None:
-        """Makes a step of the optimiser with a mean gradient."""
+        """Makes a step of the optimizer with a mean gradient."""
         self.step, groups = step, self._groups
         how = groups.read(mean[OPTIONS], self.clip_norm)
         self.clip_norm = self._clip_norm
@@ -327,7 +327,7 @@ class MeanSteps:
         training.snapshot = step
 
     def _set_state(self, state: Any) -> None:
-        """Gives the optimiser the state of a snapshot. Its groups stay as the program has set them."""
+        """Gives the optimizer the state of a snapshot. Its groups stay as the program has set them."""
         optimizer, groups, own = self._optimizer, self._optimizer.param_groups, self._optimizer.state
         optimizer.load_state_dict({"state": state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
         optimizer.param_groups = groups

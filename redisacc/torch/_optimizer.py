@@ -1,4 +1,4 @@
-"""An optimiser of torch whose steps several processes make together."""
+"""An optimizer of torch whose steps several processes make together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPILED = "_orig_mod."
 
 
 class Optimizer(torch.optim.Optimizer):
-    """An optimiser of torch whose steps several processes make together, with the mean of their gradients.
+    """An optimizer of torch whose steps several processes make together, with the mean of their gradients.
 
     All processes run the same program. The backward pass sends each gradient as soon as it is ready; ``step()`` sends
     the rest, and returns with the next weights in the model. Any process may be killed and started again: it continues
@@ -68,38 +68,38 @@ class Optimizer(torch.optim.Optimizer):
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
     weight decays, and its momentum moves it on. Parameters that do not require a gradient when this is made, or that
-    the optimiser does not have, stay as they are.
+    the optimizer does not have, stay as they are.
 
     Buffers, such as the statistics of BatchNorm, change in each process by themselves. Weights do not depend on them.
     Before you evaluate or save the model, make them equal with ``sync_buffers()``, or compute them with the weights
     that the model has: ``torch.optim.swa_utils.update_bn(loader, model)``.
 
     Args:
-        optimizer: an optimiser of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
+        optimizer: an optimizer of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
             its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, and
             must not change; its learning rates (``param_groups``) are read in each step, so schedulers work: see
             ``resume``. Groups may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
-            Or a ``redisacc.LocalSteps`` around any optimiser of torch whose ``step`` needs no closure: each process
+            Or a ``redisacc.LocalSteps`` around any optimizer of torch whose ``step`` needs no closure: each process
             makes several steps alone with it, and then sends how far its weights have moved.
         shared_name: the name of the training.
         model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The leaves of the
             training have the names of its parameters.
-        workers: the number of processes, among which ``sampler`` shares the data. None: the environment variable
+        workers: the number of processes, among which ``sampler`` shares the data. None means the environment variable
             ``REDISACC_WORKERS``, else ``WORLD_SIZE``, which torchrun sets.
-        number: the number of this process among the workers. None: ``REDISACC_WORKER_NUMBER``, else ``RANK``, else the
-            lowest free one.
+        number: the number of this process among the workers. None means ``REDISACC_WORKER_NUMBER``, else ``RANK``, else
+            the lowest free one.
         clip_norm: the largest norm of the mean gradient, as for ``redisacc.optim.Optimizer``. It takes the place of
             ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
         ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
-        until: the step after which the training is finished, in all processes. None: it is never finished.
-        fused: who makes the update. False: each process, with the optimiser inside and the mean gradient of all, as
-            under ``DistributedDataParallel``. Any optimiser works whose ``step`` needs no closure, with any groups and
-            schedulers. True: the process that leads, or reducers, with a translation of the optimiser, so one of those
-            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None: True. All processes give
-            the same.
+        until: the step after which the training is finished, in all processes. None means it is never finished.
+        fused: who makes the update. False: each process, with the optimizer inside and the mean gradient of all, as
+            under ``DistributedDataParallel``. Any optimizer works whose ``step`` needs no closure, with any groups and
+            schedulers. True: the process that leads, or reducers, with a translation of the optimizer, so one of those
+            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None means True. All processes
+            give the same.
         snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
             earlier if mean gradients since the last one are large: ``redisacc.Parameters`` of the training's name with
-            ".snapshot" has weights and buffers, and the state of the optimiser. A process that starts reads the last
+            ".snapshot" has weights and buffers, and the state of the optimizer. A process that starts reads the last
             snapshot, and makes the steps that follow it.
         quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
         accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
@@ -108,13 +108,13 @@ class Optimizer(torch.optim.Optimizer):
 
     Attributes:
         training: the ``redisacc.Training`` underneath.
-        param_groups: the groups of parameters of the optimiser inside.
-        state: with ``fused=False``, the state of the optimiser inside; else empty, since ``state_dict`` fetches it.
+        param_groups: the groups of parameters of the optimizer inside.
+        state: with ``fused=False``, the state of the optimizer inside; else empty, since ``state_dict`` fetches it.
         training_step: the step of the weights in the model: how many updates they have seen.
         finished: whether the training is finished. Then ``step()`` changes nothing.
 
     Raises:
-        InvalidArgumentError: the optimiser, an option of it, a parameter or another argument has no counterpart here;
+        InvalidArgumentError: the optimizer, an option of it, a parameter or another argument has no counterpart here;
             or another model is trained under this name, and the message names the first parameter that differs.
         RedisAccError: as ``redisacc.Training`` and its ``steps``.
     """
@@ -162,7 +162,7 @@ class Optimizer(torch.optim.Optimizer):
         self._is_open = self._has_started = self._has_new_gradients = self._has_warned_of_reset = False
         self._hooks: list[Any] = []
         self._forward_hooks: list[Any] = []
-        # The groups are the same dicts, so a scheduler may have either optimiser.
+        # The groups are the same dicts, so a scheduler may have either optimizer.
         super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
         # As if it had a state: torch's get_optimizer_state_dict makes a step with one that has none.
@@ -335,7 +335,7 @@ class Optimizer(torch.optim.Optimizer):
         ``grad``, but not of ``grad.data``: do not use the latter to change a gradient.
 
         Args:
-            closure: computes the loss and the gradients, as torch's optimisers take it. It is called once.
+            closure: computes the loss and the gradients, as torch's optimizers take it. It is called once.
             weight: the share of this process in the mean, such as the number of its examples.
             metrics: numbers that travel with the gradients, such as the loss, as for ``redisacc.Training.apply``. "lr"
                 is the learning rate.
@@ -425,7 +425,7 @@ class Optimizer(torch.optim.Optimizer):
     def load_weights(self) -> None:
         """Publishes the weights that the model of worker 0 has now as the next version, and writes it into the others.
 
-        All processes have to call it, in the same step, instead of ``step()``. The optimiser's state stays. Gradients
+        All processes have to call it, in the same step, instead of ``step()``. The optimizer's state stays. Gradients
         that others have sent for this step are dropped. Blocks until the version is there.
 
         Raises:
@@ -471,7 +471,7 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         if self._counterpart is not None:
             return {LR: self._counterpart.lr(groups)}
-        # Some optimisers choose it themselves.
+        # Some optimizers choose it themselves.
         lr = groups[0].get(LR)
         return {} if lr is None else {LR: float(lr)}
 
@@ -553,7 +553,7 @@ class Optimizer(torch.optim.Optimizer):
         self._mean.clip_norm = positive(max_norm, "max_norm")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Resets the gradients, as torch's optimisers do. What was sent of a step that is left out is dropped."""
+        """Resets the gradients, as torch's optimizers do. What was sent of a step that is left out is dropped."""
         if self._has_new_gradients and not (self._has_warned_of_reset or self._is_finished):
             self._has_warned_of_reset = True
             logger.warning(
@@ -574,10 +574,10 @@ class Optimizer(torch.optim.Optimizer):
         it, the process would send the learning rate of an earlier step.
 
         Args:
-            scheduler: a scheduler of torch, for this optimiser or the one inside, which the loop steps after each
+            scheduler: a scheduler of torch, for this optimizer or the one inside, which the loop steps after each
                 ``step()``.
             steps: how often it has to be stepped now, for one that the loop steps otherwise, such as once in an epoch:
-                it is not kept there. None: as often as the training has made steps.
+                it is not kept there. None means as often as the training has made steps.
 
         Returns:
             The scheduler.
@@ -649,9 +649,9 @@ class Optimizer(torch.optim.Optimizer):
         self.training.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in torch's format, so that the optimiser inside can load it. Blocks until it is fetched.
+        """Returns the state in torch's format, so that the optimizer inside can load it. Blocks until it is fetched.
 
-        With ``LocalSteps``, it is the state of this process's optimiser.
+        With ``LocalSteps``, it is the state of this process's optimizer.
         """
         if self._counterpart is None or self._step < 0:
             return dict(self._inner.state_dict())
@@ -667,8 +667,8 @@ class Optimizer(torch.optim.Optimizer):
         """Checks that the training has the state of a dict, or a later one, which is published and counts.
 
         A process that is started again need not load anything. Before its first step, a new training loads the state,
-        and begins with worker 0's; with ``fused=False``, load it into the optimiser inside before it is wrapped. With
-        ``LocalSteps``, the optimiser of this process loads it.
+        and begins with worker 0's; with ``fused=False``, load it into the optimizer inside before it is wrapped. With
+        ``LocalSteps``, the optimizer of this process loads it.
 
         Args:
             state_dict: what ``state_dict`` has returned.
@@ -724,7 +724,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class State(defaultdict[Any, Any]):
-    """The state of an optimiser, which is true also while it is empty."""
+    """The state of an optimizer, which is true also while it is empty."""
 
     def __bool__(self) -> bool:
         return True
@@ -775,7 +775,7 @@ def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
 
 
 def _check(optimizer: object, model: object, here: Place) -> None:
-    """Raises InvalidArgumentError for what is neither an optimiser nor a model, and in a process that only leads."""
+    """Raises InvalidArgumentError for what is neither an optimizer nor a model, and in a process that only leads."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
     if not isinstance(model, torch.nn.Module):
@@ -792,7 +792,7 @@ def _check(optimizer: object, model: object, here: Place) -> None:
 
 
 def _check_alone(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], how: str, **options: Any) -> None:
-    """Checks that an optimiser of torch can make the steps itself, and that there is nothing that it cannot have."""
+    """Checks that an optimizer of torch can make the steps itself, and that there is nothing that it cannot have."""
     trained_names(optimizer, names)
     for option, given in options.items():
         if given is not None:

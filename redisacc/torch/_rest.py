@@ -70,7 +70,7 @@ class Rest:
         """Copies what is published into the model.
 
         Args:
-            step: blocks until it is of this step, or of a later one. None: whatever there is, if anything.
+            step: blocks until it is of this step, or of a later one. None means whatever there is, if anything.
         """
         if not self:
             return

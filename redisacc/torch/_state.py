@@ -1,4 +1,4 @@
-"""The state of an optimiser, from torch's form to that of a training, and back."""
+"""The state of an optimizer, from torch's form to that of a training, and back."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NUMBER = "number"
 def state_of(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], counterpart: optim.Optimizer
 ) -> dict[str, Any] | None:
-    """Returns the state of an optimiser of torch as a training begins with it; None if the optimiser is new.
+    """Returns the state of an optimizer of torch as a training begins with it; None if the optimizer is new.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         tensors: its parameters, by name.
         counterpart: what makes its updates.
 
@@ -59,10 +59,10 @@ def state_of(
 def torch_state(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], published: Mapping[str, Any]
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """Returns the state of each parameter as an optimiser of torch has it.
+    """Returns the state of each parameter as an optimizer of torch has it.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         tensors: its parameters, by name.
         published: the state of the training.
     """

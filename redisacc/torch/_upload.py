@@ -102,7 +102,7 @@ class Gradients:
         training: the training.
         tensors: the parameters, by name.
         rows: the names of those whose gradients are rows.
-        copy: begins to copy a gradient to host memory. None: on a stream for each GPU.
+        copy: begins to copy a gradient to host memory. None means on a stream for each GPU.
     """
 
     def __init__(

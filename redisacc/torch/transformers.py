@@ -28,7 +28,7 @@ class Shares(torch.utils.data.Sampler[int]):
     """Yields this process's examples, epoch after epoch, until the training is finished.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         sampler: its sampler.
         size: how many examples this process uses in all.
     """
@@ -49,7 +49,7 @@ class Follow(TrainerCallback):  # type: ignore[misc]
     """Lets a Trainer count the steps of the training, which a process that is started again has not made itself.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -90,7 +90,7 @@ def join(trainer: Trainer, shared_name: str, *, workers: int | None = None, **op
         options: further ones of ``redisacc.torch.Optimizer``.
 
     Returns:
-        The optimiser.
+        The optimizer.
 
     Raises:
         InvalidArgumentError: the dataset has no length, the number of processes is unknown, or as for

@@ -191,7 +191,7 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
 
 
 def test_small_and_large_leaves_in_any_order(open_tree):
-    # Small neighbours are put together, large leaves are sent from where they are, and lengths are odd on purpose, so
+    # Small neighbors are put together, large leaves are sent from where they are, and lengths are odd on purpose, so
     # that no leaf but the first begins at a multiple of eight bytes.
     sizes = {"a": 3, "b": 5001, "c": 9001, "d": 1, "e": 7, "f": 700_001, "g": 5}
     rng = np.random.default_rng(0)

@@ -248,9 +248,9 @@ def test_the_page_says_which_arrangement_to_choose():
     many = measured(1, 8, nodes=0.2, one=0.19)
     fast = measured(10, 4, gloo=0.03, nodes=0.06, one=0.05)
     assert choice([slow, many, fast, measured(10, 8, nodes=0.1)]) == [
-        "- **At 1 Gbit/s, choose a node on each worker's host** for a training with an optimiser. Milliseconds a step "
+        "- **At 1 Gbit/s, choose a node on each worker's host** for a training with an optimizer. Milliseconds a step "
         "of 4MB, 4 workers: float32 100 (one server 200, TensorFlow 400), bfloat16 50 (one server 90).",
-        "- **At 10 Gbit/s, choose one server** for a training with an optimiser. Milliseconds a step of 4MB, 4 "
+        "- **At 10 Gbit/s, choose one server** for a training with an optimizer. Milliseconds a step of 4MB, 4 "
         "workers: float32 50 (gloo 30).",
     ]
     assert choice([measured(1, 4, nodes=0.1)]) == []

@@ -147,7 +147,7 @@ def test_hosts_reach_each_other_and_nothing_else(can_build):
     assert not own_namespaces(os.getpid())
 
 
-def test_leftovers_are_recognised_by_name(leftovers):
+def test_leftovers_are_recognized_by_name(leftovers):
     def started(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 

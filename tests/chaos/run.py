@@ -362,7 +362,7 @@ class Chaos:
             # What arrives in a partition after its gradient was given up is left to `redisacc doctor --fix`.
             self._collect_garbage()
         with self._victim.client() as client:
-            self.done["repeated requests that were recognised"] = info.duplicates
+            self.done["repeated requests that were recognized"] = info.duplicates
             tale.problems += leftovers(client)
             accumulator.delete()
             tale.problems += [f"after the end: {key!r}" for key in client.scan_iter() if client.pttl(key) < 0]

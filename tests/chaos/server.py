@@ -21,7 +21,7 @@ class Server:
     min_replicas = 0
 
     def __init__(self, directory, seed=None):
-        """Initialises the server. ``seed``: of the proxy; None: there is none."""
+        """Initializes the server. ``seed``: of the proxy; None: there is none."""
         self._directory = directory
         self.socket = str(directory / "s")
         self.url = f"unix://{self.socket}"

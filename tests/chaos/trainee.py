@@ -86,7 +86,7 @@ def chief(url, workers, until, partitions, optimizer, updates):
             for _ in training.updates(until=until):
                 time.sleep(random.choice([0, 0, 0.003]))
         return
-    # The same optimiser, in an update of our own: that of one worker, whose gradient is the mean.
+    # The same optimizer, in an update of our own: that of one worker, whose gradient is the mean.
     local = LocalTraining(OPTIMIZERS[optimizer], FLAT)
     with redisacc.Chief(NAME, FLAT, workers=workers, state=local.state, **options) as training:
         for taken in training.rounds(until=until):

@@ -5,7 +5,7 @@ odd seeds, reducers add up the gradients, and are killed as well. With --cluster
 partitions of a cluster, whose nodes are killed and whose slots move. The training consists of legs: each chief finishes
 it at some step, and the next one continues it. Gradients and parameters are float32, and gradients have weights and
 arrive in any order. The result has the bits of a computation without Redis, or something was lost, repeated, mixed, or
-added in another order than that of the workers' numbers. With --updates, the chief leaves the optimiser to
+added in another order than that of the workers' numbers. With --updates, the chief leaves the optimizer to
 redisacc, which updates the parameters in reducers and in the chief.
 
 python -m chaos.training --kills 50 --seed 1 --updates
@@ -348,14 +348,14 @@ def main():
     parser.add_argument("--kills", type=int, default=50, help="how often to kill a process or the server")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--cluster", action="store_true", help="in partitions of a cluster")
-    parser.add_argument("--updates", action="store_true", help="with an optimiser")
-    parser.add_argument("--streams", action="store_true", help="with an optimiser, and gradients sent leaf by leaf")
+    parser.add_argument("--updates", action="store_true", help="with an optimizer")
+    parser.add_argument("--streams", action="store_true", help="with an optimizer, and gradients sent leaf by leaf")
     options = parser.parse_args()
     updates = options.updates or options.streams
     done, problems = train(
         options.seed, options.kills, cluster=options.cluster, updates=updates, streams=options.streams
     )
-    print(f"training, seed {options.seed}{', with an optimiser' * updates}")
+    print(f"training, seed {options.seed}{', with an optimizer' * updates}")
     for what, number in sorted(done.items()):
         print(f"{number:12,} {what}")
     print("\n".join(problems[:50]))

@@ -26,7 +26,7 @@ def test_a_worker_is_forgotten_until_it_returns(cli, cli_json, open_dense):
     found = cli("set", "w", "--forget", "bob")
     assert (found.exit_code, found.stdout.startswith("w has forgotten bob, last seen ")) == (0, True)
     assert names(ann.info().known_workers) == ["ann"]
-    # Both sessions are still there: a copy of a request would be recognised.
+    # Both sessions are still there: a copy of a request would be recognized.
     assert ann.info().applied == 3
     assert bob.apply_grad([1.0], 1)
     assert [(worker.name, worker.applied) for worker in ann.info().known_workers if worker.in_round] == [("bob", 1)]

@@ -1,4 +1,4 @@
-"""Parameters that an optimiser updates, in the commands `show`, `ls`, `rm` and `gc`."""
+"""Parameters that an optimizer updates, in the commands `show`, `ls`, `rm` and `gc`."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WIDE, NARROW = 80_000, 40_000
 
 @pytest.fixture(params=[None, 3])
 def trained(request, client, background):
-    """Opens a chief with an optimiser that has made two updates, and is closed again."""
+    """Opens a chief with an optimizer that has made two updates, and is closed again."""
 
     def make(**options):
         encoding = options.pop("encoding", None)

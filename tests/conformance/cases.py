@@ -313,7 +313,7 @@ def steps(c):
     )
     c.both("set-lowest", lambda k: [set_step(STEP_MIN), one(k, 1, STEP_MIN), take(1), one(k, 1, STEP_MIN), COUNT])
     c.both("set-highest", lambda k: [set_step(STEP_MAX), one(k, 1, STEP_MAX - 1), one(k, 1, STEP_MAX), COUNT])
-    # Neighbours that are the same number as a double.
+    # Neighbors that are the same number as a double.
     for label, step in (
         ("2e53", 2**53 + 1),
         ("2e62", 2**62 + 1),

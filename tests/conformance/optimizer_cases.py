@@ -1,4 +1,4 @@
-"""Trainings that torch's optimisers and ours run step by step: options, weights and gradients.
+"""Trainings that torch's optimizers and ours run step by step: options, weights and gradients.
 
 All numbers are fractions of powers of two, so that every machine makes the same ones.
 """

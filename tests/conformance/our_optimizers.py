@@ -13,7 +13,7 @@ DIVISOR = 4
 
 
 def optimizer_of(name):
-    """The optimiser of a case."""
+    """The optimizer of a case."""
     kind, options, scheduled = (CASES | CLIPPED)[name]
     cls = getattr(optim, kind)
     base = options.get("lr", cls().lr)

@@ -1,4 +1,4 @@
-"""Optimisers do what torch's were recorded to do, step by step and bit by bit: see torch_optimizers.py."""
+"""Optimizers do what torch's were recorded to do, step by step and bit by bit: see torch_optimizers.py."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""Optimisers beside torch as it is on this machine: with fused multiply-add, and MKL's square root."""
+"""Optimizers beside torch as it is on this machine: with fused multiply-add, and MKL's square root."""
 
 import pytest
 import torch_optimizers

@@ -1,4 +1,4 @@
-"""A training whose gradients are rows ends where torch's optimiser of rows was recorded to end."""
+"""A training whose gradients are rows ends where torch's optimizer of rows was recorded to end."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ RECORDED = Path(__file__).with_name("recorded_optimizers.json.gz")
 
 
 class Lion(torch.optim.Optimizer):
-    """The optimiser of https://arxiv.org/abs/2302.06675, which torch lacks, as its program 1 says."""
+    """The optimizer of https://arxiv.org/abs/2302.06675, which torch lacks, as its program 1 says."""
 
     def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, maximize=False):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})

@@ -16,7 +16,7 @@ from scene import trainings
 from redisacc.embedded import Server
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-# Name → colours, width and height.
+# Name → colors, width and height.
 PICTURES = {
     "dashboard": ("light", 1280, 1010),
     "dashboard-dark": ("dark", 1280, 1010),
@@ -49,8 +49,8 @@ def take(url, names, folder):
     """Takes pictures of a page that is being served."""
     with chromium() as browser:
         for name in names:
-            colours, width, height = PICTURES[name]
-            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+            colors, width, height = PICTURES[name]
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colors)
             page.goto(url)
             page.wait_for_selector("#rows tr")
             page.get_by_role("button", name="resnet-50").click()

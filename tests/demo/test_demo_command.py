@@ -120,8 +120,8 @@ def test_on_its_own_server(text):
     assert re.search(
         r"^Look inside: redisacc watch demo-[0-9a-f]{6} --redis redis://127.0.0.1:\d+/0$", out, re.MULTILINE
     )
-    assert re.search(r"Neighbours before training:\n  ship  \w+, \w+", out)
-    after = re.search(r"Neighbours after training:\n  ship  (\w+), (\w+), (\w+)", out)
+    assert re.search(r"Neighbors before training:\n  ship  \w+, \w+", out)
+    after = re.search(r"Neighbors after training:\n  ship  (\w+), (\w+), (\w+)", out)
     assert after is not None
     # Three passes over a text of four topics are enough to tell the sea from the bakery.
     assert set(after.groups()) <= {"sea", "sail", "wind", "harbour", "wave", "anchor", "storm"}

@@ -14,7 +14,7 @@ from redisacc.tools.demo.skipgram import (
     Batch,
     Sampler,
     gradients,
-    neighbours,
+    neighbors,
 )
 from redisacc.tools.demo.text import Corpus
 
@@ -22,7 +22,7 @@ WINDOW = 2
 
 
 def random_case():
-    """Few words and many pairs: centres, contexts and negatives repeat, and negatives hit contexts."""
+    """Few words and many pairs: centers, contexts and negatives repeat, and negatives hit contexts."""
     generator = np.random.default_rng(11)
     parameters = {
         name: generator.normal(size=(rows, 4)) for name, rows in (("input", 7), ("output", 7), ("position", 2 * WINDOW))
@@ -40,8 +40,8 @@ def random_case():
 def slow_loss(parameters, batch):
     """The loss as its definition reads, one pair and one negative at a time."""
     total = 0.0
-    for centre, context, place in zip(batch.centres, batch.contexts, batch.places, strict=True):
-        hidden = parameters["input"][centre] * parameters["position"][place]
+    for center, context, place in zip(batch.centers, batch.contexts, batch.places, strict=True):
+        hidden = parameters["input"][center] * parameters["position"][place]
         total += math.log1p(math.exp(-float(hidden @ parameters["output"][context])))
         for negative in batch.negatives:
             if negative != context:
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_finite_differences():
     for name in ("input", "output"):
         dense[name] = np.zeros_like(parameters[name])
         dense[name][found[name].indices] = found[name].values
-    assert found["input"].indices.tolist() == sorted(set(batch.centres.tolist()))
+    assert found["input"].indices.tolist() == sorted(set(batch.centers.tolist()))
     assert found["output"].indices.tolist() == sorted({*batch.contexts.tolist(), *batch.negatives.tolist()})
     width = 1e-6
     for name, gradient in dense.items():
@@ -89,10 +89,10 @@ def test_large_scores_stay_finite():
     assert np.isfinite(found["position"]).all()
 
 
-def test_neighbours():
+def test_neighbors():
     vectors = np.array([[1, 0], [10, 1], [0, 1], [-1, 0], [0, 0]], "f4")
-    assert neighbours(vectors, 0, 3) == [1, 2, 4]
-    assert sorted(neighbours(vectors, 0, 99)) == [1, 2, 3, 4]
+    assert neighbors(vectors, 0, 3) == [1, 2, 4]
+    assert sorted(neighbors(vectors, 0, 99)) == [1, 2, 3, 4]
 
 
 # Batches
@@ -104,7 +104,7 @@ def sampler(corpus, **changes):
 
 def fingerprint(batch):
     digest = hashlib.sha256()
-    for array in (batch.centres, batch.contexts, batch.places, batch.negatives):
+    for array in (batch.centers, batch.contexts, batch.places, batch.negatives):
         digest.update(array.astype("<i8").tobytes() + b"|")
     return digest.hexdigest()
 
@@ -137,7 +137,7 @@ def test_an_epoch_deals_each_passage_to_one_worker():
         seen = Counter[int]()
         for step in range(batches.steps_per_epoch):
             for worker in range(3):
-                seen.update(set(batches.batch(epoch * batches.steps_per_epoch + step, worker).centres.tolist()))
+                seen.update(set(batches.batch(epoch * batches.steps_per_epoch + step, worker).centers.tolist()))
         assert set(seen.values()) == {1}
         assert len(seen) == 36 * PASSAGE
 
@@ -147,5 +147,5 @@ def test_tiny_texts_have_batches():
     for length in (60, 64, 100):
         for step in range(40):
             batch = sampler(counting_corpus(length), subsampling=1e-3, window=31).batch(step, 2)
-            assert len(batch.centres) > 0
+            assert len(batch.centers) > 0
             assert batch.negative_weight == 5 / 64

@@ -1,4 +1,4 @@
-"""The optimisers of redisacc.optim are those of optax that docs/guides/jax.md puts next to them."""
+"""The optimizers of redisacc.optim are those of optax that docs/guides/jax.md puts next to them."""
 
 import re
 

@@ -143,7 +143,7 @@ def structure(held, _):
 
 
 def optimizer(held, _):
-    """Descriptions of optimisers."""
+    """Descriptions of optimizers."""
     yield from (b"{}", b"[]", b"null", DEEP, b'{"name":"future"}', b" " * (2**20 + 1))
     if held:
         right = json.loads(held)

@@ -104,7 +104,7 @@ class Watch:
             with world.open() as handle:
                 damage(world.client)
                 self._try(next(use for use in self._of(handle) if use.name == name), contents(world.client))
-        # What a training of an optimiser has stored is read by nothing else.
+        # What a training of an optimizer has stored is read by nothing else.
         always = of_training(world) if isinstance(world, Trained) else ()
         for use in (*always, *self._some(self._slow, 100 if learn else 2)):
             world.restore()

@@ -342,7 +342,7 @@ class Published(World):
 
 
 class Trained(World):
-    """An optimiser has made two versions, of dense leaves and a table. A gradient of the next step is there."""
+    """An optimizer has made two versions, of dense leaves and a table. A gradient of the next step is there."""
 
     damaged = ":parameters*"
     # Of the table, in the last step.

@@ -26,7 +26,7 @@ CASES = [(2, place) for place in PLACES] + [(None, place) for place in [*PLACES]
 
 @pytest.fixture
 def begin(real_client):
-    """Begins, or continues, a training with an optimiser."""
+    """Begins, or continues, a training with an optimizer."""
 
     def make(partitions, where=real_client, **options):
         return redisacc.Chief(

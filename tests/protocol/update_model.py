@@ -1,4 +1,4 @@
-"""A model of how an optimiser's updates are committed: chiefs, updaters, a sweeper, and a leader that may fail over.
+"""A model of how an optimizer's updates are committed: chiefs, updaters, a sweeper, and a leader that may fail over.
 
 It is the sibling of ``attempt_model``, and has what is different for updates. The name of a version is made of its
 order and of the number of the attempt, so different processes write the same parts, some of them as bets:
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from state_search import Search
 
-# A version: the one before, the optimiser, and the number of the attempt. The first one is empty.
+# A version: the one before, the optimizer, and the number of the attempt. The first one is empty.
 Name = tuple[Any, ...]
 FIRST = ()
-# In place of an optimiser: a version that was published whole.
+# In place of an optimizer: a version that was published whole.
 WHOLE = -2
-# What a part was computed from: the version before, and the optimiser.
+# What a part was computed from: the version before, and the optimizer.
 Content = tuple[Name, int]
 
 
@@ -42,7 +42,7 @@ class UpdateRules:
         verifies: the chief commits only if it has seen that the part is there, and has made it stay.
         one_script: the version becomes visible in the same instant in which the round ends.
         follows: a version is published only if the one that it follows is still there.
-        optimizer_in_name: the name of a version has the optimiser.
+        optimizer_in_name: the name of a version has the optimizer.
         lease_at_commit: a version is published only if the attempt was not given up.
         confirms_fences: the sweeper removes parts only after the replica has confirmed that the attempt is over.
         takes_numbers: gc removes a part only after its number was used up, so that no attempt can get it.
@@ -70,7 +70,7 @@ class Leader(NamedTuple):
     Attributes:
         version: the version that the record names.
         content: what its order says.
-        optimizer: the optimiser in the record.
+        optimizer: the optimizer in the record.
         number: how many attempts were registered.
         registered: the last of them.
         leased: blobs in the list with a lease, which may be over at any time.
@@ -128,13 +128,13 @@ class State(NamedTuple):
     """Everything that is stored, under way, and known to a process.
 
     Attributes:
-        chiefs: the chiefs. The second one has another optimiser.
+        chiefs: the chiefs. The second one has another optimizer.
         leader: the leader.
         replica: what a replica has of it; None: there is none any more.
         parts: blobs whose part is on the node: what it was computed from, and whether it has no expiry.
         flying: requests on their way.
         late: how many more requests may be delivered late.
-        seen: the record that the updater has read: the version, the optimiser, the number.
+        seen: the record that the updater has read: the version, the optimizer, the number.
         bets: how many bets the updater makes yet.
         sweeping: the blob whose part the sweeper is about to remove.
         collecting: the blob that gc has found, because its part has no expiry.
@@ -167,7 +167,7 @@ class UpdateModel:
         bets: how many parts updaters write.
         late: how many requests may be late.
         numbers: how many attempts may be registered.
-        optimizers: how many optimisers the chiefs have.
+        optimizers: how many optimizers the chiefs have.
         failover: whether the leader may fail over, once.
         collects: whether gc runs.
         replaces: whether the second chief publishes the version again, with a state of its own, before it begins.

@@ -29,7 +29,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> N
 
 @pytest.fixture
 def wrap(real_client: redis.Redis) -> Iterator[Callable[..., Any]]:
-    """Wraps an optimiser of a model's parameters, AdamW if none is given. All are closed when the test ends."""
+    """Wraps an optimizer of a model's parameters, AdamW if none is given. All are closed when the test ends."""
     import torch
 
     import redisacc.torch

@@ -1,4 +1,4 @@
-"""Each process makes the steps with torch's own optimiser and the mean gradient: the same bits as torch alone."""
+"""Each process makes the steps with torch's own optimizer and the mean gradient: the same bits as torch alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 6
 
 
 def of_groups(kind, *options, **common):
-    """Returns what makes an optimiser with a group for the table, and one for the rest."""
+    """Returns what makes an optimizer with a group for the table, and one for the rest."""
 
     def make(model):
         rest = [each for name, each in model.named_parameters() if not name.startswith("words")]

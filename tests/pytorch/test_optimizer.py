@@ -40,7 +40,7 @@ def train(wrap, make, sparse=False, steps=STEPS, weights=(1.0,) * 3, holds=False
 
 
 def expected(optimizer, workers, sparse=False, until=STEPS, weights=(1.0,) * 3, **options):
-    """Returns what one process makes of the mean gradient with an optimiser of redisacc.optim."""
+    """Returns what one process makes of the mean gradient with an optimizer of redisacc.optim."""
     model = Net()
     with_rate = dataclasses.replace(optimizer, lr=lambda step: optimizer.lr * 0.9**step, **options)
 
@@ -381,7 +381,7 @@ def test_another_model_under_the_same_name_is_refused(wrap):
 
 
 def sgd_of_groups(option, *values):
-    """Returns what makes an optimiser with a group for each parameter, which differ in an option."""
+    """Returns what makes an optimizer with a group for each parameter, which differ in an option."""
     return lambda given: torch.optim.SGD(
         [{"params": [each], option: values[number % len(values)]} for number, each in enumerate(given)]
     )
@@ -391,7 +391,7 @@ SGD, IN_FLOAT32 = (
     torch.optim.SGD,
     r"'weight' must be float32.* Keep the weights in float32, and compute under torch.autocast",
 )
-# The model, what makes its optimiser, and the error.
+# The model, what makes its optimizer, and the error.
 REFUSED = [
     (Net, torch.optim.LBFGS, "Adagrad, Adam, AdamW, RMSprop, SGD, SparseAdam.*not LBFGS"),
     (Net, lambda given: SGD(given, differentiable=True), "differentiable=True has no counterpart"),

@@ -1,4 +1,4 @@
-"""Steps that a process makes alone: with torch's own optimiser, and then the difference is sent."""
+"""Steps that a process makes alone: with torch's own optimizer, and then the difference is sent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(wrap, make, **options):
     return model, optimizer, seen
 
 
-# An optimiser that has no counterpart serves as well.
+# An optimizer that has no counterpart serves as well.
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam])
 def test_a_version_is_what_torch_and_plain_arithmetic_say(wrap, background, kind):
     def make(model):

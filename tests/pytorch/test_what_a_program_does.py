@@ -1,4 +1,4 @@
-"""What programs do with a model, an optimiser and their data counts, or is refused with cause and remedy."""
+"""What programs do with a model, an optimizer and their data counts, or is refused with cause and remedy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def equal(one, other):
 
 
 class Counting:
-    """An optimiser of torch alone, with the loop of the others."""
+    """An optimizer of torch alone, with the loop of the others."""
 
     def __init__(self, inner):
         self._inner, self.training_step = inner, 0

@@ -647,7 +647,7 @@ def test_a_reducer_updates_the_parameters_of_a_chief(place, proxy, background, u
         one.result(60)
     assert any(by_reducer)
     assert set(chief.latest_state()[1]) >= set(optimizer.slots)
-    # A predecessor had another optimiser.
+    # A predecessor had another optimizer.
     chief.close()
     optimizer = redisacc.optim.SGD(0.1)
     with redisacc.Chief(

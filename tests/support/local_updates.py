@@ -1,4 +1,4 @@
-"""A plain local loop that trains a model with an optimiser: what a training with updates must equal, bit for bit."""
+"""A plain local loop that trains a model with an optimizer: what a training with updates must equal, bit for bit."""
 
 import ml_dtypes
 import numpy as np
@@ -40,7 +40,7 @@ class LocalTraining:
     """The weights and the state of a model that is trained in memory.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         parameters: the weights to begin with.
         weights: the weight of the gradients of each worker.
         encoding: how the weights travel to the workers.

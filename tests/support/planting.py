@@ -27,7 +27,7 @@ def raw_text(output, *, styled=False):
 
     Args:
         output: what a command printed, or a message.
-        styled: whether it was printed on a terminal, where rich moves the cursor and colours text.
+        styled: whether it was printed on a terminal, where rich moves the cursor and colors text.
     """
     text = output.decode(errors="surrogateescape") if isinstance(output, bytes) else output
     # A line may begin with anything, and a terminal gets a carriage return before each line feed.

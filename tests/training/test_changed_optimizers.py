@@ -1,4 +1,4 @@
-"""A training continues with another optimiser, between updates() and rounds(), and to a higher step."""
+"""A training continues with another optimizer, between updates() and rounds(), and to a higher step."""
 
 from itertools import product
 

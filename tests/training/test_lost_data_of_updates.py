@@ -1,4 +1,4 @@
-"""A server that loses the data of a training with an optimiser: what continues, from what, and with which state."""
+"""A server that loses the data of a training with an optimizer: what continues, from what, and with which state."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What a chief with an optimiser refuses, and what it says when the server has lost what nobody has."""
+"""What a chief with an optimizer refuses, and what it says when the server has lost what nobody has."""
 
 import numpy as np
 import pytest

@@ -27,7 +27,7 @@ def gradient_of(number, step, parameters):
 
 
 def lead(chief):
-    """Runs the loop of a chief without an optimiser."""
+    """Runs the loop of a chief without an optimizer."""
     for taken in chief.rounds(until=STEPS):
         table = chief.parameters["table"].copy()
         table[taken.gradient["table"].indices] -= taken.gradient["table"].values

@@ -1,4 +1,4 @@
-"""A training with an optimiser gives the bits of a plain local loop, whoever computes its parts."""
+"""A training with an optimizer gives the bits of a plain local loop, whoever computes its parts."""
 
 import contextlib
 import functools
@@ -72,7 +72,7 @@ SIZES = {"inline": 400, "a part": 30_000, "several parts": 300_000}
 
 
 class Updated:
-    """A training with an optimiser, and the same one in memory.
+    """A training with an optimizer, and the same one in memory.
 
     Attributes:
         proxy: what the chief reaches the server through.

@@ -1,4 +1,4 @@
-"""The kernel of optimisers: the same bits however often, by whom and in which pieces; what it refuses."""
+"""The kernel of optimizers: the same bits however often, by whom and in which pieces; what it refuses."""
 
 import hashlib
 import itertools
@@ -180,7 +180,7 @@ def test_rows_are_updated_as_parts_are(name, small_blocks):
 
 
 def digest():
-    """A digest of what every optimiser does, and of sums of squares."""
+    """A digest of what every optimizer does, and of sums of squares."""
     found = hashlib.sha256()
     for optimizer in OPTIMIZERS.values():
         for dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""Optimisers: their options, groups, numbers of a step, and the form that travels."""
+"""Optimizers: their options, groups, numbers of a step, and the form that travels."""
 
 import json
 import math

@@ -24,7 +24,7 @@ def test_what_redisacc_writes_is_read_and_written_again():
     full = f"{V}-full:3:3:0-1 {V}-flat:5:4:1:1024"
     rows = f"{V}-rows:4:0=2 {V}-rows:5:0=4,1=3"
     slots = f"{V}-exp_avg:12:1 {V}-kept_full:64"
-    # The flat blob comes first where an optimiser has published it.
+    # The flat blob comes first where an optimizer has published it.
     record, manifest = manifest_of(full=full, rows=rows, state=f"{V}-state:99", since="-4")
     assert (record.step, record.version, record.finished, record.encoding) == (5, V, False, "float32")
     fields = dict(zip(manifest.fields()[::2], manifest.fields()[1::2], strict=True))

@@ -83,7 +83,7 @@ def interrupted():
 
 @every_row("kind", ERRORS)
 @every_row("how", KINDS)
-def test_what_a_handler_raises_is_recognised(handled, how, kind):
+def test_what_a_handler_raises_is_recognized(handled, how, kind):
     error = kind("raised")
     handled(KINDS[how](Handler(error)))
     assert interrupt_in(raised_by(interrupted)) is error

@@ -54,7 +54,8 @@ class Applier:
         self._staleness_weighs = staleness_weighs
         # The layouts of uploads that were asked for.
         self._layouts: dict[Encoding, UploadLayout | None] = {}
-        # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
+        # Gradients of step 0 that were dropped as stale since the last one that was not. None means there was a
+        # warning.
         self._stale_of_step_0: int | None = 0
 
     def apply(

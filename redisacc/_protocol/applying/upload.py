@@ -110,7 +110,7 @@ class Upload:
         self._alarm.set()
 
     def commit(self) -> Reply | None:
-        """Counts the gradient whose parts are all written. None: the whole gradient has to be sent."""
+        """Counts the gradient whose parts are all written. None means the whole gradient has to be sent."""
         if self._has_failed and not self.is_over:
             return None
         reply = self._attempt.ask() if self.is_over else self._attempt.commit()

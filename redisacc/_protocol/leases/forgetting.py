@@ -17,7 +17,7 @@ from redisacc.errors import ConflictError
 def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: str) -> bool:
     """Removes a worker from the known ones of an accumulator. Its gradients in the round stay, and count.
 
-    The server keeps the data by which it recognises a repeated request, so this is safe while the worker is alive. If
+    The server keeps the data by which it recognizes a repeated request, so this is safe while the worker is alive. If
     the worker sends another gradient, it is known again.
 
     Args:

@@ -114,8 +114,8 @@ class Events(Closing):
         keys: the keys of the accumulator.
         incarnation: which accumulator of that name. Once it is gone, the last event is "deleted", even if the server's
             message about it was lost.
-        timeout: the iterator ends after this many seconds without an event; None: never.
-        lifetime: of a handle. The iterator ends when the handle is closed; None: it belongs to no handle.
+        timeout: the iterator ends after this many seconds without an event; None means never.
+        lifetime: of a handle. The iterator ends when the handle is closed; None means it belongs to no handle.
         owner: the handle. The iterator keeps it alive, because a private accumulator is deleted with its handle.
     """
 

@@ -70,7 +70,7 @@ class AccumulatorInfo(RecordValues):
         applied: the number of gradients accepted since creation.
         stale: the number of gradients dropped because they were too stale.
         repeated: the number of gradients dropped because the round had one of their worker already.
-        duplicates: the number of requests that arrived again and were recognised.
+        duplicates: the number of requests that arrived again and were recognized.
         takes: the number of rounds granted.
         buffered: the number of buffered gradients in the current round. Gradients that were compacted count as one.
         buffered_bytes: how many bytes they have.
@@ -99,7 +99,7 @@ class AccumulatorInfo(RecordValues):
         metrics: the mean of each metric of the gradients of the latest round that had any, as in ``Round.metrics``;
             empty if none had. A round is known here once it has been acknowledged.
         chief: the name of the process that leads the training of this name, "host:pid"; "" if none does.
-        reducer: the reducer that works on it, or those that work on its partitions; None: none does.
+        reducer: the reducer that works on it, or those that work on its partitions; None means none does.
         read_at: the time of the server's clock when all this was read.
     """
 

@@ -42,13 +42,13 @@ def open_accumulator(
         transport: the way to the server.
         keys: the keys of the accumulator.
         spec: the specification that the caller expects.
-        settings: the values of the fields that are ``SETTINGS``. None: as with an existing accumulator, and the default
-            for a new one.
+        settings: the values of the fields that are ``SETTINGS``. None means as with an existing accumulator, and the
+            default for a new one.
         partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
-            if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
+            if its gradients are large enough; None means as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
-        incarnation: the only one that is opened, and none is created. None: any.
+        incarnation: the only one that is opened, and none is created. None means any.
 
     Returns:
         The accumulator as it was created, by the fields of its record; and ``can_add_in_place``, whether the server's

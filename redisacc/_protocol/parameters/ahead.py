@@ -91,7 +91,7 @@ class PartsAhead:
         self._keys: ParameterKeys | None = None
         self._listening = contextlib.ExitStack()
         self._offsets: Sequence[int] = (0,)
-        # Where the parts of one version go; None: nothing is fetched.
+        # Where the parts of one version go; None means nothing is fetched.
         self._memory: Memory | None = None
         self._version = ""
         self._heard: deque[tuple[str, int]] = deque(maxlen=MOST_HEARD)

@@ -21,7 +21,8 @@ def read_history(transport: Transport, keys: ParameterKeys, after: int | None = 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
-        after: only the steps after this one; None: all of them. The time that the first of them took is then unknown.
+        after: only the steps after this one; None means all of them. The time that the first of them took is then
+            unknown.
 
     Raises:
         CorruptDataError: Redis holds what redisacc did not write.

@@ -32,9 +32,9 @@ class ParametersInfo:
         encoding: how elements of float32 are stored: "float32" or "bfloat16".
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the values; empty if that is the slot of the
             record.
-        optimizer: the name of the optimiser that updates them, such as "adamw"; None if their publisher computes them.
-        updates: how many updates the state of the optimiser has seen; None without one.
-        state_bytes: the size of the publisher's state in bytes, or of all slots of the optimiser; 0 if there is none.
+        optimizer: the name of the optimizer that updates them, such as "adamw"; None if their publisher computes them.
+        updates: how many updates the state of the optimizer has seen; None without one.
+        state_bytes: the size of the publisher's state in bytes, or of all slots of the optimizer; 0 if there is none.
             If readers get rounded parameters, this includes the parameters as they are.
         stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
         parts: the number of keys that hold all this.
@@ -105,7 +105,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
     manifest = record.manifest(schema)
     created_at = parsed(keys.record, "created_ms", created, parse_time)
     published_at = parsed(keys.record, "published_ms", published, parse_time)
-    # A publisher without an optimiser leaves these fields as they are, and publishes no such blobs.
+    # A publisher without an optimizer leaves these fields as they are, and publishes no such blobs.
     is_updated = any(blob.part_bytes for blob in manifest.full)
     stored = [*manifest.blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]
     return ParametersInfo(

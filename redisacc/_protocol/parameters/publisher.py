@@ -54,7 +54,7 @@ class Wanted:
         changed: leaf → indices of the rows that differ from the version before, ascending.
         state: the publisher's state: its schema and its leaves; None if there is none.
         finished: whether it is the last version.
-        round: the round that it follows from, which ends in the same instant; None: it follows from none.
+        round: the round that it follows from, which ends in the same instant; None means it follows from none.
     """
 
     tree: object
@@ -86,7 +86,7 @@ class Publisher:
         reader: reads them for the same handle.
         encoding: how elements of float32 are stored, one of ENCODINGS.
         partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
-            values are large enough; None: as with existing parameters, and 1 for new ones.
+            values are large enough; None means as with existing parameters, and 1 for new ones.
         min_replicas: how many replicas have to confirm a version; 0: none are asked.
     """
 

@@ -66,11 +66,11 @@ class ParameterReader:
         self._process = os.getpid()
         self._pool = MemoryPool()
         self._read: Snapshot | None = None
-        # Fetches parts of the next version ahead; None: nothing does.
+        # Fetches parts of the next version ahead; None means nothing does.
         self._ahead: PartsAhead | None = None
 
     def fetch_ahead(self, ahead: PartsAhead) -> None:
-        """Fetches parts of each next version before it is published, if an optimiser makes it."""
+        """Fetches parts of each next version before it is published, if an optimizer makes it."""
         self._ahead = ahead
 
     def note_given(self, what: str, structure: Structure) -> None:
@@ -350,9 +350,9 @@ class ParameterReader:
         return state
 
     def _state_of_optimizer(self, record: ParameterRecord, manifest: Manifest) -> dict[str, Any] | None:
-        """Returns an optimiser's state: the leaves of each slot, by its name, and how many updates it has seen.
+        """Returns an optimizer's state: the leaves of each slot, by its name, and how many updates it has seen.
 
-        None if no optimiser updates the version.
+        None if no optimizer updates the version.
         """
         version, optimizer, updates = self._transport.call("HMGET", self._keys.record, "version", "optimizer", UPDATES)
         if version is None or version.decode(errors="replace") != record.version:

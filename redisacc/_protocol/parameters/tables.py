@@ -1,4 +1,4 @@
-"""Reads tables, leaves whose gradients are rows, with the state that an optimiser keeps of them."""
+"""Reads tables, leaves whose gradients are rows, with the state that an optimizer keeps of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redisacc._wire.transport import Transport
 def fetch_tables(
     transport: Transport, record: ParameterRecord, schema: Schema, number: int, *, weights: bool
 ) -> dict[int, list[Array]]:
-    """Returns the arrays of each table of a version that an optimiser has made, by the number of the leaf.
+    """Returns the arrays of each table of a version that an optimizer has made, by the number of the leaf.
 
     Args:
         transport: the way to the nodes.

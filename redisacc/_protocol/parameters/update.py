@@ -67,7 +67,7 @@ class Update:
     Args:
         record: the record of the version.
         schema: the schema of the leaves.
-        known: the version read last, maybe a later one, because another thread was faster; None: nothing was read.
+        known: the version read last, maybe a later one, because another thread was faster; None means nothing was read.
         pool: memory that was used before.
 
     Attributes:
@@ -102,7 +102,7 @@ class Update:
 
     @property
     def flat(self) -> Blob | None:
-        """The blob that is cut by elements, as an optimiser makes it, if it has to be fetched."""
+        """The blob that is cut by elements, as an optimizer makes it, if it has to be fetched."""
         return self.blobs[0] if self.blobs and self.blobs[0].cut else None
 
     def use(self, memory: Memory) -> None:

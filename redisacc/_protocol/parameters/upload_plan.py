@@ -179,7 +179,8 @@ def retire_of_log(
         blobs_before: the blobs of the version before, by id.
         step: the step of the version before.
         log: the blobs of the versions before that one, one for each step.
-        snapshot: the step of the last snapshot, from which nobody replays that step or earlier ones; None: unknown.
+        snapshot: the step of the last snapshot, from which nobody replays that step or earlier ones; None means
+            unknown.
 
     Returns:
         The manifest, which lists the log; and the blobs that go at once.

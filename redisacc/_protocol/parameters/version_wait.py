@@ -29,11 +29,12 @@ class VersionWait(Wait[Version]):
         lifetime: of the handle.
         keys: the keys of the parameters.
         reader: reads them.
-        after: the step; None: any version will do.
+        after: the step; None means any version will do.
         deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         label: the name of the parameters in log records and errors.
         skip_last: whether a version that was declared the last one ends the wait instead of being returned.
-        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None means nothing
+            does.
         describe: returns a further clause for messages about the wait, or "" or None.
     """
 

@@ -89,7 +89,7 @@ class Version:
         kept: blobs of the version before that it needs.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
-        round: the round from which it follows, which ends when it is published; None: it belongs to none.
+        round: the round from which it follows, which ends when it is published; None means it belongs to none.
     """
 
     id: str
@@ -164,7 +164,7 @@ class VersionWriter:
         self._scripts = Scripts(transport, keys, OF_PARAMETERS)
 
     def begin(self, follows: Follows, brought: Callable[[str], Sequence[Blob]]) -> str | Reply:
-        """Begins an attempt to publish a version that no optimiser makes. In one slot, the server learns of it later.
+        """Begins an attempt to publish a version that no optimizer makes. In one slot, the server learns of it later.
 
         Args:
             follows: which version it is.
@@ -197,7 +197,7 @@ class VersionWriter:
             version: its id, which ends with the number.
             number: the number of the attempt.
             blobs: the blobs that it will bring.
-            order: what updaters are told; "": no optimiser makes it.
+            order: what updaters are told; "": no optimizer makes it.
         """
         return self._scripts.register_version(
             **vars(follows),

@@ -28,7 +28,7 @@ def write_parts(
         parts_of: id → the parts, all or some by their numbers, of each gradient or blob. No other attempt uses this id.
         min_replicas: how many replicas of each node have to confirm the parts; 0: none are asked.
         lease_ms: the expiry that parts keep, in milliseconds; 0: none.
-        hints: number of a part → what its node does after it has stored that part; None: nothing.
+        hints: number of a part → what its node does after it has stored that part; None means nothing.
 
     Returns:
         How many replicas of each node have the parts, if they were asked; None if a part is not there.

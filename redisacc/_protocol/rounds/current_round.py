@@ -30,7 +30,7 @@ class RecordReader:
         transport: the way to the server.
         keys: the keys of the accumulator.
         incarnation: of the accumulator that was opened.
-        lifetime: of the handle that reads; None: it belongs to no handle.
+        lifetime: of the handle that reads; None means it belongs to no handle.
     """
 
     def __init__(self, transport: Transport, keys: Keys, incarnation: str, lifetime: Lifetime | None = None) -> None:

@@ -142,7 +142,7 @@ def take_over(keys: Keys, scripts: Scripts, token: str | None, *, name: str) -> 
     Args:
         keys: the keys of the accumulator.
         scripts: its scripts.
-        token: which round; None: the oldest.
+        token: which round; None means the oldest.
         name: the name of the new taker.
 
     Returns:

@@ -98,7 +98,7 @@ class RoundReader(RoundSoFar):
     """Adds up rounds of one accumulator, and may begin with a round while it is still growing.
 
     Attributes:
-        relies: whether a take relies on a reducer; None: it never does.
+        relies: whether a take relies on a reducer; None means it never does.
         has_reducer: whether a reducer works on the accumulator, as far as is known.
         reliance: as ``relies``, as long as one does.
     """
@@ -188,7 +188,7 @@ class RoundReader(RoundSoFar):
         The arguments and the errors are those of ``add_up``.
 
         Returns:
-            A sum with complete sparse sections. The others hold anything. None: rows cannot be added up alone.
+            A sum with complete sparse sections. The others hold anything. None means rows cannot be added up alone.
         """
         part_sums, round_sum = self.sums_of(shape, num_required)
         return round_sum if part_sums.complete_rows(contents.buffered) else None

@@ -62,7 +62,7 @@ class TakeRequirement:
 
     @classmethod
     def of(cls, demand: Quorum) -> TakeRequirement | None:
-        """Returns the requirement of a take; None: the quorum of the accumulator applies."""
+        """Returns the requirement of a take; None means the quorum of the accumulator applies."""
         least = demand.least
         if least is None:
             return None
@@ -135,7 +135,7 @@ class TakeWait(Wait[Taken]):
         how: of the wait.
 
     Attributes:
-        loss: how the take noticed that the accumulator has gone back to older data; None: it has not.
+        loss: how the take noticed that the accumulator has gone back to older data; None means it has not.
     """
 
     doing = "a take was waiting"
@@ -424,7 +424,7 @@ class TakeWait(Wait[Taken]):
         )
 
     def _contributors(self) -> Contributors | None:
-        """Asks who has contributed to the round; None: the server does not say."""
+        """Asks who has contributed to the round; None means the server does not say."""
         if self.outage is None:
             try:
                 with limited(self.call_timeout):
@@ -472,7 +472,7 @@ def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: fl
         timeout: how long to try to reach the server, in seconds.
 
     Returns:
-        The reply that granted a round, with its ``token``; None: none was granted.
+        The reply that granted a round, with its ``token``; None means none was granted.
     """
     reply = scripts.leave(token=token, confirm=replicated, replicated=replicated, timeout=timeout)
     reply.token = token

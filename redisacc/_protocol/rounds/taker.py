@@ -154,7 +154,7 @@ class Taker(Generic[G]):
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
 
         Args:
-            token: the token of the round; None: the oldest round.
+            token: the token of the round; None means the oldest round.
             name: the name of the new taker.
             skip_lost: whether to leave out gradients that have lost parts.
 
@@ -345,7 +345,7 @@ class Taker(Generic[G]):
     def rows_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum | None:
         """Returns a sum with only the rows of a round whose gradients are all in parts. ``sum_of`` may follow.
 
-        The arguments and the errors are those of ``sum_of``. None: rows cannot be added up alone.
+        The arguments and the errors are those of ``sum_of``. None means rows cannot be added up alone.
         """
         add_rows_up = found.reader.add_rows_up
         return self._guarded(found.granted, lambda: add_rows_up(contents, shape, found.num_required))

@@ -60,8 +60,8 @@ class SumOptions:
             the round is known.
         by_worker: whether the places of gradients are the numbers of their workers.
         store: stores the parts of the sum of the expected gradients. With it, only the dense sections of these
-            gradients are added. None: nothing is stored.
-        position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
+            gradients are added. None means nothing is stored.
+        position: with ``store``: the only partition whose parts are added, by position; None means all parts are.
         is_updated: whether a reducer updates the parameters with the sum, which then does not travel.
         window: how many bytes are requested from a node before they are needed, so that it always has something to
             send.
@@ -98,13 +98,13 @@ class Part:
     Attributes:
         key: its key.
         lane: its lane. All parts of a cell have the same, so they arrive in order.
-        cell: the number of the cell to which it is added; None: it belongs to sparse sections.
+        cell: the number of the cell to which it is added; None means it belongs to sparse sections.
         number: its number among the parts of a gradient, or of a sum.
         length: its length in bytes.
         adds: the gradients that are in the cell with it: one, or those of a reducer's sum.
         is_sum: whether it is part of a reducer's sum.
         must_be_there: whether the round had the gradient when the part was requested.
-        memory: where it goes; None: memory is lent to it when it begins to arrive.
+        memory: where it goes; None means memory is lent to it when it begins to arrive.
         placed: whether ``memory`` is the memory of the sum itself.
         lent: the memory that it was lent, which may be longer than the part.
     """
@@ -178,7 +178,7 @@ class Rows:
             upload.sparse = None
 
     def next(self) -> Part | None:
-        """Returns the part to request next; None: there is none, or no room."""
+        """Returns the part to request next; None means there is none, or no room."""
         waiting = 0
         for place in range(len(self.summed), self.uploads.bound):
             upload = self.uploads.every[place]
@@ -242,7 +242,7 @@ class Cells:
 
     Attributes:
         dense: the cells that are added, by their numbers.
-        rows: the sum of the sparse sections; None: there are none, or they are not added.
+        rows: the sum of the sparse sections; None means there are none, or they are not added.
         leaves_to_reducer: whether the dense parts of the expected gradients are left to a reducer.
         stored: the parts of reducers' sums that are taken for stored: the digest of the gradients, and the number.
     """
@@ -335,7 +335,7 @@ class Cells:
                 self._offer(cell, self._store)
 
     def next(self) -> Part | None:
-        """Returns the part to request next; None: there is none."""
+        """Returns the part to request next; None means there is none."""
         for _ in self._ready:
             ready = self._ready[self._turn]
             self._turn = (self._turn + 1) % len(self._ready)

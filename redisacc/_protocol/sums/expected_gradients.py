@@ -49,13 +49,13 @@ class Upload:
 
     Attributes:
         gradient: the gradient.
-        cut: the elements in each of its dense parts; None: it cannot be added part by part.
+        cut: the elements in each of its dense parts; None means it cannot be added part by part.
         sparse_parts: the number of parts before the dense ones; 0 if it cannot be added part by part.
         there: for each part, whether it has arrived.
         admitted: whether the gradient is in the round, so that its parts have their final names.
         moved_at: when the last part, or sign of life, arrived, by ``clock.now()``.
         lease: for how many seconds after that it may hold up later ones; 0: for STALLED seconds.
-        sparse: the bytes of its sparse sections until they are added; None: none of them was requested.
+        sparse: the bytes of its sparse sections until they are added; None means none of them was requested.
     """
 
     __slots__ = ("admitted", "cut", "gradient", "lease", "moved_at", "sparse", "sparse_parts", "there")

@@ -26,7 +26,7 @@ class PartFetch:
         homes: a key on each node, if each lane has a node of its own.
         lanes: in how many lanes the parts travel.
         in_flight: the parts that were requested and have not arrived, in the order of the requests.
-        on_pause: called after each part; it returns whether to request no further ones. None: nothing is called.
+        on_pause: called after each part; it returns whether to request no further ones. None means nothing is called.
     """
 
     def __init__(self, cells: Cells, options: SumOptions) -> None:

@@ -51,7 +51,7 @@ class PartSums:
         transport: the way to the server.
         round_sum: an empty sum for the round.
         options: how the sum is made.
-        reliance: notes whether a reducer was in time; None: no reducer's sum is used.
+        reliance: notes whether a reducer was in time; None means no reducer's sum is used.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ LONG_PAUSE = 30.0
 
 
 class Updates(Protocol):
-    """Updates parameters with parts of sums, if an optimiser was given for them."""
+    """Updates parameters with parts of sums, if an optimizer was given for them."""
 
     @property
     def channel(self) -> str:
@@ -75,16 +75,16 @@ class Updates(Protocol):
         """Writes what a chief asks for."""
 
     def hear(self, event: str | None) -> bool:
-        """Notes an event; None: events were missed. Returns whether there is work."""
+        """Notes an event; None means events were missed. Returns whether there is work."""
 
     def work(self) -> None:
         """Reads what has changed, and computes what was ordered."""
 
     def update(self, part: SumPart, divisor: float) -> bool:
-        """Updates a part. Returns whether there is an optimiser that does."""
+        """Updates a part. Returns whether there is an optimizer that does."""
 
     def exists(self) -> bool:
-        """Returns whether there is an optimiser that updates the parameters."""
+        """Returns whether there is an optimizer that updates the parameters."""
 
     def forget(self) -> None:
         """Drops everything that was read and computed."""
@@ -97,7 +97,7 @@ class Reduction:
     Attributes:
         transport: the way to the server.
         keys: the keys of the accumulator, with its partitions.
-        position: the position of the partition; None: there are none.
+        position: the position of the partition; None means there are none.
         holder: the random id of the reducer.
         who: a name of the reducer, for people.
         updates: updates the parameters of the same name.
@@ -144,7 +144,7 @@ class Reduction:
         return list(dict.fromkeys([self.keys.wake, self._wake, self.updates.channel]))
 
     def hear(self, channel: str, text: str | None) -> bool:
-        """Notes a message of one of the channels. None: messages were missed. Returns whether there is work.
+        """Notes a message of one of the channels. None means messages were missed. Returns whether there is work.
 
         Called by the threads that listen.
         """

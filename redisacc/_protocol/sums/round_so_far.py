@@ -79,12 +79,12 @@ class RoundSoFar:
         transport: the way to the server.
         keys: the keys of the accumulator.
         spec: the specification of the accumulator.
-        store: stores parts of the sum, as for ``SumOptions``; None: nothing is stored.
-        position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
+        store: stores parts of the sum, as for ``SumOptions``; None means nothing is stored.
+        position: with ``store``: the only partition whose parts are added, by position; None means all parts are.
         is_updated: whether reducers update the parameters with the sum of a round of which nothing is known yet. It
             then does not travel.
-        reliance: notes whether a reducer was in time to which the next round is left; None: it is left to none.
-        part_sums: the sums; None: no gradient is known.
+        reliance: notes whether a reducer was in time to which the next round is left; None means it is left to none.
+        part_sums: the sums; None means no gradient is known.
         num_stored: how many rounds were over whose whole sum was stored.
         num_late: how many were over before that.
     """
@@ -101,7 +101,7 @@ class RoundSoFar:
     num_late: int = 0
     _shape: tuple[int, ...] | None = None
     _round_sum: RoundSum | None = None
-    # Reads the inline gradients of the round; None: none were looked up.
+    # Reads the inline gradients of the round; None means none were looked up.
     _inline_reader: InlineReader | None = None
     # The ids of gradients that have been admitted, and are still to be looked up.
     _unknown: list[str] = field(default_factory=list)
@@ -240,7 +240,7 @@ class RoundSoFar:
         """Reads the headers of gradients that are buffered in the current round.
 
         Args:
-            ids: which; None: all.
+            ids: which; None means all.
             num_required: as for ``look_ahead``.
         """
         current = self.keys.current.buffered

@@ -1,1 +1,1 @@
-"""Updates: an optimiser makes a version of the parameters of each round, part by part, where the sums are."""
+"""Updates: an optimizer makes a version of the parameters of each round, part by part, where the sums are."""

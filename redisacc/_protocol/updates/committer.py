@@ -75,7 +75,7 @@ class _Round:
         is_in_parts: whether each gradient is in parts, which updaters can add up.
         sum: its sum, if it was computed here.
         rows: the sum of each table, if it was computed here.
-        clip: what the mean is multiplied by; None: not known yet.
+        clip: what the mean is multiplied by; None means not known yet.
     """
 
     found: GrantedRound
@@ -102,7 +102,7 @@ class _Update:
     Attributes:
         of: the round.
         before: the version.
-        optimizer: the optimiser, with its schedule.
+        optimizer: the optimizer, with its schedule.
         finished: whether the new version is the last one.
         follows: which version that is.
         writer: writes it.
@@ -117,7 +117,7 @@ class _Update:
 
     @property
     def model(self) -> UpdateModel:
-        """The leaves and the optimiser."""
+        """The leaves and the optimizer."""
         return self.before.model
 
 
@@ -162,12 +162,12 @@ class Committer:
         Args:
             found: the round, of the step of the version before.
             before: that version.
-            optimizer: the optimiser, with its schedule.
+            optimizer: the optimizer, with its schedule.
             finished: whether the version is the last one.
 
         Returns:
-            The record of the new version, for ``parse_update_record``; None: another version than the one before is
-            there, and nothing changed.
+            The record of the new version, for ``parse_update_record``; None means another version than the one before
+            is there, and nothing changed.
 
         Raises:
             NotReplicatedError: the version is published, but too few replicas have it.
@@ -391,7 +391,7 @@ class Committer:
         """Makes sure that all parts of a version are there; in partitions, also that they stay.
 
         Returns:
-            The commands that store what is missing, which travel ahead of the script; None: a part is missing.
+            The commands that store what is missing, which travel ahead of the script; None means a part is missing.
         """
         of, model = update.of, update.model
         missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
@@ -560,8 +560,8 @@ def version_manifest(
         before: the version before.
         version: the id of the version.
         step: its step.
-        tables: the blobs of its tables; None: there are no tables.
-        snapshot: the step since which mean gradients are kept; None: not known.
+        tables: the blobs of its tables; None means there are no tables.
+        snapshot: the step since which mean gradients are kept; None means not known.
     """
     model = before.model
     manifest, stored = manifest_of(model, version, step, tables), model.schema.stored(model.encoding)

@@ -30,13 +30,13 @@ MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class KnownVersion:
-    """A version that an optimiser has made, as a chief knows it without the server.
+    """A version that an optimizer has made, as a chief knows it without the server.
 
     Attributes:
         id: its id.
         step: its step.
         updates: how many updates its state has seen.
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
     """
 
     id: str

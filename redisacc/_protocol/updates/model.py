@@ -38,7 +38,7 @@ def added_in_order(numbers: Iterable[float]) -> float:
 
 
 class _Segment(NamedTuple):
-    """Consecutive elements of a part whose leaves are in one group of the optimiser.
+    """Consecutive elements of a part whose leaves are in one group of the optimizer.
 
     Attributes:
         run: the number of the run of the part.
@@ -60,7 +60,7 @@ PartValues = Mapping[str, Array]
 
 
 def check_leaves(schema: Schema, optimizer: Optimizer) -> None:
-    """Checks that an optimiser can update these leaves.
+    """Checks that an optimizer can update these leaves.
 
     Raises:
         InvalidArgumentError: it cannot update one of them, or has a pattern of paths that matches none.
@@ -76,11 +76,11 @@ def check_leaves(schema: Schema, optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class UpdateModel:
-    """The leaves of a training, how they are cut, and the optimiser.
+    """The leaves of a training, how they are cut, and the optimizer.
 
     Attributes:
         schema: the leaves: float32 or float64.
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         keys: the keys of the parameters, with their partitions.
         encoding: how the leaves of float32 travel to workers, "float32" or "bfloat16".
         part_bytes: the bytes of float32 in each part but the last.
@@ -106,7 +106,7 @@ class UpdateModel:
         """Returns the model of a training whose parts are cut as its gradients are.
 
         Raises:
-            InvalidArgumentError: the optimiser cannot update a leaf, or has a pattern of paths that matches no leaf.
+            InvalidArgumentError: the optimizer cannot update a leaf, or has a pattern of paths that matches no leaf.
         """
         check_leaves(schema, optimizer)
         # Smaller gradients are not cut.
@@ -117,7 +117,7 @@ class UpdateModel:
 
     @cached_property
     def config(self) -> str:
-        """The optimiser's name and options, as the record holds them."""
+        """The optimizer's name and options, as the record holds them."""
         return json.dumps(self.optimizer.to_config(), separators=(",", ":"), sort_keys=True)
 
     @property
@@ -127,7 +127,7 @@ class UpdateModel:
 
     @cached_property
     def optimizer_digest(self) -> str:
-        """A digest of the optimiser's name and options."""
+        """A digest of the optimizer's name and options."""
         return hashlib.blake2b(self.config.encode(), digest_size=16).hexdigest()
 
     @cached_property

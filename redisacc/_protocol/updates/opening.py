@@ -1,4 +1,4 @@
-"""Publishes versions that updates begin with: weights and the state of an optimiser, whole."""
+"""Publishes versions that updates begin with: weights and the state of an optimizer, whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from redisacc.optim import Optimizer
 
 @dataclass(frozen=True)
 class Whole:
-    """Weights and the state of an optimiser.
+    """Weights and the state of an optimizer.
 
     Attributes:
         weights: the leaves.
@@ -61,14 +61,14 @@ def begin_updates(
 ) -> UpdateRecord:
     """Returns the version that updates begin with, and publishes it if what is published is none.
 
-    The state of an optimiser with the same slots is kept. Otherwise, the state begins here.
+    The state of an optimizer with the same slots is kept. Otherwise, the state begins here.
 
     Args:
         transport: the way to the server.
         reader: the reader of the parameters.
         gradients: keys of parameters that have the partitions of the gradients.
         encoding: how leaves of float32 travel to workers.
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         publisher: the name of this process in the record.
         step: the step of the weights: what is published, or 0.
         schema: the leaves.
@@ -80,7 +80,7 @@ def begin_updates(
     if found is not None and _continues(found, wanted):
         scalars = None if found.record.finished else optimizer.scalars_ahead(found.record.step, found.updates + 1)
         if found.model.config != wanted.config or found.scalars != scalars:
-            # Updaters must not compute with the numbers of another optimiser.
+            # Updaters must not compute with the numbers of another optimizer.
             amend_latest(transport, gradients, event="optimizer", fields=update_fields(wanted, found.updates, scalars))
             found = read_update_record(transport, gradients)
         assert found is not None
@@ -110,12 +110,12 @@ def publish_whole(
     whole: Whole,
     publisher: str,
 ) -> UpdateRecord:
-    """Publishes weights and the state of an optimiser, in place of what is published for this step or an earlier one.
+    """Publishes weights and the state of an optimizer, in place of what is published for this step or an earlier one.
 
     Args:
         transport: the way to the server.
         reader: the reader of the parameters.
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         step: the step of the version.
         whole: the weights and the state.
         publisher: the name of this process in the record.

@@ -1,4 +1,4 @@
-"""What the record of parameters says of updates: the version to begin with, the optimiser, and the next numbers."""
+"""What the record of parameters says of updates: the version to begin with, the optimizer, and the next numbers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """A version that an optimiser can update.
+    """A version that an optimizer can update.
 
     Attributes:
         record: the record of the version.
         manifest: its blobs, with the retired ones.
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         updates: how many updates the state has seen.
         scalars: the numbers of the next step; None if they are not known.
         number: the number of the attempt that is under way, or of the next one.
@@ -76,7 +76,7 @@ def read_update_record(
 def parse_update_record(
     transport: Transport, keys: ParameterKeys, reply: object, known: UpdateRecord | None
 ) -> UpdateRecord | None:
-    """Returns the version that is published, if an optimiser can update it; else None.
+    """Returns the version that is published, if an optimizer can update it; else None.
 
     Args:
         transport: the way to the server.

@@ -187,7 +187,7 @@ def whole_tables(model: UpdateModel, version: str, step: int, arrays: Arrays) ->
     """Returns the blobs of a version that brings all tables whole.
 
     Args:
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         version: the id of the version.
         step: its step.
         arrays: the tables.
@@ -201,7 +201,7 @@ def _laid_out(model: UpdateModel, planned: LeavesPlan, whole: Arrays, rows: Mapp
     """Returns the blobs of the tables in a version.
 
     Args:
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         planned: which blobs there are.
         whole: the tables that it brings whole.
         rows: the rows of others that change.
@@ -253,9 +253,9 @@ def blobs_of(model: UpdateModel, version: str, tables: TablesVersion | None) -> 
     """Returns the blobs that a version brings. The one that is cut by elements and that workers read comes first.
 
     Args:
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         version: the id of the version.
-        tables: the blobs of its tables; None: there are no tables.
+        tables: the blobs of its tables; None means there are no tables.
     """
     dense = [
         Blob(f"{version}-{sort}", model.sent_nbytes if sort == FLAT else model.nbytes, lengths, len(lengths))
@@ -268,10 +268,10 @@ def manifest_of(model: UpdateModel, version: str, step: int, tables: TablesVersi
     """Returns the blobs that a version has, those of earlier ones included that its tables keep.
 
     Args:
-        model: the leaves and the optimiser.
+        model: the leaves and the optimizer.
         version: the id of the version.
         step: its step.
-        tables: the blobs of its tables; None: there are no tables.
+        tables: the blobs of its tables; None means there are no tables.
     """
     sent, *slots = blobs_of(model, version, None)
     full = FullBlob(sent.id, step, step, model.dense, model.part_bytes, sent.cut)

@@ -82,7 +82,7 @@ class PartUpdater:
         return bool(self._numbers) and bool(self._values.version)
 
     def hear(self, event: str | None) -> bool:
-        """Notes an event of the parameters; None: events were missed. Returns whether there is work.
+        """Notes an event of the parameters; None means events were missed. Returns whether there is work.
 
         Called by the thread that listens.
         """
@@ -131,7 +131,7 @@ class PartUpdater:
             self._obey(self._orders.popleft())
 
     def exists(self) -> bool:
-        """Returns whether there is an optimiser that updates the parameters.
+        """Returns whether there is an optimizer that updates the parameters.
 
         Raises:
             RedisAccError: a node cannot be reached, or refuses something.
@@ -147,7 +147,7 @@ class PartUpdater:
             divisor: what the mean divides the sum by; 0 if every worker has skipped the step.
 
         Returns:
-            Whether there is an optimiser that updates it. If not, the sum has to be stored.
+            Whether there is an optimizer that updates it. If not, the sum has to be stored.
 
         Raises:
             RedisAccError: a node cannot be reached, or refuses something.

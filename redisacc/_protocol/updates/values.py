@@ -112,7 +112,7 @@ class VersionValues:
         """Fetches the parts that are not known, as far as they are there. No record need name the version.
 
         Args:
-            model: the leaves and the optimiser.
+            model: the leaves and the optimizer.
         """
         keys, sorts = model.keys, full_sorts(model)
         parts = {

@@ -33,7 +33,7 @@ def until(
     deadline: float = math.inf,
     name: str = "",
 ) -> Found | None:
-    """Asks again and again until there is something, and returns it; None: the deadline has passed before.
+    """Asks again and again until there is something, and returns it; None means the deadline has passed before.
 
     Args:
         waits: how to pause.
@@ -83,9 +83,10 @@ class Wait(ABC, Generic[Found]):
         name: the name of the accumulator or the parameters in Redis.
         deadline: when to stop waiting, by ``clock.now()``; infinity: never.
         label: the name in log records and errors.
-        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
-        describe: returns a further clause for messages about the wait, or ""; None: another process says it, and this
-            one is silent.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None means nothing
+            does.
+        describe: returns a further clause for messages about the wait, or ""; None means another process says it, and
+            this one is silent.
 
     Attributes:
         transport, lifetime, channel, name, deadline, label, cancel, describe: as given.
@@ -140,7 +141,7 @@ class Wait(ABC, Generic[Found]):
         """Handles a message, in the thread that listens: calls ``poll_soon`` if there may be something.
 
         Args:
-            event: the message; None: messages may have been missed.
+            event: the message; None means messages may have been missed.
         """
 
     @abstractmethod

@@ -41,7 +41,7 @@ from redisacc._protocol.updates.record import use_up_numbers
 from redisacc._wire.scans import scan
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
-from redisacc.tools.admin.catalogue import escape_glob, listed, scan_keys
+from redisacc.tools.admin.catalog import escape_glob, listed, scan_keys
 
 # The number of keys that one call of the script removes.
 KEYS_PER_CALL = 50
@@ -134,7 +134,7 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
 
     Args:
         transport: the way to the server.
-        name: the name of the accumulator. None: all of them.
+        name: the name of the accumulator. None means all of them.
     """
     pattern = "*" if name is None else escape_glob(name)
     keys_of: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -231,7 +231,8 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
 def _held_attempts(transport: Transport, keys: Keys) -> set[str] | None:
     """Returns the ids of all attempts that are listed, or whose gradients are in a round.
 
-    None: redisacc did not write one of them, or rounds move all the time. Then it is unknown which parts are in use.
+    None means redisacc did not write one of them, or rounds move all the time. Then it is unknown which parts are in
+    use.
     """
     try:
         # In this order: an attempt that is counted meanwhile moves from the list to a round.

@@ -26,7 +26,7 @@ from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
-from redisacc.tools.admin.catalogue import escape_glob, list_names
+from redisacc.tools.admin.catalog import escape_glob, list_names
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
 from redisacc.tools.cli.shared.options import (
     Seconds,
@@ -244,7 +244,7 @@ def _targets(transport: Transport, names: Sequence[str], older_than: datetime.ti
 
 @dataclass
 class _Contents:
-    """What has a name. ``age``: how long nothing has happened to it; None: that is unknown, or somebody uses it now."""
+    """What has a name. ``age``: how long nothing has happened to it; None if that is unknown, or somebody uses it."""
 
     kind: str
     text: str

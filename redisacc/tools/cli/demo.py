@@ -22,7 +22,7 @@ from redisacc.tools.cli.shared.options import HELP, transport_of
 from redisacc.tools.cli.shared.output import echo_wrapped
 from redisacc.tools.demo import DemoError
 from redisacc.tools.demo.settings import Settings, training_options
-from redisacc.tools.demo.skipgram import Array, initial_parameters, neighbours
+from redisacc.tools.demo.skipgram import Array, initial_parameters, neighbors
 from redisacc.tools.demo.text import Corpus
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import Run, places
@@ -31,7 +31,7 @@ from redisacc.tools.monitoring.facts import count_text
 
 __all__ = ["demo"]
 
-# Words of the default text whose neighbours a reader can judge.
+# Words of the default text whose neighbors a reader can judge.
 _WORDS = ("exception", "list", "float", "async", "true", "import")
 
 # The matrices are small: threads of a linear algebra library take longer to start than to multiply.
@@ -40,7 +40,7 @@ _ENVIRONMENT = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS",
 
 @click.command(context_settings=HELP)
 @training_options
-@click.option("--word", "words", multiple=True, help="Word whose neighbours are shown; may be repeated.")
+@click.option("--word", "words", multiple=True, help="Word whose neighbors are shown; may be repeated.")
 @click.option("--redis", "url", envvar="REDISACC_URL", help="URL of the server.  [default: REDISACC_URL, or its own]")
 @report_failures
 def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tuple[str, ...], url: str | None) -> None:
@@ -59,7 +59,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
         f"Text: {len(corpus.tokens):,} words, {len(corpus.words):,} of them different.\n"
         f"Training: {settings.steps:,} steps, {count_text(settings.workers, 'worker')}, {settings.batch} words each."
     )
-    _print_neighbours("before", initial_parameters(corpus, settings)["input"], corpus, shown)
+    _print_neighbors("before", initial_parameters(corpus, settings)["input"], corpus, shown)
     name = f"demo-{secrets.token_hex(3)}"
     program = [sys.executable, "-m", "redisacc.tools.demo.training", name, *(f"--text={file}" for file in text)]
     program += [f"--{option}={value}" for option, value in asdict(settings).items()]
@@ -76,7 +76,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
             if code := run.wait():
                 raise SystemExit(code)
             _, parameters = redisacc.Parameters(name, redis=address).wait()
-            _print_neighbours("after", parameters["input"], corpus, shown)
+            _print_neighbors("after", parameters["input"], corpus, shown)
             click.echo("The same training in one process:")
             raise SystemExit(subprocess.run(program, env=environment, check=False).returncode)
         finally:
@@ -96,10 +96,10 @@ def _choose_words(wanted: Sequence[str], corpus: Corpus) -> list[int]:
     return known if wanted or len(known) >= 3 else list(range(start, min(start + 6, len(corpus.words))))
 
 
-def _print_neighbours(when: str, vectors: Array, corpus: Corpus, words: Sequence[int]) -> None:
-    click.echo(f"\nNeighbours {when} training:")
+def _print_neighbors(when: str, vectors: Array, corpus: Corpus, words: Sequence[int]) -> None:
+    click.echo(f"\nNeighbors {when} training:")
     width = max(len(corpus.words[word]) for word in words)
     for word in words:
-        found = ", ".join(corpus.words[other] for other in neighbours(vectors, word, 5))
+        found = ", ".join(corpus.words[other] for other in neighbors(vectors, word, 5))
         echo_wrapped(f"  {corpus.words[word]:{width}}  {found}", indent=width + 4)
     click.echo()

@@ -96,11 +96,11 @@ _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "
 def _print(findings: list[tuple[str, Finding]]) -> None:
     width = max(40, console().width - 20)
     for what, finding in findings:
-        mark, colour = _MARKS[finding.status]
+        mark, color = _MARKS[finding.status]
         lines = click.wrap_text(printable(finding.found), width).splitlines() or [""]
         lines += click.wrap_text(printable(finding.advice), width, "-> ", "   ").splitlines() if finding.advice else []
         for number, line in enumerate(lines):
-            head = f"{click.style(mark, fg=colour)}  {what:<12}" if number == 0 else " " * 18
+            head = f"{click.style(mark, fg=color)}  {what:<12}" if number == 0 else " " * 18
             click.echo(f"{head}  {line}")
 
 

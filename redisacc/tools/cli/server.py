@@ -242,8 +242,8 @@ def own_server(directory: Path | None = None, port: int | None = None, *, durabl
     """Runs a server during a block, which signals end as Ctrl-C does, also while the server loads a large file.
 
     Args:
-        directory: where it keeps its data. None: a temporary directory.
-        port: its port. None: a free one.
+        directory: where it keeps its data. None means a temporary directory.
+        port: its port. None means a free one.
         durable: whether it writes every change to disk.
     """
     with interrupts_raise(signal.SIGTERM, signal.SIGHUP), Server(directory, port=port, durable=durable) as server:

@@ -18,7 +18,7 @@ from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_i
 from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
-from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.admin.memory import Memory, memory
 from redisacc.tools.admin.rows import CurrentRows, Rows, read_spec
 from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, transport_of

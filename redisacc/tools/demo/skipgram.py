@@ -50,7 +50,7 @@ def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
 class Batch(NamedTuple):
     """Pairs of words that are near each other in the text, and the negatives that all pairs of the batch share."""
 
-    centres: IntArray  # [pairs], the first word of each pair
+    centers: IntArray  # [pairs], the first word of each pair
     contexts: IntArray  # [pairs], the second word
     places: IntArray  # [pairs], the place of the second word in the window of the first, in [0, 2 * window)
     negatives: IntArray  # [drawn]
@@ -69,7 +69,7 @@ class Sampler:
         self._settings = settings
         self._tokens = corpus.tokens
         # As in word2vec, a word of relative frequency f stays with probability (sqrt(f/t) + 1) · t/f, at most 1. "The"
-        # says little about its neighbours, and otherwise most of the work would go into it.
+        # says little about its neighbors, and otherwise most of the work would go into it.
         ratio = corpus.counts / corpus.counts.sum() / settings.subsampling
         self._keep = np.minimum(1.0, (np.sqrt(ratio) + 1.0) / ratio)
         # Negatives are drawn in proportion to count^0.75, that is rare words more often than their share of the text.
@@ -91,20 +91,20 @@ class Sampler:
         # The number of words that an epoch keeps varies a little; if it falls short, some passages come twice.
         rows = passages[np.arange(first, first + self._passages) % len(passages)]
         generator = np.random.default_rng([settings.seed, _BATCH, step, worker])
-        # As in word2vec, each centre draws the reach of its window, so that nearer words count more.
+        # As in word2vec, each center draws the reach of its window, so that nearer words count more.
         reach = generator.integers(1, settings.window + 1, size=rows.shape)
-        centres, contexts, places = [], [], []
+        centers, contexts, places = [], [], []
         for distance in range(1, settings.window + 1):
             left, right = rows[:, :-distance], rows[:, distance:]
             ahead = reach[:, :-distance] >= distance
             behind = reach[:, distance:] >= distance
-            centres += [left[ahead], right[behind]]
+            centers += [left[ahead], right[behind]]
             contexts += [right[ahead], left[behind]]
             places.append(np.full(int(ahead.sum()), settings.window + distance - 1, np.int64))
             places.append(np.full(int(behind.sum()), settings.window - distance, np.int64))
         drawn = generator.random(self._drawn) * self._cumulative[-1]
         negatives = np.searchsorted(self._cumulative, drawn, side="right").astype(np.int64)
-        pairs = [np.concatenate(parts) for parts in (centres, contexts, places)]
+        pairs = [np.concatenate(parts) for parts in (centers, contexts, places)]
         return Batch(pairs[0], pairs[1], pairs[2], negatives, settings.negatives / self._drawn)
 
     def _passages_of(self, epoch: int) -> IntArray:
@@ -134,9 +134,9 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
     The loss is ``sum over pairs of softplus(-s) + weight * sum over negatives of softplus(s)``. A negative that happens
     to be a pair's own context word does not count for that pair.
     """
-    centre = parameters["input"][batch.centres]
+    center = parameters["input"][batch.centers]
     place = parameters["position"][batch.places]
-    hidden = centre * place
+    hidden = center * place
     context = parameters["output"][batch.contexts]
     negative = parameters["output"][batch.negatives]
     score = np.einsum("ij,ij->i", hidden, context)
@@ -151,16 +151,16 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
 
     d_hidden = d_against @ negative - d_score[:, None] * context
     d_output = np.concatenate([-d_score[:, None] * hidden, d_against.T @ hidden])
-    input_indices, input_rows, _ = sum_rows(batch.centres, d_hidden * place)
+    input_indices, input_rows, _ = sum_rows(batch.centers, d_hidden * place)
     output_indices, output_rows, _ = sum_rows(np.concatenate([batch.contexts, batch.negatives]), d_output)
     position = np.zeros_like(parameters["position"])
-    places, place_rows, _ = sum_rows(batch.places, d_hidden * centre)
+    places, place_rows, _ = sum_rows(batch.places, d_hidden * center)
     position[places] = place_rows
     return {
         "input": IndexedSlices(input_rows, input_indices),
         "output": IndexedSlices(output_rows, output_indices),
         "position": position,
-        "loss": np.array([loss, len(batch.centres)]),
+        "loss": np.array([loss, len(batch.centers)]),
         "fingerprint": None,
     }
 
@@ -190,7 +190,7 @@ def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None
     parameters["loss"] = gradient["loss"]
 
 
-def neighbours(vectors: Array, word: int, number: int) -> list[int]:
+def neighbors(vectors: Array, word: int, number: int) -> list[int]:
     """Returns the ``number`` words whose vectors have the largest cosine with that of ``word``, best first."""
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     likeness = vectors @ vectors[word]

@@ -44,7 +44,7 @@ class Member:
         restarts: what is known of its deaths.
         guard: learns of every process.
         prefix: the text in front of each of its lines.
-        colour: parameters of an escape sequence for the prefix.
+        color: parameters of an escape sequence for the prefix.
         out: where the lines of its standard output go.
         err: where the lines of its standard error go.
 
@@ -67,7 +67,7 @@ class Member:
         restarts: Restarts,
         guard: Guard,
         prefix: str,
-        colour: str,
+        color: str,
         out: Output,
         err: Output,
     ) -> None:
@@ -79,7 +79,7 @@ class Member:
         self._environment = dict(environment)
         self.guard = guard
         self._prefix = prefix
-        self._colour = colour
+        self._color = color
         self._outputs = (out, err)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
@@ -169,14 +169,14 @@ class Member:
         except BlockingIOError:
             return
         for line in lines.feed(data) if data else lines.end():
-            output.put(self._prefix, self._colour, line)
+            output.put(self._prefix, self._color, line)
         if not data:
             self._close(descriptor)
 
     def _close(self, descriptor: int) -> None:
         lines, output = self._pipes.pop(descriptor)
         for line in lines.end():
-            output.put(self._prefix, self._colour, line)
+            output.put(self._prefix, self._color, line)
         os.close(descriptor)
 
     def take_status(self) -> int | None:

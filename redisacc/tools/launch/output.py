@@ -16,7 +16,7 @@ _FULL = 1024 * 1024
 # A pipe or a terminal that is ready takes this many bytes without blocking.
 _CHUNK = 4096
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_COLOR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _RESET = "\x1b[0m"
 
 # Control characters but for the tab, marks that reverse text, separators of lines, and bytes that are not UTF-8.
@@ -26,7 +26,7 @@ _UNSAFE = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 class Output:
     """A file, a pipe or a terminal to which whole lines are written. Nothing here blocks.
 
-    On a terminal, names have colours unless NO_COLOR is set, and so may what the processes write. Everything else that
+    On a terminal, names have colors unless NO_COLOR is set, and so may what the processes write. Everything else that
     would control the terminal is escaped, since a process that moves the cursor would write over the lines of the
     others. Into a file or a pipe, the bytes of the processes are written as they are.
 
@@ -38,7 +38,7 @@ class Output:
     def __init__(self, descriptor: int, environment: Mapping[str, str]) -> None:
         self.descriptor = descriptor
         self._terminal = os.isatty(descriptor)
-        self._colours = self._terminal and not environment.get("NO_COLOR") and environment.get("TERM", "dumb") != "dumb"
+        self._colors = self._terminal and not environment.get("NO_COLOR") and environment.get("TERM", "dumb") != "dumb"
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._poll = select.poll()
@@ -54,16 +54,16 @@ class Output:
         """Whether so much waits to be written that no more should be read."""
         return self._size >= _FULL
 
-    def put(self, prefix: str, colour: str, line: bytes) -> None:
+    def put(self, prefix: str, color: str, line: bytes) -> None:
         """Appends a line.
 
         Args:
             prefix: the text in front of it.
-            colour: parameters of an escape sequence for the prefix, such as "36".
+            color: parameters of an escape sequence for the prefix, such as "36".
             line: the line without its end.
         """
-        if self._colours:
-            prefix = f"\x1b[{colour}m{prefix}{_RESET}"
+        if self._colors:
+            prefix = f"\x1b[{color}m{prefix}{_RESET}"
         text = self._safe(line) if self._terminal else line
         whole = prefix.encode() + b" " + text + b"\n" if text else prefix.encode() + b"\n"
         self._waiting.append(whole)
@@ -100,13 +100,13 @@ class Output:
         return b"".join(lines)
 
     def _safe(self, line: bytes) -> bytes:
-        # Colours are at the odd places.
-        parts = _COLOUR.split(line.decode(errors="surrogateescape"))
+        # Colors are at the odd places.
+        parts = _COLOR.split(line.decode(errors="surrogateescape"))
         parts[::2] = [_UNSAFE.sub(_escaped, part) for part in parts[::2]]
-        if not self._colours:
+        if not self._colors:
             parts = parts[::2]
         elif len(parts) > 1:
-            # A colour must not run into the next line, which is another process's.
+            # A color must not run into the next line, which is another process's.
             parts.append(_RESET)
         return "".join(parts).encode()
 

@@ -47,7 +47,7 @@ class Restarts:
         return len(self._deaths)
 
     def pause_after(self, lived: float, now: float) -> float | None:
-        """Records the death of a process and returns the pause before its restart. None: it is given up.
+        """Records the death of a process and returns the pause before its restart. None means it is given up.
 
         Args:
             lived: the number of seconds that the process lived.

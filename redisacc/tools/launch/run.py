@@ -38,10 +38,10 @@ _TICK = 0.5
 _SHORT_TICK = 0.02
 
 _OWN_NAME = "redisacc"
-_OWN_COLOUR = "1"
-_CHIEF_COLOUR = "1;35"
+_OWN_COLOR = "1"
+_CHIEF_COLOR = "1;35"
 # Not red, which looks like an error.
-_WORKER_COLOURS = ("36", "32", "33", "34", "96", "92", "93", "94")
+_WORKER_COLORS = ("36", "32", "33", "34", "96", "92", "93", "94")
 
 
 class CannotStartError(Exception):
@@ -106,7 +106,7 @@ class Run:
         members: their places; at most one is the chief's.
         command: the program of every process, and its arguments.
         environment: the variables of every process, except the ones that name its place.
-        gpus: how many GPUs the workers share; None: each process may use all.
+        gpus: how many GPUs the workers share; None means each process may use all.
         ranks: whether workers get torchrun's variables.
         restarts: returns what is known of the deaths of a process, which are none yet.
         give_up_on: exit codes after which no process is started again.
@@ -155,12 +155,12 @@ class Run:
             variables = place.added_to(environment, local if ranks else None)
             if gpus is not None:
                 variables[VISIBLE_GPUS] = gpus_of(local, gpus, environment.get(VISIBLE_GPUS, ""))
-            colour = _CHIEF_COLOUR if is_chief else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)]
-            member = self._add(str(place), command, variables, colour)
+            color = _CHIEF_COLOR if is_chief else _WORKER_COLORS[(place.number or 0) % len(_WORKER_COLORS)]
+            member = self._add(str(place), command, variables, color)
             if is_chief:
                 self._chief = member
         self._companions = [
-            self._add(name, its_command, environment, _OWN_COLOUR) for name, its_command in companions.items()
+            self._add(name, its_command, environment, _OWN_COLOR) for name, its_command in companions.items()
         ]
         # The exit code, once the run is ending. From then on nothing is started.
         self._code: int | None = None
@@ -176,7 +176,7 @@ class Run:
         self._interrupted = False
         self._woken: socket.socket | None = None
 
-    def _add(self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str) -> Member:
+    def _add(self, name: str, command: Sequence[str], environment: Mapping[str, str], color: str) -> Member:
         member = Member(
             len(self._members),
             name,
@@ -185,7 +185,7 @@ class Run:
             restarts=self._restarts(),
             guard=self._guard,
             prefix=self._prefix(name),
-            colour=colour,
+            color=color,
             out=self._out,
             err=self._err,
         )
@@ -458,7 +458,7 @@ class Run:
 
     def say(self, text: str) -> None:
         """Writes a line of its own to standard error, between the lines of its processes."""
-        self._err.put(self._prefix(_OWN_NAME), _OWN_COLOUR, printable(text, MESSAGE).encode())
+        self._err.put(self._prefix(_OWN_NAME), _OWN_COLOR, printable(text, MESSAGE).encode())
 
 
 def _signal_name(number: int) -> str:

@@ -27,11 +27,11 @@ class ServerKeeper:
     A start that fails counts as one more death: whatever it failed by may be over at the next attempt.
 
     Args:
-        server: the server. None: there is nothing to keep.
+        server: the server. None means there is nothing to keep.
         restarts: how often it is started again within a time.
         keeps_data: whether it has a directory of its own, so that it starts with what it had written.
         name: what messages call it.
-        start: starts it again. None: its own `start`.
+        start: starts it again. None means its own `start`.
 
     Attributes:
         starts: how often it has been started again.

@@ -187,7 +187,7 @@ def step_seconds_text(seconds: float) -> str:
 
 
 def number_text(value: Any) -> str:
-    """Returns an element as text: integers exactly, others with the digits that tell them from their neighbours."""
+    """Returns an element as text: integers exactly, others with the digits that tell them from their neighbors."""
     if isinstance(value, (np.integer, int)):
         return str(int(value))
     if isinstance(value, (np.complexfloating, complex)):

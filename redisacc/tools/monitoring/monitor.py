@@ -22,7 +22,7 @@ from redisacc._protocol.parameters.history import read_history
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
-from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.monitoring.nodes import Node, read_nodes
 from redisacc.tools.monitoring.rounds import Figures, RoundListener
 
@@ -101,7 +101,7 @@ class View:
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step of the training takes, in seconds: the mean of the latest ones; None: it is unknown."""
+        """How long a step of the training takes, in seconds: the mean of the latest ones; None means it is unknown."""
         if len(self.published) > 1:
             (first, low), (last, high) = self.published[0], self.published[-1]
             return max(last - first, 0.0) / (high - low)

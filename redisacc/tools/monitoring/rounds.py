@@ -81,7 +81,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """When what happened in a round that was taken, in seconds of ``clock.now()``; None: it was not heard.
+    """When what happened in a round that was taken, in seconds of ``clock.now()``; None means it was not heard.
 
     Attributes:
         step: the step that the take closed.

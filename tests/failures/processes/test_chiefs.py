@@ -1,4 +1,4 @@
-"""A chief with an optimiser that is killed or stopped at any step: its successor makes the same updates, once each."""
+"""A chief with an optimizer that is killed or stopped at any step: its successor makes the same updates, once each."""
 
 import functools
 import signal

@@ -352,7 +352,7 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_chief_with_an_optimiser_waits_for_replicas_to_have_an_update(pair, durations, until, tmp_path, partitions):
+def test_a_chief_with_an_optimizer_waits_for_replicas_to_have_an_update(pair, durations, until, tmp_path, partitions):
     master, replica = pair
     parameters, gradient = {"w": np.zeros(40_000, np.float32)}, {"w": np.ones(40_000, np.float32)}
     with proxy_before_server(master.url) as proxy:

@@ -23,7 +23,7 @@ from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.slot_map import SLOTS, Address, key_slot
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
-from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.cli.checks.server import setting_in
 from redisacc.tools.monitoring.facts import count_text

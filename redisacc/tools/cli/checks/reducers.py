@@ -18,7 +18,7 @@ from redisacc._protocol.sums.part_sums import WORTHWHILE
 from redisacc._text import QUOTED, printable
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError, ServerError
-from redisacc.tools.admin.catalogue import list_names
+from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.admin.rows import read_spec
 from redisacc.tools.cli.checks import Finding, ok
 from redisacc.tools.monitoring.facts import bytes_text, count_text
@@ -84,7 +84,7 @@ class _Case:
     Attributes:
         name: its name.
         nbytes: the number of bytes of the dense arrays of a gradient; 0 if that is unknown.
-        reducer: the reducer that works on it; None: none does.
+        reducer: the reducer that works on it; None means none does.
         is_idle: whether nothing has happened for so long that a reducer would have left it.
     """
 

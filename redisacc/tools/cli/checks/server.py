@@ -189,7 +189,7 @@ def _takes_snapshots(reply: Any) -> bool | None:
 
 
 def setting_in(reply: Any) -> Any:
-    """Returns the value in a reply to CONFIG GET; None: the server does not know the setting, as some providers' do."""
+    """Returns the value in a reply to CONFIG GET; None if the server does not know it, as some providers' do not."""
     # A list of names and values, or with protocol 3 a dict.
     return next(iter(reply.values() if isinstance(reply, dict) else reply[1:]), None)
 

@@ -118,7 +118,7 @@ class GradientFiles:
 
         Args:
             file: the file; "-" is standard input.
-            local_step: the step that the gradient was computed for; None: the current one.
+            local_step: the step that the gradient was computed for; None means the current one.
             options: further arguments of ``apply_grad``.
 
         Returns:
@@ -200,7 +200,7 @@ def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict
     Args:
         path: the file; "-" is standard input.
         names: the names that arrays may have there.
-        single: the name of the array of an .npy; None: the file must be an .npz.
+        single: the name of the array of an .npy; None means the file must be an .npz.
 
     Raises:
         Failure: the file cannot be read, is none of numpy's, or its arrays are not a gradient's.

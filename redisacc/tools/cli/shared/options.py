@@ -20,7 +20,7 @@ from redisacc._text import is_unicode, shown
 from redisacc._wire.connect import connect
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, RedisAccError
-from redisacc.tools.admin.catalogue import escape_glob, list_names
+from redisacc.tools.admin.catalog import escape_glob, list_names
 from redisacc.tools.admin.rows import read_spec
 from redisacc.tools.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
 

@@ -254,7 +254,7 @@ def advance(
         agreement: what was agreed.
         hosts: what each host that is alive says about itself, by its name.
         terms: what the command of the meeting host says.
-        formed: the members whose nodes are a cluster. None: they are none yet.
+        formed: the members whose nodes are a cluster. None means they are none yet.
     """
     members = [_told(member, hosts.get(member.name)) for member in agreement.members]
     after = dataclasses.replace(agreement, members=tuple(members))

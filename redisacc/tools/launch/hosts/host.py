@@ -64,12 +64,12 @@ class HostOptions:
         meet: where the hosts meet.
         terms: what every host must say.
         name: the name of this host.
-        address: its IP address. None: the one by which it reaches the meeting point.
+        address: its IP address. None means the one by which it reaches the meeting point.
         node_port: the port of its node; that of its replica is the next one.
         joins: whether it takes the place of a host that is gone, or comes as a guest.
         password: what every server of the training asks for.
         tls: the files for TLS.
-        directory: where its nodes keep their data. None: in temporary directories.
+        directory: where its nodes keep their data. None means in temporary directories.
         durable: whether its nodes write every change to disk.
         restarts: returns what is known of the deaths of a server, given what says whether hosts are gone.
         grace: seconds that other hosts have to end when the meeting host is gone.

@@ -111,7 +111,7 @@ class Beat(NamedTuple):
         agreement: what is agreed. None as long as hosts gather.
         hosts: what each host that is alive says about itself, by its name.
         late: the names of those that have not shown for a while that they live.
-        holder: what held this host's lease before. None: nothing did.
+        holder: what held this host's lease before. None means nothing did.
         is_taken: whether another command has it, and keeps it.
     """
 

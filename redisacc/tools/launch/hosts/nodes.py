@@ -42,7 +42,7 @@ class Nodes:
         ports: those of its nodes, one or two.
         password: what clients and other nodes need.
         tls: the files for TLS.
-        directory: where they keep their data. None: in temporary directories.
+        directory: where they keep their data. None means in temporary directories.
         durable: whether they write every change to disk.
         restarts: returns what is known of the deaths of a node.
         others: returns the nodes of the other hosts.

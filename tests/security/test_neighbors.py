@@ -1,4 +1,4 @@
-"""A role for one name reaches nothing of a neighbour, however much the neighbour's name looks like it."""
+"""A role for one name reaches nothing of a neighbor, however much the neighbor's name looks like it."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.servers("valkey", "redis7", CLUSTER), pytest.mark.ever
 
 NAME = "train"
 # As one of its partitions, as if it had further ones, and as a beginning or an end of it.
-NEIGHBOURS = [
+NEIGHBORS = [
     "train/00000",
     "train/0",
     "train/secret",
@@ -72,10 +72,10 @@ def test_no_pattern_of_one_name_matches_a_key_of_another(real_client, role):
     with contextlib.ExitStack() as stack:
         fill(real_client, NAME, stack)
         own = set(real_client.scan_iter())
-        for neighbour in NEIGHBOURS:
-            fill(real_client, neighbour, stack)
+        for neighbor in NEIGHBORS:
+            fill(real_client, neighbor, stack)
         keys = sorted(set(real_client.scan_iter()) - own - {b"redisacc:names"})
-        assert len(keys) > 20 * len(NEIGHBOURS)
+        assert len(keys) > 20 * len(NEIGHBORS)
         printed = CliRunner().invoke(main, ["acl", role, NAME, "--user", "somebody", "--cluster", "--eval"])
         assert printed.exit_code == 0, printed.output
         rules = [rule for rule in shlex.split(printed.output) if rule != "+script|load"]
@@ -99,18 +99,18 @@ def test_no_pattern_of_one_name_matches_a_key_of_another(real_client, role):
                 with contextlib.suppress(redis.exceptions.NoPermissionError):
                     user.eval("return redis.call('EXISTS', KEYS[1])", 1, key)
                     allowed.append(f"EVAL {key}")
-            for neighbour, channel in itertools.product(NEIGHBOURS, CHANNELS):
+            for neighbor, channel in itertools.product(NEIGHBORS, CHANNELS):
                 with contextlib.suppress(redis.exceptions.NoPermissionError):
-                    user.publish(f"redisacc:{{{neighbour}}}:{channel}", "x")
+                    user.publish(f"redisacc:{{{neighbor}}}:{channel}", "x")
                     if "publish" in printed.output:
-                        allowed.append(f"PUBLISH {neighbour} {channel}")
+                        allowed.append(f"PUBLISH {neighbor} {channel}")
         assert allowed == []
 
 
 @pytest.mark.forges
-def test_garbage_of_a_neighbour_is_left_alone(real_client, real_server):
+def test_garbage_of_a_neighbor_is_left_alone(real_client, real_server):
     with contextlib.ExitStack() as stack:
-        for name in (NAME, *NEIGHBOURS):
+        for name in (NAME, *NEIGHBORS):
             fill(real_client, name, stack)
             for key in (
                 f"{{{name}/00000}}:partition:part:nobodys-1:0",
