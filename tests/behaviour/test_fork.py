@@ -25,6 +25,27 @@ def run(script, url):
     return process.stdout
 
 
+@pytest.mark.every_server
+@pytest.mark.servers("valkey", "redis62")
+@pytest.mark.fixed("client")
+def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(open_dense, fork):
+    acc = open_dense("float64", [1], "w", reduction_type="SUM")
+    acc.apply_grad([1.0])
+
+    def work():
+        for _ in range(50):
+            assert acc.apply_grad([1.0])
+        yield None
+
+    children = [fork(work) for _ in range(3)]
+    next(work())
+    for child in children:
+        child.value()
+    # Had a child used its parent's id, requests would have been refused or taken for copies.
+    assert acc.info().duplicates == 0
+    assert acc.take_grad(201, timeout=0).tolist() == [201.0]
+
+
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.fixed("client")
