@@ -9,7 +9,7 @@ torch.manual_seed(0)
 data = text()
 model = GPT()
 optimizer = optimizer_of(model)
-optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model, fused=False)
+optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model)
 loader = DataLoader(data, BATCH, sampler=optimizer.sampler(data, BATCH))
 scheduler = schedule(optimizer)
 for epoch in range(EPOCHS):

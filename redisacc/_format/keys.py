@@ -249,9 +249,9 @@ class ParameterKeys(PartitionedKeys):
         return f"{self.slot(number)}:updated"
 
 
-def rest_of(name: str) -> str:
-    """Returns the name of the parameters that hold the rest of a training's model: frozen parameters, and buffers."""
-    return f"{name}.rest"
+# What follows the name of a training of torch in the names of the parameters that hold what else its model has: frozen
+# parameters and buffers; and snapshots of weights that each process updates itself.
+REST, SNAPSHOT = ".rest", ".snapshot"
 
 
 # Partitions: the slots of a Redis Cluster among which an accumulator spreads the parts of its gradients.

@@ -12,7 +12,7 @@ from typing import Any, Literal, SupportsFloat, Unpack
 from redisacc._arrays import validation
 from redisacc._arrays.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
-from redisacc._format.keys import Keys, rest_of
+from redisacc._format.keys import REST, SNAPSHOT, Keys
 from redisacc._handles import exit_code
 from redisacc._handles.environment import place
 from redisacc._handles.existing import open_existing
@@ -486,8 +486,9 @@ class Training(Closing):
         with suppress(NotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
             gradients.delete()
         self._published.delete()
-        with suppress(NotFoundError), Parameters(rest_of(self.shared_name), redis=self._redis, create=False) as rest:
-            rest.delete()
+        for more in (REST, SNAPSHOT):
+            with suppress(NotFoundError), Parameters(self.shared_name + more, redis=self._redis, create=False) as found:
+                found.delete()
 
     def close(self) -> None:
         """Stops leading and working. Another process leads within a second. The training can be continued.

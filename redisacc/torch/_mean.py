@@ -20,6 +20,7 @@ import torch
 from redisacc._arrays.trees import flatten_arrays
 from redisacc._arrays.validation import integer
 from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import SNAPSHOT
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.waiting.wait import until
 from redisacc._training.training import Training
@@ -29,9 +30,6 @@ from redisacc.torch._groups import OPTIONS, Groups
 from redisacc.torch._state import as_array, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
-
-# The name of a training's snapshots is its own with this.
-SNAPSHOT = ".snapshot"
 
 # After so many steps a snapshot is published, and before mean gradients have so many bytes, unless a snapshot has even
 # more: this part of them.

@@ -25,7 +25,7 @@ from redisacc.errors import ConflictError, InvalidArgumentError
 from redisacc.optim.algorithms import MeanGradient
 from redisacc.optim.base import positive
 from redisacc.torch._changes import Changes
-from redisacc.torch._counterpart import LR, counterpart, trained_names
+from redisacc.torch._counterpart import LR, Counterpart, counterpart, trained_names
 from redisacc.torch._groups import OPTIONS
 from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
@@ -75,10 +75,11 @@ class Optimizer(torch.optim.Optimizer):
     that the model has: ``torch.optim.swa_utils.update_bn(loader, model)``.
 
     Args:
-        optimizer: an optimizer of torch: SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop. A new training begins with
-            its state, such as one that its ``load_state_dict`` has loaded. Its options are read when this is made, and
-            must not change; its learning rates (``param_groups``) are read in each step, so schedulers work: see
-            ``resume``. Groups may differ in ``lr``, by factors that stay the same, and have a ``weight_decay`` or none.
+        optimizer: an optimizer of torch. A new training begins with its state, such as one that its
+            ``load_state_dict`` has loaded. Its learning rates (``param_groups``) are read in each step, so schedulers
+            work: see ``resume``. With ``fused=True``, it is SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop; its other
+            options must not change, and groups may differ in ``lr``, by factors that stay the same, and have a
+            ``weight_decay`` or none.
             Or a ``redisacc.LocalSteps`` around any optimizer of torch whose ``step`` needs no closure: each process
             makes several steps alone with it, and then sends how far its weights have moved.
         shared_name: the name of the training.
@@ -95,8 +96,9 @@ class Optimizer(torch.optim.Optimizer):
         fused: who makes the update. False: each process, with the optimizer inside and the mean gradient of all, as
             under ``DistributedDataParallel``. Any optimizer works whose ``step`` needs no closure, with any groups and
             schedulers. True: the process that leads, or reducers, with a translation of the optimizer, so one of those
-            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None means True. All processes
-            give the same.
+            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None means True for these, and
+            for an optimizer with a translation and one group, because the server then has the weights and the state;
+            otherwise False, because groups may change in ways that no translation has. All processes give the same.
         snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
             earlier if mean gradients since the last one are large: ``redisacc.Parameters`` of the training's name with
             ".snapshot" has weights and buffers, and the state of the optimizer. A process that starts reads the last
@@ -149,9 +151,11 @@ class Optimizer(torch.optim.Optimizer):
         _check(inner, model, here)
         names = {parameter: name.replace(_COMPILED, "") for name, parameter in model.named_parameters()}
         rows = _sparse_names(model, names, sparse)
-        is_fused = local is None and fused is not False
-        has_mean = local is None and not is_fused
-        found = counterpart(inner, names, clip_norm=clip_norm, ema=ema) if is_fused else None
+        needs_fused = bool(rows) or ema is not None or options.get("checkpoint") is not None
+        found = None
+        if local is None:
+            found = _translated(inner, names, fused, needs_fused=needs_fused, clip_norm=clip_norm, ema=ema)
+        has_mean = local is None and found is None
         if has_mean:
             # What is published are no weights.
             _check_alone(
@@ -167,8 +171,7 @@ class Optimizer(torch.optim.Optimizer):
         self._is_open = True
         # As if it had a state: torch's get_optimizer_state_dict makes a step with one that has none.
         self.state = State(dict)
-        self._inner = inner
-        self._counterpart = found
+        self._inner, self._counterpart = inner, found
         every = {names[each]: each for group in inner.param_groups for each in group["params"]}
         # With the mean, frozen ones may be trained later.
         may_be_frozen = (torch.float32, torch.float64) if has_mean else ()
@@ -179,8 +182,7 @@ class Optimizer(torch.optim.Optimizer):
         self._dtypes = {name: each.dtype for name, each in self._tensors.items()}
         self._rows = rows & self._tensors.keys() if found else set()
         mean = MeanSteps(inner, model, self._tensors, snapshot_every, clip_norm) if has_mean else None
-        self._mean = mean
-        self._until = until
+        self._mean, self._until = mean, until
         self._steps: Iterator[tuple[int, Any]] | None = None
         self._step, self._jumped, self._is_finished = -1, 0, False
         self._first_step = -1
@@ -549,7 +551,9 @@ class Optimizer(torch.optim.Optimizer):
             InvalidArgumentError: the norm is invalid; or the update is fused: give ``clip_norm`` when this is made.
         """
         if self._mean is None:
-            raise InvalidArgumentError("clip_grad_norm_() needs fused=False: give the optimizer clip_norm= instead")
+            raise InvalidArgumentError(
+                "clip_grad_norm_() needs fused=False: wrap the optimizer with that, or with clip_norm="
+            )
         self._mean.clip_norm = positive(max_norm, "max_norm")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -789,6 +793,25 @@ def _check(optimizer: object, model: object, here: Place) -> None:
             "the environment says that this process is the chief, but each process of this training works, and one "
             "of them leads as well: start it with `redisacc run` without --chief"
         )
+
+
+def _translated(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[torch.Tensor, str],
+    fused: bool | None,
+    *,
+    needs_fused: bool,
+    **options: Any,
+) -> Counterpart | None:
+    """Returns the translation of an optimizer; None if each process is to make the steps itself."""
+    if fused is False or not (fused or needs_fused or len(optimizer.param_groups) == 1):
+        return None
+    try:
+        return counterpart(optimizer, names, **options)
+    except InvalidArgumentError:
+        if fused or needs_fused:
+            raise
+        return None
 
 
 def _check_alone(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], how: str, **options: Any) -> None:

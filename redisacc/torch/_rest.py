@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from redisacc._format.keys import rest_of
+from redisacc._format.keys import REST
 from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, NotFoundError
@@ -49,7 +49,7 @@ class Rest:
     @property
     def _handle(self) -> Parameters:
         if self._published is None:
-            self._published = Parameters(rest_of(self._name), redis=self._redis)
+            self._published = Parameters(self._name + REST, redis=self._redis)
         return self._published
 
     def begin(self) -> None:

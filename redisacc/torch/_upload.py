@@ -195,7 +195,10 @@ class Gradients:
         """Applies the gradients: what was sent, and the rest, with other leaves."""
         with self._lock:
             if self._upload is not None and not self._is_as_sent():
-                self._give_up("the program has changed them since. Instead of clipping them, give clip_norm=")
+                self._give_up(
+                    "the program has changed them since. Instead of clipping them, give clip_norm=, or call the "
+                    "optimizer's clip_grad_norm_() with fused=False"
+                )
             if self._upload is None:
                 values = {name: self._value(name) for name in self._tensors}
                 if not self._has_warned and all(value is None for value in values.values()):

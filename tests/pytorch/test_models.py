@@ -73,7 +73,7 @@ def test_parameters_of_any_shape_and_order_in_memory(wrap):
     train(theirs, plain, loss)
     assert_equal(ours, theirs)
     assert ours.filter.weight.is_contiguous(memory_format=torch.channels_last)
-    plain.load_state_dict(optimizer.state_dict())
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(theirs, plain, loss)
     train(ours, optimizer, loss)
     assert_equal(ours, theirs)

@@ -150,7 +150,7 @@ def test_groups_have_their_own_rates_and_decay(wrap):
             weight_decay=0.1,
         )
 
-    model, optimizer = train(wrap, make)
+    model, optimizer = train(wrap, make, fused=True)
     # The largest group is the base.
     rest = ("unused.weight", "unused.bias", "out.weight", "out.bias")
     local = expected(optim.AdamW(0.02, weight_decay=0.1, lr_factor={"words.weight": 0.25}, no_decay=rest), 1)
@@ -209,7 +209,7 @@ def test_frozen_parameters_neither_travel_nor_decay(wrap):
     ours, theirs = Net(), Net()
     for model in (ours, theirs):
         model.words.requires_grad_(False)
-    optimizer, plain = wrap(ours, make(ours)), make(theirs)
+    optimizer, plain = wrap(ours, make(ours), fused=True), make(theirs)
     for model, one in ((ours, optimizer), (theirs, plain)):
         cross_entropy(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
         one.step()
@@ -223,7 +223,7 @@ def test_frozen_parameters_neither_travel_nor_decay(wrap):
         optimizer.step()
     ours.requires_grad_(False)
     with pytest.raises(redisacc.InvalidArgumentError, match="none of the optimizer's parameters requires a gradient"):
-        wrap(ours, make(ours), name="frozen")
+        wrap(ours, make(ours), name="frozen", fused=True)
 
 
 def test_references_to_weights_stay_valid_and_old_graphs_do_not(wrap):
@@ -415,13 +415,13 @@ def test_what_has_no_counterpart_is_refused(wrap):
     for model, make, message in REFUSED:
         made = model()
         with pytest.raises(redisacc.InvalidArgumentError, match=message):
-            wrap(made, make(list(made.parameters())))
+            wrap(made, make(list(made.parameters())), fused=True)
 
 
 def test_what_cannot_change_is_refused(wrap):
     model = Net()
     every = list(model.parameters())
-    optimizer = wrap(model, SGD([{"params": every[:2]}, {"params": every[2:]}], lr=0.1))
+    optimizer = wrap(model, SGD([{"params": every[:2]}, {"params": every[2:]}], lr=0.1), fused=True)
     with pytest.raises(redisacc.InvalidArgumentError, match="give the optimizer all groups before it is wrapped"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     optimizer.param_groups[0]["lr"] = 0.05

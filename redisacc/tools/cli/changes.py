@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from redisacc._arrays import validation
-from redisacc._format.keys import DELETING, Keys, ParameterKeys, rest_of
+from redisacc._format.keys import DELETING, REST, SNAPSHOT, Keys, ParameterKeys
 from redisacc._format.quorum import LONGEST_GRACE
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
@@ -235,8 +235,9 @@ def _report_deleted(names: Sequence[str], *, as_json: bool) -> None:
 def _targets(transport: Transport, names: Sequence[str], older_than: datetime.timedelta | None) -> list[Keys]:
     if older_than is None:
         listed = {keys.name: keys for keys in map(keys_of, names)}
-        rests = [rest for name in listed for rest in list_names(transport, escape_glob(rest_of(name)))]
-        return list({**listed, **{name: Keys(name) for name in rests}}.values())
+        wanted = [escape_glob(name + more) for name in listed for more in (REST, SNAPSHOT)]
+        more = {name: Keys(name) for glob in wanted for name in list_names(transport, glob)}
+        return list({**listed, **more}.values())
     globs, keys = targets_of(names)
     matching = {name for glob in globs for name in list_names(transport, glob)}
     return [Keys(name) for name in sorted(matching | {of.name for of in keys})]
