@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, SupportsFloat, TypeVar
@@ -285,6 +285,10 @@ class Follow(Participant):
             self._accumulator.close()
             self._accumulator = None
         self._has_lost_gradient = True
+        if self._beside is not None:
+            # What else was lost.
+            with suppress(NotFoundError):
+                self._patience.call(self._beside.meanwhile, "to look at what was restored")
 
     def _look(self) -> Found:
         """Looks at what there is, and claims, or publishes, what this worker has if there is nothing."""

@@ -35,6 +35,9 @@ logger = logging.getLogger("redisacc")
 # more: this part of them.
 EVERY, LOG_BYTES, SHARE = 100, 64 * 2**20, 0.25
 
+# How many looks, one each second, a process that does not lead leaves a lost snapshot to the one that does.
+LOOKS = 3
+
 # How often a process looks for a snapshot that is not there yet, in seconds.
 LOOK_EVERY = 0.1
 
@@ -71,6 +74,8 @@ class MeanSteps:
         # The places of the numbers that the optimizer itself changes.
         self._moved: set[int] = set()
         self._is_stepping = self._leads = False
+        # How many looks in a row have found no usable snapshot.
+        self._lacking = 0
         self._bytes = sum([each.nbytes for each in tensors.values()])
         self._snapshot_bytes = 0
         # The training that the last snapshot is of; and parameters that never change, as it has them.
@@ -214,14 +219,19 @@ class MeanSteps:
             self._thread.join()
 
     def meanwhile(self) -> None:
-        """Publishes a snapshot if the server has lost the last one, or mean gradients after it."""
-        if self.step < 0 or not self._training.leads:
+        """Publishes a snapshot if the server has lost the last one, or mean gradients after it.
+
+        The process that leads does it at once. It may be a new one, without weights, so others do it some looks later.
+        """
+        if self.step < 0:
             return
         record, last = self._reader.poll(), self._last()
         kept = None if record is None else self._reader.manifest(record)
         if record is None or kept is None or record.step != self.step:
             return
-        if last is None or last < record.step - len(kept.retired) - 1:
+        is_lacking = last is None or last < record.step - len(kept.retired) - 1
+        self._lacking = self._lacking + 1 if is_lacking else 0
+        if is_lacking and (self._training.leads or self._lacking > LOOKS):
             self._wait()
             self._publish(self.step, *self._copied())
 
@@ -311,7 +321,9 @@ class MeanSteps:
                 + (
                     "worker 0, with whose weights the training begins"
                     if step == 0
-                    else "a snapshot of the worker that leads"
+                    else f"a snapshot from a process that has the weights of step {step}. If all of these were killed "
+                    "after the server had lost its data, the weights are lost: end this, call `redisacc rm "
+                    f"{training.shared_name}`, and begin again"
                 )
             ),
             name=training.shared_name,

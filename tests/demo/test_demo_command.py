@@ -92,7 +92,7 @@ def training(client, until):
 
     name = until(found, 90)
     [crew] = client.keys(f"redisacc:{{{name}}}*crew*")
-    return name, [int(member.rpartition(b":")[2]) for _, member in sorted(client.hgetall(crew).items())]
+    return name, [int(member.rpartition(b":")[2].split()[0]) for _, member in sorted(client.hgetall(crew).items())]
 
 
 def gone(pids):
