@@ -219,6 +219,8 @@ class Optimizer(torch.optim.Optimizer):
             # A checkpoint may be what the training continues with.
             saved = training._options.checkpoint
             may_continue = saved is not None and any(Path(saved.folder).glob("*.safetensors"))
+            # So may what another process has, if the server has lost it.
+            may_continue = may_continue or training.is_claimed()
             if may_continue or not training._begins or training._published.step() is not None:
                 self._advance()
                 # A snapshot has buffers, too, perhaps later ones.

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from networks import Net
 
 PROGRAM = Path(__file__).with_name("program.py")
 EPOCHS = 8
@@ -101,3 +102,10 @@ def test_torchrun_starts_the_processes(real_server):
     assert len(endings) == 2
     assert endings[0] == endings[1]
     assert endings[0].startswith("ends 5 ")
+
+
+@pytest.mark.forges
+def test_worker_0_waits_for_weights_that_another_process_claims(real_client, wrap):
+    """Else it would draw its first batch for step 0, and compute it with the weights of a later step."""
+    real_client.hset("redisacc:{torch}:parameters:claims", "worker 1", f"7 {32 * '0'} 1 machine.1.1")
+    assert wrap(Net()).training.latest()[0] == 0
