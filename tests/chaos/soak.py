@@ -83,7 +83,7 @@ class Soak:
                 self._server.hset(key, name, " ".join(words))
         # After that, the server would reply that they are forgotten, and they would continue under new ids.
         for handle in [*self._takers.values(), *(worker for workers in self._workers.values() for worker in workers)]:
-            for session in handle._sessions._idle:
+            for session in handle._requests.sessions._idle:
                 session.begin_anew(session.born_ms)
 
     def memory(self):
