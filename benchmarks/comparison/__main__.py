@@ -24,7 +24,7 @@ from benchmarks.network.hosts import Hosts, obstacles, remove_leftovers
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = (OURS, "ddp")
 EVERY = (*TITLES, *TITLES_OF_GPT)
-# What the names of the programs of each model begin with.
+# Prefixes of the programs' names, by model.
 MODELS = {"digits": "", "gpt": GPT}
 
 

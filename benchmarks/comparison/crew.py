@@ -17,7 +17,7 @@ from benchmarks.network.hosts import INTERFACE, Hosts
 
 ROOT = Path(__file__).parents[2]
 OURS = "with_redisacc"
-# What the programs of the second model begin with.
+# The prefix of the second model's programs.
 GPT = "gpt_"
 PORT = 29500
 

@@ -50,7 +50,7 @@ class GPT(nn.Module):
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Returns AdamW, or the optimizer of torch that COMPARISON_OPTIMIZER names, with weight decay for matrices only."""
+    """Returns AdamW, or torch's optimizer that COMPARISON_OPTIMIZER names. Only matrices decay."""
     matrices = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 1e-3}]

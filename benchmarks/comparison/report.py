@@ -13,7 +13,7 @@ Results = dict[str, Any]
 NAMES = ("comparison.json", "comparison.md")
 TITLES = {ALONE: "one process", OURS: "redisacc", "ddp": "DDP over gloo", "horovod_form": "Horovod"}
 TITLES_OF_GPT = {GPT + name: TITLES[name] for name in (ALONE, OURS, "ddp")}
-# Optimizers of torch, of which redisacc has a counterpart of the first only; and the most by which weights may differ.
+# torch's optimizers to compare: redisacc has a counterpart of the first only. And the largest difference of weights.
 OPTIMIZERS = ("AdamW", "Adafactor")
 MOST = 1e-5
 # The most lines that may change.

@@ -1,4 +1,4 @@
-"""What each program of the comparison reports."""
+"""The report of each program of the comparison."""
 
 from __future__ import annotations
 

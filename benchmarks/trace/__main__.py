@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     machine = environment.machine()
     page = [
-        "# Who waits for whom in a step",
+        "# Time line of a step",
         "",
         f"Written by `make trace` on {time.strftime('%Y-%m-%d')}: {machine['cpu']}, {machine['cores']} "
         f"processors, load {machine['load_before']:.1f} before the run. Each picture shows the step of median length: "

@@ -143,9 +143,9 @@ def _ms(nanoseconds: float) -> str:
 def table(step: Step) -> list[str]:
     """Returns a table of what takes long in a step, and another one of the server's commands."""
     lines = [
-        f"{_ms(step.length)} ms. What takes {max(LONG, SHARE * step.length) / 1e6:.1f} ms and more, but for waiting:",
+        f"{_ms(step.length)} ms. Blocks of work of at least {max(LONG, SHARE * step.length) / 1e6:.1f} ms:",
         "",
-        "| lane | from, ms | ms | of which computing | what |",
+        "| lane | from, ms | ms | processor time, ms | work |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
     for lane, block in step.gaps():

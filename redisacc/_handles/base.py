@@ -354,8 +354,7 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
         Args:
             least: how many gradients such a take requires, at least 1. None means nothing is set any more, so that
                 takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
-                the
-                other two: stays as it is.
+                the other two: stays as it is.
             most: the number of gradients that ends the grace, at least ``least``. None means the grace lasts its whole
                 time.
             grace: seconds to wait for more gradients after the one with number ``least`` arrived, from 0 to a week.

@@ -316,7 +316,7 @@ class Training(Closing):
         with suppress(NotFoundError):
             self._published.check(self._model)
 
-    def is_claimed(self) -> bool:
+    def _is_claimed(self) -> bool:
         """Returns whether a process has weights of this training that the server has lost."""
         published = self._published
         return bool(published._transport.call("EXISTS", published._keys.claims))

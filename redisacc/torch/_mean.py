@@ -27,7 +27,7 @@ from redisacc._training.training import Training
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim.base import positive
 from redisacc.torch._groups import OPTIONS, Groups
-from redisacc.torch._state import as_array, state_in_tree, state_tree, write
+from redisacc.torch._state import as_array, plain, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
 
@@ -55,6 +55,7 @@ class MeanSteps:
     Attributes:
         step: how many steps the weights have seen; -1: they are not the training's yet.
         clip_norm: the largest norm of the next mean gradient; 0: it is not clipped.
+        is_stepping: whether this is making a step, so that the optimizer may move the weights.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class MeanSteps:
         self.clip_norm = self._clip_norm
         # The places of the numbers that the optimizer itself changes.
         self._moved: set[int] = set()
-        self._is_stepping = self._leads = False
+        self.is_stepping = self._leads = False
         # How many looks in a row have found no usable snapshot.
         self._lacking = 0
         self._bytes = sum([each.nbytes for each in tensors.values()])
@@ -100,14 +101,6 @@ class MeanSteps:
     def options(self) -> Any:
         """Returns what is sent with the gradients of this process."""
         return self._groups.leaf([each.grad is not None for each in self._tensors.values()], self.clip_norm)
-
-    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises an error unless this makes the step."""
-        if not self._is_stepping:
-            raise InvalidArgumentError(
-                f"call step() of the redisacc.torch.Optimizer, and not of the {type(optimizer).__name__} inside, which "
-                "would move the weights of this process alone"
-            )
 
     # Steps
 
@@ -175,11 +168,11 @@ class MeanSteps:
         own = groups.numbers()
         others = groups.differing(own, how.numbers)
         groups.set(others, how.numbers)
-        self._is_stepping = True
+        self.is_stepping = True
         try:
             self._optimizer.step()
         finally:
-            self._is_stepping = False
+            self.is_stepping = False
         self._moved.update(groups.differing(how.numbers, groups.numbers()))
         groups.set([place for place in others if place not in self._moved], own)
 
@@ -195,18 +188,21 @@ class MeanSteps:
         new = self.step - (self._training.snapshot or 0)
         is_large = new * self._bytes > max(LOG_BYTES, self._snapshot_bytes / SHARE)
         if finished:
-            self._wait()
-            self._publish(self.step, *self._copied())
+            self._publish_now(self.step)
         elif (new >= self._every or is_large) and (self._thread is None or not self._thread.is_alive()):
             arguments = self.step, *self._copied()
             self._thread = threading.Thread(target=self._publish, args=arguments, name="redisacc-snapshot", daemon=True)
             self._thread.start()
 
+    def _publish_now(self, step: int) -> None:
+        """Publishes the weights as a snapshot of a step, after one that is on its way."""
+        self._wait()
+        self._publish(step, *self._copied())
+
     def reload(self) -> None:
         """Has the weights that worker 0 has now be those of the next step: it publishes them, and all load them."""
         if self._training.number == 0:
-            self._wait()
-            self._publish(self.step + 1, *self._copied())
+            self._publish_now(self.step + 1)
         self.step = -1
 
     def close(self) -> None:
@@ -232,8 +228,7 @@ class MeanSteps:
         is_lacking = last is None or last < record.step - len(kept.retired) - 1
         self._lacking = self._lacking + 1 if is_lacking else 0
         if is_lacking and (self._training.leads or self._lacking > LOOKS):
-            self._wait()
-            self._publish(self.step, *self._copied())
+            self._publish_now(self.step)
 
     def _last(self) -> int | None:
         """Returns the step of the last snapshot; None if this training has none."""
@@ -244,7 +239,7 @@ class MeanSteps:
 
     def _others(self) -> dict[str, torch.Tensor]:
         """Returns the frozen parameters and the buffers, as far as they are saved with the model."""
-        every = {name.replace("_orig_mod.", ""): each for name, each in self._model.state_dict(keep_vars=True).items()}
+        every = {plain(name): each for name, each in self._model.state_dict(keep_vars=True).items()}
         trained = {*self._tensors.values()}
         return {name: each for name, each in every.items() if isinstance(each, torch.Tensor) and each not in trained}
 
@@ -308,7 +303,7 @@ class MeanSteps:
                     return (found[0].step, found[1], state) if found[0].step >= least else None
             if training.number == 0 and step == 0:
                 self.step = 0
-                self._publish(0, *self._copied())
+                self._publish_now(0)
             return None
 
         found = until(

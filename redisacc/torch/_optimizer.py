@@ -31,13 +31,10 @@ from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
 from redisacc.torch._rest import Rest
 from redisacc.torch._sampler import Progress, Sampler, sampler
-from redisacc.torch._state import state_of, torch_state, write
+from redisacc.torch._state import plain, state_of, torch_state, write
 from redisacc.torch._upload import Gradients, watch
 
 logger = logging.getLogger("redisacc")
-
-# What torch.compile() puts before the names of parameters. A process that does not compile has the same parameters.
-_COMPILED = "_orig_mod."
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -149,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(f"sparse must list names of parameters, not be {sparse}")
         here = place()
         _check(inner, model, here)
-        names = {parameter: name.replace(_COMPILED, "") for name, parameter in model.named_parameters()}
+        names = {parameter: plain(name) for name, parameter in model.named_parameters()}
         rows = _sparse_names(model, names, sparse)
         needs_fused = bool(rows) or ema is not None or options.get("checkpoint") is not None
         found = None
@@ -204,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients = Gradients(self.training, self._tensors, self._rows)
         self._changes = None if local else Changes(self._tensors)
         frozen = {name: each for each, name in names.items() if name not in self._tensors}
-        buffers = {name.replace(_COMPILED, ""): each for name, each in model.named_buffers()}
+        buffers = {plain(name): each for name, each in model.named_buffers()}
         self._rest = Rest(self.training.shared_name, options.get("redis"), frozen, buffers)
         self._begin(model, options.get("redis"), is_local=local is not None)
 
@@ -216,12 +213,15 @@ class Optimizer(torch.optim.Optimizer):
             if mean:
                 inner.state = self.state = State(dict, inner.state)
                 mean.open(training, redis)
-            # A checkpoint may be what the training continues with.
+            # A checkpoint may be what the training continues with, or what another process has, if the server has
+            # lost it.
             saved = training._options.checkpoint
-            may_continue = saved is not None and any(Path(saved.folder).glob("*.safetensors"))
-            # So may what another process has, if the server has lost it.
-            may_continue = may_continue or training.is_claimed()
-            if may_continue or not training._begins or training._published.step() is not None:
+            if (
+                not training._begins
+                or (saved is not None and any(Path(saved.folder).glob("*.safetensors")))
+                or training._published.step() is not None
+                or training._is_claimed()
+            ):
                 self._advance()
                 # A snapshot has buffers, too, perhaps later ones.
                 if mean is None or self._rest.step > (training.snapshot or 0):
@@ -237,7 +237,7 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self._hooks = [] if is_local else watch(self._tensors, _weak(self._ready))
         if not is_local:
-            refuse = _weak(mean.refuse if mean else self._refuse)
+            refuse = _weak(self._refuse)
             self._hooks.append(inner.register_step_pre_hook(lambda inner, *_: refuse(inner)))
         if self.training_step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
@@ -390,12 +390,10 @@ class Optimizer(torch.optim.Optimizer):
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), **self._lr()}
-        if self._mean is not None:
-            self._gradients.commit(weight, metrics, {OPTIONS: self._mean.options()})
-        elif self._counterpart is None:
+        if self._mean is None and self._counterpart is None:
             self.training.apply(None, weight=weight, metrics=metrics)
         else:
-            self._gradients.commit(weight, metrics)
+            self._gradients.commit(weight, metrics, {OPTIONS: self._mean.options()} if self._mean else {})
         self._advance(keeps=True)
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
@@ -480,10 +478,11 @@ class Optimizer(torch.optim.Optimizer):
         return {} if lr is None else {LR: float(lr)}
 
     def _refuse(self, inner: torch.optim.Optimizer) -> None:
-        raise InvalidArgumentError(
-            f"call step() of the redisacc.torch.Optimizer, and not of the {type(inner).__name__} inside, which would "
-            "move the weights of this process alone"
-        )
+        if self._mean is None or not self._mean.is_stepping:
+            raise InvalidArgumentError(
+                f"call step() of the redisacc.torch.Optimizer, and not of the {type(inner).__name__} inside, which "
+                "would move the weights of this process alone"
+            )
 
     def _ready(self, tensor: torch.Tensor) -> None:
         self._has_new_gradients = True

@@ -13,6 +13,7 @@ from redisacc._format.keys import REST
 from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, NotFoundError
+from redisacc.torch._state import as_bytes
 
 logger = logging.getLogger("redisacc")
 
@@ -98,10 +99,7 @@ class Rest:
                     tensor.copy_(values)
 
     def _bytes(self) -> dict[str, Any]:
-        return {
-            name: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            for name, tensor in self._tensors.items()
-        }
+        return {name: as_bytes(tensor) for name, tensor in self._tensors.items()}
 
     def _another(self, name: str) -> InvalidArgumentError:
         return InvalidArgumentError(

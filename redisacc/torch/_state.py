@@ -80,10 +80,20 @@ def torch_state(
     return found
 
 
+def plain(name: str) -> str:
+    """Returns the name of a parameter without what torch.compile() adds: a process may compile, and another may not."""
+    return name.replace("_orig_mod.", "")
+
+
+def as_bytes(tensor: torch.Tensor) -> Array:
+    """Returns the bytes of a tensor in host memory, shared if they are there: torch has dtypes that numpy lacks."""
+    found: Array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
 def as_array(tensor: torch.Tensor) -> Array:
     """Returns the elements of a tensor in host memory, shared if they are there; bytes if numpy lacks the dtype."""
-    host = tensor.detach().cpu()
-    found: Array = (host.contiguous().reshape(-1).view(torch.uint8) if _is_foreign(tensor) else host).numpy()
+    found: Array = as_bytes(tensor) if _is_foreign(tensor) else tensor.detach().cpu().numpy()
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,7 @@ from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
-from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs
-from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs, read_all
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
@@ -297,12 +295,11 @@ class ParameterReader:
         for step, blob in enumerate(kept.retired, first):
             if step <= after:
                 continue
-            batches = by_partition(blob.keys(self._keys))
-            replies = self._transport.scatter([[("GET", key) for key in batch] for batch in batches])
-            found = dict(zip(chain(*batches), chain(*replies), strict=True))
-            if None in found.values():
+            # The lengths of its parts are not known any longer.
+            parts = read_all(self._transport, blob.keys(self._keys))
+            if None in parts:
                 raise PartMissingError(self._keys.record)
-            data = np.frombuffer(b"".join([found[key] for key in blob.keys(self._keys)]), np.uint8)
+            data = np.frombuffer(b"".join(parts), np.uint8)
             # Another leader may have published it with another encoding.
             for stored in (schema, schema.stored("bfloat16")):
                 layout = stored.flat(kept.full[0].leaves).layout

@@ -147,6 +147,14 @@ def fetch_blobs(
         transport.fetch(arrivals)
 
 
+def read_all(transport: Transport, keys: Sequence[str]) -> list[Any]:
+    """Returns the values of some keys, each None if it is absent, with one round trip to each node."""
+    batches = by_partition(keys)
+    replies = transport.scatter([[("GET", key) for key in batch] for batch in batches])
+    found = dict(zip(chain(*batches), chain(*replies), strict=True))
+    return [found[key] for key in keys]
+
+
 def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> list[Array]:
     """Returns the bytes of blobs of parameters, in new memory. See ``fetch_blobs``."""
     data: list[Array] = []

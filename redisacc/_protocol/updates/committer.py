@@ -30,7 +30,7 @@ from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
-from redisacc._protocol.parts.fetch import differing
+from redisacc._protocol.parts.fetch import differing, read_all
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.rounds.granted_rounds import EndedRound, ended_round
@@ -354,7 +354,7 @@ class Committer:
             self._patience.begin()
             seen = 0
             while True:
-                found = [_square(reply) for reply in self._read_all(keys)]
+                found = [_square(reply) for reply in read_all(self._transport, keys)]
                 known = [square for square in found if square is not None]
                 if len(known) == len(found):
                     return added_in_order([*known, *of_tables])
@@ -366,14 +366,6 @@ class Committer:
                 self._sleep()
         computed = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
         return added_in_order([*computed, *of_tables])
-
-    def _read_all(self, keys: Sequence[str]) -> list[object]:
-        batches = by_partition(keys)
-        found = self._transport.scatter([[("GET", key) for key in batch] for batch in batches])
-        replies = {
-            key: reply for batch, of in zip(batches, found, strict=True) for key, reply in zip(batch, of, strict=True)
-        }
-        return [replies[key] for key in keys]
 
     # Parts
 
