@@ -35,6 +35,8 @@
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
+-- {'swapped', global_step, num_accumulated}   this copy of the request has done so, and removed what the gradient
+--                                             replaces
 -- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
@@ -151,4 +153,8 @@ elseif room.bytes >= args.ahead_bytes and power > power_before then
   -- of what such a gradient costs.
   ahead = '*'
 end
-return count_gradient(keys, args, admission, size, args.gradient, ahead)
+local reply = count_gradient(keys, args, admission, size, args.gradient, ahead)
+if #args.replaced > 0 then
+  reply[1] = 'swapped'
+end
+return reply

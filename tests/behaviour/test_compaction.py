@@ -143,6 +143,27 @@ def test_room_that_others_fill_while_it_is_made_is_looked_for_again(client, prox
     other.close()
 
 
+def test_a_round_that_is_taken_before_the_swap_keeps_its_gradients(client, proxy, open_dense):
+    """The request is stale then. The gradients that it was to replace are those of the taker."""
+    limits = redisacc.Limits(in_place=0, buffer=7 * 2**20)
+    acc = open_dense("float64", [3 * 2**17], "w", limits=limits, redis=proxy.where)
+    other = redisacc.ConditionalAccumulator("float64", [3 * 2**17], "w", limits=limits, redis=client)
+    for _ in range(2):
+        acc.apply_grad(np.ones(3 * 2**17))
+    refused = []
+
+    def take():
+        # The first one finds no room.
+        refused.append(proxy.before("commit", lambda: other.take(2).__enter__()))
+
+    proxy.before("commit", take)
+    assert acc.apply_grad(np.ones(3 * 2**17)).outcome == "stale"
+    assert refused
+    with other.recover() as taken:
+        np.testing.assert_array_equal(taken.gradient, np.ones(3 * 2**17))
+    other.close()
+
+
 @pytest.mark.slow
 def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client, open_sparse):
     """And of the oldest, no more are compacted than necessary."""

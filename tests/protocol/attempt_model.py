@@ -61,6 +61,7 @@ class Rules:
         removes_only_with_proof: a maker that the server has forgotten removes nothing.
         same_incarnation: nothing counts in another incarnation than the one that it was made for.
         replaces_what_is_there: a sum takes the place of gradients only if all of them are still in the round.
+        frees_what_was_swapped: who compacts frees what the sum was to replace only if the reply says that it did.
         lease_at_commit: an attempt without its lease does not become real.
         numbers_are_used_once: the leader's counter only grows, so no number is given twice.
         names_outlive_failovers: the name of an attempt contains something random, so that it is not used again by a
@@ -86,6 +87,7 @@ class Rules:
     removes_only_with_proof: bool = True
     same_incarnation: bool = True
     replaces_what_is_there: bool = True
+    frees_what_was_swapped: bool = True
     lease_at_commit: bool = True
     numbers_are_used_once: bool = True
     names_outlive_failovers: bool = True
@@ -103,7 +105,7 @@ class Maker(NamedTuple):
 
     Attributes:
         tries: how often it has begun anew; -1: it is dead or has finished.
-        at: what it does next, or whose reply it waits for: begin, register, write, commit, remove.
+        at: what it does next, or whose reply it waits for: begin, register, write, commit, remove, free.
         name: the name of its attempt; -1: it has none yet.
         follows: the version that its own follows.
     """
@@ -389,7 +391,7 @@ class AttemptModel:
     def _maker_steps(self, state, which, maker):
         attempt = (which, maker.name)
         yield f"maker {which} dies", self._become(state, which, OVER)
-        if maker.at not in ("begin", "remove") and maker.tries + 1 < self.tries:
+        if maker.at not in ("begin", "remove", "free") and maker.tries + 1 < self.tries:
             # Its connection broke, and it does not know what became of its requests.
             yield f"maker {which} begins anew", self._become(state, which, Maker(maker.tries + 1))
         match maker.at:
@@ -416,6 +418,9 @@ class AttemptModel:
                 parts = state.without(frozenset({attempt}))
                 removed = self._become(state, which, OVER)._replace(parts=parts)
                 yield f"maker {which} removes the part of {attempt}", removed
+            case "free":
+                freed = self._become(state, which, OVER)._replace(parts=state.without(state.replaced))
+                yield f"maker {which} frees {set(state.replaced)}", freed
 
     def _after_registration(self, state, which, name):
         maker = state.makers[which]._replace(at="write", name=name)
@@ -438,6 +443,9 @@ class AttemptModel:
             "replaced": maker._replace(at="remove"),
             "unwritten": Maker(maker.tries + 1) if maker.tries + 1 < self.tries else OVER,
         }
+        # With several slots, the sweeper removes them.
+        if which == self.makers and self.slots == 1 and (reply == "counted" or not self.rules.frees_what_was_swapped):
+            return self._become(state, which, maker._replace(at="free"))
         return self._become(state, which, after.get(reply, OVER))
 
     # What arrives
@@ -538,7 +546,8 @@ class AttemptModel:
         counted = self._with_outcome(state, which, name)
         parts = counted.lasting(attempt) if self.slots == 1 and rules.persists else counted.parts
         if self.slots == 1:
-            parts = frozenset(part for part in parts if part[0] not in replaced)
+            # The script leaves what is large to its client, with an expiry.
+            parts = frozenset((of, lasts and of not in replaced) for of, lasts in parts)
         leader = counted.leader._replace(
             named=leader.named - replaced | {attempt},
             leased=leader.leased - {attempt},

@@ -11,20 +11,22 @@ RULES = [rule.name for rule in fields(Rules)]
 ROUND = {}
 NODES = {"slots": 2, "tries": 1}
 FAILOVER = {**NODES, "fails_over": True}
+COMPACTION = {"compacts": True, "tries": 1}
 # The bounds in which the search finds harm without a rule.
 WITHOUT = {
     **dict.fromkeys(["renewal_needs_lease", "lease_at_commit", "numbers_are_used_once", "fence_before_removal"], NODES),
     "asks_after_listing": NODES,
     "removes_only_with_proof": {"forgets": True},
     "same_incarnation": {"deletes": True, "tries": 1},
-    "replaces_what_is_there": {"compacts": True, "tries": 1},
+    "replaces_what_is_there": COMPACTION,
+    "frees_what_was_swapped": COMPACTION,
     "names_outlive_failovers": {**FAILOVER, "tries": 2, "late": 0},
     "confirmation_before_removal": FAILOVER,
     "asks_again": FAILOVER,
     "follows": {"pointer": "record"},
     "names_what_is_retired": {**FAILOVER, "pointer": "record"},
 }
-USUAL = [({"forgets": True}, 4_000), ({"compacts": True, "tries": 1}, 1_500), ({"pointer": "record"}, 2_000)]
+USUAL = [({"forgets": True}, 4_000), (COMPACTION, 1_500), ({"pointer": "record"}, 2_000)]
 
 
 @pytest.mark.timeout(600)
@@ -35,7 +37,7 @@ USUAL = [({"forgets": True}, 4_000), ({"compacts": True, "tries": 1}, 1_500), ({
             *USUAL,
             ({"makers": 2, "tries": 1}, 3_000),
             ({"deletes": True}, 4_000),
-            ({"compacts": True, "makers": 2, "tries": 1}, 40_000),
+            ({**COMPACTION, "makers": 2}, 40_000),
             ({"slots": 2}, 300_000),
             ({**NODES, "compacts": True, "late": 0}, 15_000),
             ({**NODES, "deletes": True}, 15_000),

@@ -57,12 +57,20 @@ def leftovers(client: redis.Redis) -> list[str]:
             if reason:
                 found.append(f"{key!r}: no expiry, and {reason}")
         # All keys of a private accumulator have an expiry.
-        elif (what or b"").startswith(b"part:") and client.ttl(record) == -1 and not _unowned(client, record, what):
+        elif (what or b"").startswith(b"part:") and client.ttl(record) == -1 and _counts(client, record, what):
             found.append(f"{key!r}: a round has its gradient, and it expires in {ttl} ms")
     if b"redisacc:names" in keys:
         orphans = client.smembers("redisacc:names") - names
         found += [f"redisacc:names: {name!r} has no record" for name in orphans]
     return found
+
+
+def _counts(client: redis.Redis, record: bytes, what: bytes) -> bool:
+    """Whether a part belongs to a gradient of a round that a taker may still read."""
+    gradient = what.split(b":")[1]
+    taken = [token for token, entry in client.hgetall(record + b":taken").items() if entry.startswith(b"granted")]
+    rounds = [record + b":buffered", *[record + b":taken:" + token + b":buffered" for token in taken]]
+    return any(client.hexists(buffered, gradient) for buffered in rounds)
 
 
 def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:

@@ -400,7 +400,7 @@ class PartitionAttempt(Attempt):
         lost = way.transport.lost
         reply = self._counted(attempt, self._place)
         reply.replicas = min([reply.replicas, *self._replicas])
-        if reply.outcome == "applied":
+        if reply.outcome in ("applied", "swapped"):
             return reply
         if reply.outcome == "expired" or way.transport.lost == lost:
             # No copy of the commit has counted it, or ever will. A sweeper may have missed parts that were written

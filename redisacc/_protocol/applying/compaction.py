@@ -20,7 +20,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.rounds.granted_rounds import PARTS_PER_CALL, free_dropped
-from redisacc._protocol.scripts import COUNTED, Reply
+from redisacc._protocol.scripts import Reply
 from redisacc._protocol.sessions import GradientRequest
 from redisacc._protocol.sums.cells import SumOptions
 from redisacc._protocol.sums.part_sums import PartSums
@@ -124,8 +124,12 @@ class Compactor:
             reply = self._swap(gradient, request, send, chosen, full.weight)
             if reply.outcome == "unconfirmed":
                 raise no_room(self._keys, gradient, full, "replicas do not confirm a sum of them in time")
-            if reply.outcome in COUNTED:
+            if reply.outcome == "swapped":
+                # Only this proves that nobody needs them. Any other gradient of the request that counts, or is
+                # dropped, leaves them where they are: in this round, or in one that was taken meanwhile.
                 operation.note_compacted(len(chosen))
+                free_dropped(self._transport, self._keys, chosen)
+                reply.outcome = "applied"
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
             if reply.outcome != "full" or reply.buffered_bytes != seen:
                 return reply
@@ -146,10 +150,7 @@ class Compactor:
         # The server admits the sum only if the gradient still has this weight: it depends on the staleness.
         round_sum.add(replace(gradient, factor=weight))
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
-        reply = send(round_sum.sum() if chosen else gradient, request, chosen, weight)
-        if reply.outcome in COUNTED:
-            free_dropped(self._transport, self._keys, chosen)
-        return reply
+        return send(round_sum.sum() if chosen else gradient, request, chosen, weight)
 
 
 def no_room(keys: Keys, gradient: Gradient, full: Reply, why: str) -> AccumulatorFullError:
