@@ -397,7 +397,7 @@ class AccumulatorSpec:
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it, or a leaf, than there are.
         """
-        present = self._present(round_sum, divisor) if self.missing == "skip" else None
+        present = self.present(round_sum, divisor) if self.missing == "skip" else None
         reduced: dict[int, Array] = {}
         results = []
         for number, leaf in enumerate(self.leaves):
@@ -419,7 +419,7 @@ class AccumulatorSpec:
             results.append(value if holders else None)
         return self.structure.build(results) if self.kind == "tree" else results[0]
 
-    def _present(self, round_sum: RoundSum, divisor: float) -> Array:
+    def present(self, round_sum: RoundSum, divisor: float) -> Array:
         """Returns for each leaf how many gradients have it, or the sum of their weights.
 
         Raises:
@@ -440,7 +440,7 @@ class AccumulatorSpec:
         return present
 
     def _divisors(self, section: int, present: Array) -> Array:
-        """Returns for each element of a dense section what ``_present`` says of its leaf, and 1 if none had it."""
+        """Returns for each element of a dense section what ``present`` says of its leaf, and 1 if none had it."""
         leaves = [
             (leaf.size, present[number] or 1) for number, leaf in enumerate(self.leaves) if leaf.section == section
         ]

@@ -283,24 +283,6 @@ def _unpack_dense(
     )
 
 
-def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[Array, int]:
-    """Returns the sums in a row of a dense section, and how many gradients were summed.
-
-    Args:
-        row: the packed row: the count of gradients, perhaps their weight, and the sums.
-        spec: the specification of the section.
-        size: the number of elements in the row.
-        where: the hash's name in errors.
-
-    Raises:
-        CorruptDataError: redisacc did not write this row.
-    """
-    dtype = spec.dtype
-    row = _weighted(row, size * dtype.components * dtype.in_place_dtype.itemsize, f"{where}: {spec.label}")
-    number = int.from_bytes(row[:_COUNT_BYTES], "little")
-    return _elements(bytearray(row[_WEIGHTED.itemsize :]), dtype, where), number
-
-
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int, float | None]:
     """Returns the rows of a ``sums`` hash, and the totals that they must add up to.
 

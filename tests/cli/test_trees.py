@@ -181,45 +181,6 @@ def test_a_leaf_that_no_gradient_has(cli, cli_json, open_tree):
     assert said == "model, leaf embed: step 0, 2 gradients, 0 with this leaf\nrow 3  in no gradient of this round\n"
 
 
-def test_a_small_leaf_is_read_alone(cli_json, client, open_tree):
-    spec = {"big": ("float32", (2**20,)), "rows": redisacc.Sparse("float32", (2**20,)), "small": ("float32", (3,))}
-    acc = open_tree(spec, "model", mean=redisacc.Mean(missing="skip"), limits=redisacc.Limits(in_place=0))
-    zeros = np.zeros(2**20, np.float32)
-    for number in range(3):
-        acc.apply_grad({"big": zeros, "rows": (np.arange(2**18), zeros[: 2**18]), "small": [number, 1, 2]})
-    before = client.info("stats")["total_net_output_bytes"]
-    found = cli_json("show", "model", "--leaf", "small", "--top", 3)
-    assert [row["mean"] for row in found["rows"]] == [2, 1, 1]
-    assert [row["count"] for row in cli_json("show", "model", "--leaf", "rows", "--index", 7)["rows"]] == [3]
-    assert client.info("stats")["total_net_output_bytes"] - before < 100_000
-
-
-@pytest.mark.forges
-@pytest.mark.parametrize(
-    "forge",
-    [
-        lambda sums: {},
-        lambda sums: {**sums, b"dense:float32:1": None},
-        lambda sums: {**sums, b"dense:float32:1": sums[b"dense:float32:1"][:-1]},
-        lambda sums: {**sums, b"dense:float32:1": sums[b"dense:float32:1"][:-4]},
-        lambda sums: {**sums, b"dense:float32:1": b""},
-        lambda sums: {**sums, b"dense:float32:1": b"\3" + sums[b"dense:float32:1"][1:]},
-    ],
-)
-def test_sums_of_a_leaf_that_are_not_what_they_were(cli, client, open_tree, forge):
-    acc = open_tree({"a": ("float32", (200,)), "b": ("float32", (300,))}, "model")
-    for _ in range(2):
-        acc.apply_grad({"a": np.ones(200), "b": np.ones(300)})
-    assert cli("show", "model", "--leaf", "b").exit_code == 0
-    forged = {field: row for field, row in forge(client.hgetall("redisacc:{model}:sums")).items() if row is not None}
-    client.delete("redisacc:{model}:sums")
-    if forged:
-        client.hset("redisacc:{model}:sums", mapping=forged)
-    found = cli("show", "model", "--leaf", "b")
-    assert found.exit_code == 1
-    assert "redisacc:{model}" in found.stderr
-
-
 def test_an_empty_round(cli_json, open_tree):
     open_tree(SPEC, "model")
     assert cli_json("show", "model", "--leaf", "embed", "--index", 3)["rows"] == []

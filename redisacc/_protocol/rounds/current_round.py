@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from redisacc._arrays.results import Round
 from redisacc._arrays.spec import AccumulatorSpec
@@ -19,8 +19,6 @@ from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._text import shown
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, WaitTimeoutError
-
-Value = TypeVar("Value")
 
 
 class RecordReader:
@@ -69,44 +67,32 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
     return Keys(keys.name, partitions)
 
 
-# A read of several pieces that has begun: the record as it was then, and what reads the rest. That returns the value,
-# and whether nothing had been left: then everything was read between two equal records.
-StartedRead = tuple[Record, Callable[[], tuple[Value, bool]]]
-
-
-def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> Value:
-    """Reads something in pieces, and starts over if the accumulator changed meanwhile.
-
-    Args:
-        records: reads the record.
-        begin: begins a read. It returns None if the accumulator had already changed.
-        keys: the keys of the accumulator.
-
-    Raises:
-        WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
-        DataLossError: a node of the partitions has lost a part of a gradient.
-        CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
-    """
-    deadline = running_time() + durations.call
-    while True:
-        found = _attempt(records, begin, keys)
-        if found is not None:
-            return found[0]
-        if running_time() >= deadline:
-            raise WaitTimeoutError(
-                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {durations.call:.0f} s: "
-                "gradients arrive faster than the round can be read"
-            )
-
-
 # A function of its own, so that the memory of a disturbed attempt is free before the next one begins.
-def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> tuple[Value] | None:
-    started = begin()
-    if started is None:
+def _attempt(
+    transport: Transport,
+    keys: Keys,
+    spec: AccumulatorSpec,
+    records: RecordReader,
+    reduce: Callable[[RoundSum, float], Any],
+) -> Round[Any] | None:
+    """Returns the current round; None if the accumulator has changed meanwhile."""
+    current = keys.current
+    before, *pieces, after = transport.pipeline([Record.command(keys), *read_commands(current), Record.command(keys)])
+    record = Record(keys, before)
+    records.check(record.incarnation)
+    if record.state != Record(keys, after).state:
         return None
-    record, finish = started
+    number, shape, weight = record.num_accumulated, record.round_shape, record.given_weight
+    if number == 0:
+        return Round(None, record.global_step, 0)
     try:
-        value, whole = finish()
+        if shape is None:
+            raise CorruptDataError(f"{keys.record}: a round of {number} gradients has no shape")
+        reader = RoundReader(transport, keys, spec)
+        contents = reader.contents(current, pieces, shape)
+        round_sum = reader.add_up(contents, shape, number, weight)
+        weight = spec.weight_of(round_sum, weight)
+        gradient = reduce(round_sum, spec.divisor(number, weight))
     except (CorruptDataError, PartMissingError) as error:
         # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
         if records.read().state != record.state:
@@ -122,9 +108,11 @@ def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
             if lost is not None:
                 raise lost from error
         raise CorruptDataError(str(error)) from error
-    if whole or records.read().state == record.state:
-        return (value,)
-    return None
+    # If nothing was left to read, everything was read between two equal records.
+    if (contents.buffered or not read_whole(pieces)) and records.read().state != record.state:
+        return None
+    total = float(number) if weight is None else weight
+    return Round(gradient, record.global_step, number, contents.workers, record.staleness, total, contents.metrics)
 
 
 def read_round(
@@ -134,7 +122,9 @@ def read_round(
     records: RecordReader,
     reduce: Callable[[RoundSum, float], Any],
 ) -> Round[Any]:
-    """Returns the current round. Its gradient is None if the round is empty.
+    """Returns the current round, read in pieces. Its gradient is None if the round is empty.
+
+    It starts over if the accumulator changed meanwhile.
 
     Args:
         transport: the way to the server.
@@ -144,37 +134,17 @@ def read_round(
         reduce: makes the gradient from the sum and the divisor of a mean.
 
     Raises:
-        WaitTimeoutError, DataLossError, CorruptDataError: as ``snapshot``.
+        WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        DataLossError: a node of the partitions has lost a part of a gradient.
+        CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
     """
-
-    def begin() -> StartedRead[Round[Any]] | None:
-        current = keys.current
-        before, *pieces, after = transport.pipeline(
-            [Record.command(keys), *read_commands(current), Record.command(keys)]
-        )
-        record = Record(keys, before)
-        records.check(record.incarnation)
-        if record.state != Record(keys, after).state:
-            return None
-
-        def finish() -> tuple[Round[Any], bool]:
-            if record.num_accumulated == 0:
-                return Round(None, record.global_step, 0), True
-            shape = record.round_shape
-            if shape is None:
-                raise CorruptDataError(f"{keys.record}: a round of {record.num_accumulated} gradients has no shape")
-            reader = RoundReader(transport, keys, spec)
-            contents = reader.contents(current, pieces, shape)
-            number, weight = record.num_accumulated, record.given_weight
-            round_sum = reader.add_up(contents, shape, number, weight)
-            weight = spec.weight_of(round_sum, weight)
-            gradient = reduce(round_sum, spec.divisor(number, weight))
-            total = float(number) if weight is None else weight
-            found = Round(
-                gradient, record.global_step, number, contents.workers, record.staleness, total, contents.metrics
+    deadline = running_time() + durations.call
+    while True:
+        found = _attempt(transport, keys, spec, records, reduce)
+        if found is not None:
+            return found
+        if running_time() >= deadline:
+            raise WaitTimeoutError(
+                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {durations.call:.0f} s: "
+                "gradients arrive faster than the round can be read"
             )
-            return found, not contents.buffered and read_whole(pieces)
-
-        return record, finish
-
-    return snapshot(records, begin, keys)

@@ -20,7 +20,7 @@ from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.admin.memory import Memory, memory
-from redisacc.tools.admin.rows import CurrentRows, Rows, read_spec
+from redisacc.tools.admin.rows import Rows, read_rows, read_spec
 from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, transport_of
 from redisacc.tools.cli.shared.output import by_name, echo_json, echo_wrapped, print_facts, print_table
 from redisacc.tools.monitoring.facts import (
@@ -144,12 +144,12 @@ def show(
     """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
 
     With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
-    the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
-    accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
+    the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension.
 
     For a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
-    round holds, and the norm of the result of a take; --index and --top then choose rows of this leaf. Only the
-    elements of a dense leaf are read.
+    round holds, and the norm of the result of a take; --index and --top then choose rows of this leaf.
+
+    --index, --top and --leaf read the whole round, as peek() does.
 
     \b
       redisacc show embeddings
@@ -163,14 +163,13 @@ def show(
         raise click.UsageError("--leaves lists the leaves, so it goes without --leaf, --index and --top")
     keys, transport = keys_of(name), transport_of(url)
     if indices or top:
-        current = CurrentRows(transport, keys, path)
-        rows = _select_rows(current, indices, top, by)
-        _print_rows(keys.name, path, current.reduction_type, rows, indices, as_json=as_json)
+        rows = _select_rows(read_rows(transport, keys, path), indices, top, by)
+        _print_rows(keys.name, path, rows, indices, as_json=as_json)
         return
     if path is not None:
-        current = CurrentRows(transport, keys, path)
-        assert current.leaf is not None
-        _print_leaf(keys.name, current.leaf, current.all(), as_json=as_json)
+        rows = read_rows(transport, keys, path)
+        assert rows.leaf is not None
+        _print_leaf(keys.name, rows.leaf, rows, as_json=as_json)
         return
     parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
     try:
@@ -317,11 +316,8 @@ def _rows_title(name: str, path: str | None, rows: Rows) -> str:
     return text + (f", {rows.num_present} with this leaf" if rows.num_present < rows.num_accumulated else "")
 
 
-def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
+def _select_rows(rows: Rows, indices: Sequence[int], top: int | None, by: str) -> Rows:
     """Returns the rows that --index, or --top and --by, ask for, as far as the round holds them."""
-    if indices and current.is_sparse:
-        return current.some(indices)
-    rows = current.all()
     if top is None:
         places = np.flatnonzero(np.isin(rows.indices, np.array(indices, np.uint64)))
     else:
@@ -340,12 +336,10 @@ def _norms(values: Array) -> Array:
     return norms
 
 
-def _print_rows(
-    name: str, path: str | None, reduction_type: str, rows: Rows, wanted: Sequence[int], *, as_json: bool
-) -> None:
+def _print_rows(name: str, path: str | None, rows: Rows, wanted: Sequence[int], *, as_json: bool) -> None:
     """Prints rows, and which of the indices that were asked for no gradient holds."""
     columns = {"index": rows.indices, "count": rows.counts, "norm": _norms(rows.results), "sum": rows.sums}
-    if reduction_type == "MEAN":
+    if rows.has_means:
         columns["mean"] = rows.results
     if as_json:
         of_leaf = {} if path is None else {"leaf": path, "num_present": rows.num_present}
