@@ -7,6 +7,7 @@ Rows about processes that are killed have no case here: the process tests cover 
 """
 
 import math
+import re
 
 import numpy as np
 from arraycode import encode, storage_dtype
@@ -65,37 +66,80 @@ def set_step(step, **more):
     return {"op": "set_global_step", "step": step, **more}
 
 
-def start(taker, num_required, timeout=None, **more):
-    return {"op": "start_take", "taker": taker, "num_required": num_required, "timeout": timeout, **more}
-
-
-def wait(taker):
-    return {"op": "wait", "taker": taker}
-
-
-def still(taker):
-    return {"op": "still_waiting", "taker": taker}
-
-
 COUNT = {"op": "num_accumulated"}
-REOPEN = {"op": "reopen"}
-
-# One gradient of each kind, for cases that aren't about gradients: `one(kind, 3.0, step)`.
+# What literals in the tables may name.
+NAMES = {
+    **vars(np),
+    "MIN": STEP_MIN,
+    "MAX": STEP_MAX,
+    "none": np.zeros((0, 2)),
+    "cube": np.arange(24).reshape(2, 3, 4),
+    "box": np.arange(12).reshape(2, 3, 2),
+}
 
 
 def one(kind, value, step=0, **more):
+    """One gradient of each kind, for cases that aren't about gradients."""
     if kind == "dense":
         return push([value, 2 * value], step, **more)
     return rows([1, 4], [[value, 1], [2 * value, -1]], step, **more)
 
 
-def wrong(kind, step=0):
-    """A gradient that doesn't fit those of `one` in the same round."""
-    return push([1, 2, 3], step) if kind == "dense" else rows([1, 4], [[1], [2]], step)
-
-
 def handle(kind, **spec):
     return dense(**spec) if kind == "dense" else sparse(**spec)
+
+
+# A row of a table is the id of a case, its handles, and its operations, as in: set | each | step7 1@6 2@7 take2
+#
+# | handle | what it is |
+# | --- | --- |
+# | dense, sparse | an accumulator; "each" stands for both, in a case for each |
+# | dense[2]+=a | of this shape, with SUM, and this shared_name |
+#
+# | operation | what it is |
+# | --- | --- |
+# | 3@7 | `one` with the value 3 and the step 7; without @7, the step is 0 |
+# | wrong@7 | a gradient that doesn't fit those of `one` in the same round |
+# | [1,2]@7 | a dense gradient |
+# | [1,4]:[[1,2],[3,4]]~[9,2]@7 | a sparse one: its indices, its values and, if it is known, its shape |
+# | 1:1,2;4:3,4~[9,2]@7 | the same; in 1:1;4:3, rows are scalars |
+# | take2, step7, count, reopen | take(2) and set_step(7); "take" is take(1) |
+# | A=take2/0.8, A?, A | a taker A, which has a timeout of 0.8; it still waits; the outcome of its take |
+# | 3#1 | of handle 1 instead of 0 |
+
+
+def handle_of(word):
+    kind, shape, plus, name = re.fullmatch(r"(dense|sparse)(\[.*])?(\+)?(?:=(.+))?", word).groups()
+    spec = {"shape": shape and eval(shape), "reduction": "SUM" if plus else "MEAN"}
+    return handle(kind, **spec, **({"shared_name": name} if name else {}))
+
+
+def op_of(word, handles):
+    word, _, number = word.partition("#")
+    word, _, step = word.partition("@")
+    kind, step = handles[int(number or 0)]["kind"], eval(step or "0", NAMES)
+    if word in ("count", "reopen"):
+        op = COUNT if word == "count" else {"op": word}
+    elif "=take" in word:
+        taker, needed, timeout = re.fullmatch(r"(.)=take(\d+)/?(.*)", word).groups()
+        op = {"op": "start_take", "taker": taker, "num_required": int(needed), "timeout": float(timeout or 0) or None}
+    elif word[0].isupper():
+        op = {"op": "still_waiting" if word.endswith("?") else "wait", "taker": word[0]}
+    elif word.startswith(("take", "step")):
+        op = (take if word.startswith("take") else set_step)(eval(word[4:] or "1", NAMES))
+    elif word == "wrong":
+        op = push([1, 2, 3], step) if kind == "dense" else rows([1, 4], [[1], [2]], step)
+    elif re.fullmatch(r"-?\d+", word):
+        op = one(kind, int(word), step)
+    else:
+        word, _, shape = word.partition("~")
+        indices, _, values = word.rpartition(":")
+        if ":" in word and "[" not in word:
+            pairs = [pair.split(":") for pair in word.split(";")]
+            indices, values = (f"[{','.join(f'({part})' for part in parts)}]" for parts in zip(*pairs, strict=True))
+        values, shape = eval(values, NAMES), eval(shape or "None")
+        op = rows(eval(indices, NAMES), values, step, grad_shape=shape) if indices else push(values, step)
+    return {**op, "handle": 1} if number else op
 
 
 class Cases:
@@ -111,12 +155,177 @@ class Cases:
         ops = [dict(op) for op in ops]
         self.all.append({"id": case_id, "row": self.row, "handles": handles, "ops": ops, **more})
 
-    def both(self, case_id, ops, **spec):
+    def both(self, case_id, ops):
         for kind in ("dense", "sparse"):
-            self.add(f"{case_id}-{kind}", handle(kind, **spec), ops(kind))
+            self.add(f"{case_id}-{kind}", handle(kind), ops(kind))
+
+    def read(self, table, **more):
+        """Adds the cases of a table; a line that begins with # is their row of the semantics page."""
+        for line in table.strip().splitlines():
+            if line.startswith("#"):
+                self.row = line[2:]
+                continue
+            case_id, handles, ops = line.split(" | ")
+            for kind in ("dense", "sparse") if "each" in handles else ("",):
+                found = [handle_of(word) for word in handles.replace("each", kind).split()]
+                of_kind = case_id + (kind and f"-{kind}")
+                self.add(of_kind, found, [op_of(word, found) for word in ops.split()], **more)
 
 
 # --- the rows of the semantics page ---------------------------------------------------------------
+
+# What differs only in what it names is in the functions below.
+TABLE = """
+# Steps: set_global_step
+set-higher | each | step10 1@9 2@10 3@11 take2
+set-lower | each | step10 step4 1@3 2@4 take 3@4
+set-same | each | step0 1 step0 take step1 1
+set-negative | each | step-5 1@-6 2@-5 take 3@-5 4@-4
+set-lowest | each | stepMIN 1@MIN take 1@MIN count
+set-highest | each | stepMAX 1@MAX-1 1@MAX count
+# Steps: setting the step keeps what is accumulated
+set-keeps | each | 1 2 step7 count 5@6 6@7 take3 1@7
+# Steps: a refused or timed-out take changes nothing
+take-refused | each | 1 take0 take-3 2 take2 3
+take-timed-out | each | 1 take3 2 take2 3 take 4@1
+# Steps: at 2^63-1
+wrap | each | stepMAX 1@MAX take count step5 take 2@5 3@6
+# Takes: num_required < 1
+take-none | each | take0 take-1 take-2**31 1 2 take0 take-1 take2
+# Takes: when a take returns
+take-blocks | each | take 1 take2 2 take2
+take-all | each | 0 1 2 3 4 take2 count
+take-exactly | each | 0 1 2 take3 count
+take-many | each | 1 take2**31-1 count take
+# Takes: first come, first served
+fifo-head-blocks | each | A=take3 B=take1 1 2 A? B? 3 A B? 4 B? 5@1 B count
+fifo-order | each | A=take1 B=take1 C=take2 1 A 2@1 B 3@2 C? 4@2 C count
+fifo-head-blocks-what-is-there | each | 1 A=take2 B=take1 B? 2 A 3@1 B
+# Takes: a cancelled head lets the next one through
+fifo-cancelled-head | each | 1 A=take5/1 B=take1 B? A B 2 count
+fifo-cancelled-middle | each | A=take2 B=take9/0.8 C=take1 B 1 2 A 3@1 C
+# Takes: a refused take does not touch the queue
+fifo-refused | each | A=take2 take0 1 take-1 2 A count
+# Takes: a second take with nothing new blocks
+take-twice | each | 1 take take 2@1 take take
+# Sparse: negative indices
+negative-alone | sparse | -1:5 take
+negative-mixed | sparse | [-5,2]:[[1],[2]] count
+negative-declared | sparse[4,1] | [-1,2]:[[1],[2]] count
+negative-lowest | sparse | [MIN]:[1] count
+# Sparse: indices beyond declared dim 0
+beyond-declared | sparse[4,2] | 3:1,2 4:1,2 0:1,2;99:3,4 count take
+beyond-declared-rank1 | sparse[4] | 3:1 4:1 take
+beyond-declared-empty-round | sparse[4,2] | 4:1,2 2:1,2;4:3,4 count take
+beyond-unknown | sparse[None,2] | [2**40]:[[1,2]] [7,MAX]:[[1,2],[3,4]] take2
+beyond-undeclared | sparse | [MAX]:[1] [2**53,2**53+1]:[1,2] take2
+beyond-zero-rows | sparse[0,2] | 0:1,2 []:none take
+# Sparse: gradients without rows
+empty-alone | sparse | []:none count take
+empty-only | sparse[9,2] | []:none []:none []:none take3
+empty-dilutes-nothing | sparse | 1:3,4 []:none 1:5,7 []:none take4
+empty-first | sparse | []:none 1:3,4 take2
+empty-binds | sparse | []:none 1:3,4,5 2:3 count 1:3,4 take2
+empty-bound | sparse | 1:3,4 []:zeros((0,3)) []:[] count take
+empty-scalars | sparse | []:[] 5:2 [5]:[[2]] take2
+empty-declared | sparse[4,3] | []:none []:zeros((0,3)) take
+empty-sum | sparse+ | []:none 1:3,4 1:3,4 take3
+# Sparse: rank and width of values
+values-scalars | sparse | 0:1;8:2 8:5 take2
+values-rank3 | sparse | [0,8]:cube [8,9]:cube/7 take2
+values-rank3-declared | sparse[10,3,4] | [0,8]:cube [8,9]:cube/7 take2
+values-rank4 | sparse | [3]:arange(16).reshape(1,2,2,4) take
+values-width0 | sparse | [0,8]:zeros((2,0)) [8]:zeros((1,0)) take2
+values-width0-declared | sparse[None,0] | [0,8]:zeros((2,0)) take
+values-width0-inner | sparse | [0,8]:zeros((2,3,0)) [8]:zeros((1,3,0)) take2
+values-width0-differ | sparse | [0]:zeros((1,0)) [0]:[[1]] [0]:zeros((1,0,2)) take
+values-above-declared | sparse[None,3] | [0,8]:cube take
+values-above-declared-rank1 | sparse[10] | 0:1,2;8:3,4 8:1,2 take2
+values-above-declared-scalar | sparse[] | 0:1,2;8:3,4 take
+# Sparse: the shape that a take returns
+returned-shape-grad-shape | sparse | 1:1,2~[50,2] take
+returned-shape-grad-shape-rows | sparse[None,2] | 1:1,2~[50,2] take
+returned-shape-rank1 | sparse[9] | 1:1 take
+# Sparse: grad_shape
+grad-shape-not-vector | sparse | 1:1~4 count
+grad-shape-matrix | sparse | 1:1~[[4]] count
+grad-shape-matrix-declared | sparse[4,2] | 1:1,2~[[4,2]] count
+# Sparse: shapes that do not fit
+indices-scalar | sparse | 3:[1] count
+indices-matrix | sparse | [[1],[3]]:[1,2] count
+indices-scalar-declared | sparse[4] | 3:[1] count
+values-rank0 | sparse | [3]:1.0 []:1.0 count
+lengths-differ | sparse | [1,3]:[1] [1]:[1,2] [1,3,5]:[[1],[2]] count
+lengths-differ-empty | sparse | []:[1] [1]:[] [1]:zeros((0,3)) count
+lengths-differ-declared | sparse[9,2] | [1,3]:[[1,2]] [1]:[[1,2],[3,4]] count
+lengths-differ-later | sparse | 1:1 [1,3]:[1] [1]:[1,2] count take
+values-below-declared | sparse[9,2] | 1:1;3:2 1:1,2 1:1;3:2 count take
+values-below-unknown | sparse[None,None,3] | 1:1,2;3:3,4 1:4 count
+row-differs-from-declared | sparse[9,2] | 1:1,2,3 [1]:[[1]] count 1:1,2 1:1,2,3 take
+row-differs-from-declared-inner | sparse[None,3,4] | [1]:zeros((1,3,5)) [1]:zeros((1,4,4)) count
+row-differs-from-round | sparse | 1:1,2 1:1,2,3 1:1 [1]:[[[1,2]]] count take
+row-differs-from-round-partial | sparse[9,None] | 1:1,2 1:1,2,3 count take
+row-same-size-other-rank | sparse | [1]:[[[1,2],[3,4]]] 1:1,2,3,4 count take
+# Sparse: another row shape after a take
+row-shape-next-round | sparse | 1:1,2 take 1:1,2,3@1 take 2:7@2 take
+row-shape-next-round-partial | sparse[9,None] | 1:1,2 take 1:1,2,3@1 1:4@1 take
+row-shape-next-round-declared | sparse[9,2] | 1:1,2 take 1:1,2,3@1 count
+# Sparse: shape=()
+scalar-shape | sparse[] | 0:1;5:2 [5,2**40]:[4,6] take2
+scalar-shape-grad-shape | sparse[] | 0:1~[] 0:1~[7] 0:1~[0] count
+# Dense: the shape of the round, then the declared one
+dense-no-broadcast | dense | 1 [1] 3.0 [[1,2]] [[1],[2]] count take
+dense-no-broadcast-scalar | dense | 1.0 [1] [[1]] count take
+dense-declared-full | dense[2] | wrong 1.0 [[1,2]] count 1 wrong [4,9] take2
+dense-declared-unknown | dense[None] | 1.0 [[1,2]] count 1 wrong count take
+dense-declared-partial | dense[None,2] | [[1,2,3]] 1 [[1,2],[3,4],[5,6]] [[1,2]] [[1,2,3]]*3 count take [[1,2]]@1 take
+dense-declared-scalar | dense[] | [1] 1.0 1 4.0 take2
+dense-declared-zero | dense[0] | [1] [] none [] take2
+dense-declared-rank3 | dense[2,None,2] | ones((2,3,3)) box arange(8).reshape(2,2,2) box/7 take2
+# Dense: scalars and zero-size
+dense-scalar | dense | 1.5 2.75 count take2
+dense-zero-size | dense | [] [] count take2 zeros((2,0))@1 none@1 zeros((2,0))@1 count take2
+dense-rank5 | dense | arange(32).reshape((2,)*5) arange(32).reshape((2,)*5)/3 take2
+# Dense: declared None
+dense-first-fixes | dense | 1 wrong take wrong@1 1@1 [[1,2,3]]@1 take 1.0@2 take
+# Stale: not validated
+stale-dense-round-shape | dense | step3 1@3 wrong@2 [[1]] count take
+stale-dense-declared | dense[2] | step3 wrong@2 count
+stale-dense-declared-rank | dense[None,2] | step3 1@2 count
+stale-sparse-round-shape | sparse | step3 1:1,2@3 1:1,2,3@2 1:1@2 count take
+stale-sparse-lengths | sparse | step3 [1,2]:[1]@2 count
+stale-sparse-index | sparse[4,2] | step3 4:1,2@2 count
+stale-sparse-negative | sparse[4,2] | step3 -1:1,2@2 count
+stale-sparse-row | sparse[4,2] | step3 1:1,2,3@2 count
+stale-sparse-rank | sparse[4,2] | step3 1:1@2 count
+stale-sparse-indices-rank | sparse | step3 [[1]]:[1]@2 count
+stale-sparse-values-rank | sparse | step3 [1]:1.0@2 count
+stale-sparse-grad-shape | sparse[4,2] | step3 1:1,2~[5,2]@2 count
+stale-sparse-valid | sparse[4,2] | step3 3:1,2;1:3,4@2 1:1,2@3 take
+# Stale: a refused or stale gradient wakes nobody
+wakes-nobody | each | step2 1@2 A=take2 5@1 A? wrong@2 A? step1 A? 7@1 A count
+refused-changes-nothing | each | 1 wrong 2 wrong count take2 wrong@1 take
+# shared_name: one state for all handles
+shared | each=gradients each=gradients | 1 2#1 count#1 take2#1 3@1#1 4 take
+shared-taker | each=gradients each=gradients | A=take2 B=take1#1 1#1 2 A 5@1 B
+shared-two-names | each=one each=two | 1 count#1 2#1 take take#1
+# shared_name: another type under one name
+other-reduction | dense=mixed dense+=mixed | 2 2#1 take#1
+other-shape | dense[2]=mixed dense[3]=mixed | 2 wrong#1 take#1
+other-shape-known | dense=mixed dense[3]=mixed | 2 wrong#1 take#1
+other-kind-apply | dense=mixed sparse=mixed | 2 1:1#1 take#1
+other-sparse-shape | sparse[4,2]=mixed sparse[4,3]=mixed | 2 1:1,2,3#1 take#1
+other-kind-take | sparse=mixed dense=mixed | 2 take#1
+"""
+# Through tf.raw_ops.
+RAW = """
+# Sparse: grad_shape
+grad-shape-raw | sparse[4,2] | 1:1,2;3:3,4~[4,2] 1:1,2;3:3,4~[4] 1:1,2;3:3,4 take2
+# raw operations
+raw-dense | dense[2]=raw | 1 [4,4] count step0 take2 [1,1] count take0
+raw-sparse | sparse[None,2]=raw | 1:1,2~[7,2] 0:4,4;1:5,5 count take2 1:1,2 count
+raw-sum | sparse+ | 1:3 1:4 take
+"""
 
 
 def types(c):
@@ -292,10 +501,7 @@ def steps(c):
     c.row = "Steps: what is accepted"
     far = (STEP_MIN, -(2**53) - 1, -1, 0, 1, 2, 2**53 + 1, STEP_MAX)
     c.both("step-first", lambda k: [one(k, i + 1, s) for i, s in enumerate(far)] + [take(5)])
-    c.both(
-        "step-after-take",
-        lambda k: [one(k, 1), take(1)] + [one(k, i, s) for i, s in enumerate(far)] + [take(4)],
-    )
+    c.both("step-after-take", lambda k: [one(k, 1), take(1)] + [one(k, i, s) for i, s in enumerate(far)] + [take(4)])
     c.both(
         "step-counts-takes",
         lambda k: [
@@ -304,72 +510,10 @@ def steps(c):
     )
 
     c.row = "Steps: set_global_step"
-    c.both("set-higher", lambda k: [set_step(10), one(k, 1, 9), one(k, 2, 10), one(k, 3, 11), take(2)])
-    c.both("set-lower", lambda k: [set_step(10), set_step(4), one(k, 1, 3), one(k, 2, 4), take(1), one(k, 3, 4)])
-    c.both("set-same", lambda k: [set_step(0), one(k, 1), set_step(0), take(1), set_step(1), one(k, 1, 0)])
-    c.both(
-        "set-negative",
-        lambda k: [set_step(-5), one(k, 1, -6), one(k, 2, -5), take(1), one(k, 3, -5), one(k, 4, -4)],
-    )
-    c.both("set-lowest", lambda k: [set_step(STEP_MIN), one(k, 1, STEP_MIN), take(1), one(k, 1, STEP_MIN), COUNT])
-    c.both("set-highest", lambda k: [set_step(STEP_MAX), one(k, 1, STEP_MAX - 1), one(k, 1, STEP_MAX), COUNT])
     # Neighbors that are the same number as a double.
-    for label, step in (
-        ("2e53", 2**53 + 1),
-        ("2e62", 2**62 + 1),
-        ("minus-2e53", -(2**53) - 1),
-        ("minus-2e62", -(2**62) - 1),
-    ):
-        c.both(
-            f"set-beyond-{label}",
-            lambda k, s=step: [
-                set_step(s),
-                one(k, 1, s - 1),
-                one(k, 2, s),
-                one(k, 3, s + 1),
-                take(2),
-                one(k, 4, s),
-                one(k, 5, s + 1),
-                set_step(s - 1),
-                one(k, 6, s - 2),
-                one(k, 7, s - 1),
-                take(2),
-            ],
-        )
-    c.row = "Steps: setting the step keeps what is accumulated"
-    c.both(
-        "set-keeps",
-        lambda k: [
-            one(k, 1),
-            one(k, 2),
-            set_step(7),
-            COUNT,
-            one(k, 5, 6),
-            one(k, 6, 7),
-            take(3),
-            one(k, 1, 7),
-        ],
-    )
-    c.row = "Steps: a refused or timed-out take changes nothing"
-    c.both("take-refused", lambda k: [one(k, 1), take(0), take(-3), one(k, 2, 0), take(2), one(k, 3, 0)])
-    c.both(
-        "take-timed-out",
-        lambda k: [one(k, 1), take(3), one(k, 2, 0), take(2), one(k, 3, 0), take(1), one(k, 4, 1)],
-    )
-    c.row = "Steps: at 2^63-1"
-    c.both(
-        "wrap",
-        lambda k: [
-            set_step(STEP_MAX),
-            one(k, 1, STEP_MAX),
-            take(1),
-            COUNT,
-            set_step(5),
-            take(1),
-            one(k, 2, 5),
-            one(k, 3, 6),
-        ],
-    )
+    for label, s in (("2e53", 2**53), ("2e62", 2**62), ("minus-2e53", -(2**53) - 2), ("minus-2e62", -(2**62) - 2)):
+        ops = f"step{s + 1} 1@{s} 2@{s + 1} 3@{s + 2} take2 4@{s + 1} 5@{s + 2} step{s} 6@{s - 1} 7@{s} take2"
+        c.read(f"set-beyond-{label} | each | {ops}")
     c.row = "Steps: what is a step"
     c.both("step-float", lambda k: [one(k, 1, 1.9), take(1), one(k, 2, 0.9), one(k, 3, 1.2), COUNT])
     c.both("step-float-set", lambda k: [set_step(2.7), one(k, 1, 1), one(k, 2, 2), COUNT])
@@ -384,408 +528,61 @@ def steps(c):
         lambda k: [set_step(5), one(k, 1, arr([3], "int64")), one(k, 2, arr([5], "int64")), COUNT],
     )
     c.both("step-vector2-apply", lambda k: [one(k, 1), one(k, 1, arr([3, 4], "int64"))])
-    no_steps = {
-        "text": "1",
-        "none": None,
-        "list1": [1],
-        "list2": [1, 2],
-        "above": 2**63,
-        "below": STEP_MIN - 1,
-    }
+    no_steps = {"text": "1", "none": None, "list1": [1], "list2": [1, 2], "above": 2**63, "below": STEP_MIN - 1}
     for label, step in no_steps.items():
-        for kind in ("dense", "sparse"):
-            then = [one(kind, 2, 0), COUNT]
-            c.add(f"step-{label}-{kind}", handle(kind), [one(kind, 1, step, static=True), *then])
-            c.add(f"step-{label}-set-{kind}", handle(kind), [set_step(step, static=True), *then])
+        c.both(f"step-{label}", lambda k, s=step: [one(k, 1, s, static=True), one(k, 2, 0), COUNT])
+        c.both(f"step-{label}-set", lambda k, s=step: [set_step(s, static=True), one(k, 2, 0), COUNT])
 
 
 def takes(c):
-    c.row = "Takes: num_required < 1"
-    c.both(
-        "take-none",
-        lambda k: [take(0), take(-1), take(-(2**31)), one(k, 1), one(k, 2), take(0), take(-1), take(2)],
-    )
-    c.row = "Takes: when a take returns"
-    c.both("take-blocks", lambda k: [take(1), one(k, 1), take(2), one(k, 2), take(2)])
-    c.both("take-all", lambda k: [one(k, n) for n in range(5)] + [take(2), COUNT])
-    c.both("take-exactly", lambda k: [one(k, n) for n in range(3)] + [take(3), COUNT])
-    c.both("take-many", lambda k: [one(k, 1), take(2**31 - 1), COUNT, take(1)])
-    c.row = "Takes: first come, first served"
-    c.both(
-        "fifo-head-blocks",
-        lambda k: [
-            start("A", 3),
-            start("B", 1),
-            one(k, 1),
-            one(k, 2),
-            still("A"),
-            still("B"),
-            one(k, 3),
-            wait("A"),
-            still("B"),
-            one(k, 4, 0),
-            still("B"),
-            one(k, 5, 1),
-            wait("B"),
-            COUNT,
-        ],
-    )
-    c.both(
-        "fifo-order",
-        lambda k: [
-            start("A", 1),
-            start("B", 1),
-            start("C", 2),
-            one(k, 1),
-            wait("A"),
-            one(k, 2, 1),
-            wait("B"),
-            one(k, 3, 2),
-            still("C"),
-            one(k, 4, 2),
-            wait("C"),
-            COUNT,
-        ],
-    )
-    c.both(
-        "fifo-head-blocks-what-is-there",
-        lambda k: [
-            one(k, 1),
-            start("A", 2),
-            start("B", 1),
-            still("B"),
-            one(k, 2),
-            wait("A"),
-            one(k, 3, 1),
-            wait("B"),
-        ],
-    )
-    c.row = "Takes: a cancelled head lets the next one through"
-    c.both(
-        "fifo-cancelled-head",
-        lambda k: [
-            one(k, 1),
-            start("A", 5, 1.0),
-            start("B", 1),
-            still("B"),
-            wait("A"),
-            wait("B"),
-            one(k, 2, 0),
-            COUNT,
-        ],
-    )
-    c.both(
-        "fifo-cancelled-middle",
-        lambda k: [
-            start("A", 2),
-            start("B", 9, 0.8),
-            start("C", 1),
-            wait("B"),
-            one(k, 1),
-            one(k, 2),
-            wait("A"),
-            one(k, 3, 1),
-            wait("C"),
-        ],
-    )
-    c.row = "Takes: a refused take does not touch the queue"
-    c.both("fifo-refused", lambda k: [start("A", 2), take(0), one(k, 1), take(-1), one(k, 2), wait("A"), COUNT])
-    c.row = "Takes: a second take with nothing new blocks"
-    c.both("take-twice", lambda k: [one(k, 1), take(1), take(1), one(k, 2, 1), take(1), take(1)])
     c.row = "Takes: what num_required may be"
-    for label, value in (
-        ("float", 2.0),
-        ("float-half", 1.5),
-        ("text", "3"),
-        ("none", None),
-        ("true", True),
-        ("list1", [1]),
-        ("list2", [1, 2]),
-    ):
+    values = {"float": 2.0, "float-half": 1.5, "text": "3", "none": None, "true": True, "list1": [1], "list2": [1, 2]}
+    for label, value in values.items():
         c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), one(k, 2), take(v), take(2)])
-    for label, value in (("vector1", [1]), ("vector2", [1, 2]), ("vector0", [])):
+    for label, value in (("vector1", [1]), ("vector2", [1, 2]), ("vector0", []), ("scalar-array", 1)):
         c.both(f"num-required-{label}", lambda k, v=value: [one(k, 1), take(arr(v, "int32"))])
-    c.both("num-required-scalar-array", lambda k: [one(k, 1), take(arr(1, "int32"))])
 
 
 def sparse_rules(c):
     c.row = "Sparse: order and repetition"
-    for reduction in ("MEAN", "SUM"):
-        label = reduction.lower()
-        c.add(f"unsorted-alone-{label}", sparse(reduction=reduction), [rows([3, 1], [1, 2]), take(1)])
-        c.add(
-            f"unsorted-merge-{label}",
-            sparse(reduction=reduction),
-            [rows([3, 1], [1, 2]), rows([1, 3], [10, 20]), take(2)],
+    for end, plus in (("mean", ""), ("sum", "+")):
+        c.read(
+            f"""
+unsorted-alone-{end} | sparse{plus} | 3:1;1:2 take
+unsorted-merge-{end} | sparse{plus} | 3:1;1:2 1:10;3:20 take2
+unsorted-second-{end} | sparse{plus} | 1:1;3:2 3:10;1:20 take2
+repeated-alone-{end} | sparse{plus} | 1:1,2;1:3,4;4:5,6 take
+repeated-merge-{end} | sparse{plus} | 1:8;4:9 1:1;1:3;4:5 take2
+"""
         )
-        c.add(
-            f"unsorted-second-{label}",
-            sparse(reduction=reduction),
-            [rows([1, 3], [1, 2]), rows([3, 1], [10, 20]), take(2)],
-        )
-        c.add(
-            f"repeated-alone-{label}",
-            sparse(reduction=reduction),
-            [rows([1, 1, 4], [[1, 2], [3, 4], [5, 6]]), take(1)],
-        )
-        c.add(
-            f"repeated-merge-{label}",
-            sparse(reduction=reduction),
-            [rows([1, 4], [8, 9]), rows([1, 1, 4], [1, 3, 5]), take(2)],
-        )
-    for reduction in ("MEAN", "SUM"):
-        merges = []
-        lists = [
-            [0, 2, 4],
-            [1, 3, 5],
-            [0, 1, 2, 3, 4, 5],
-            [2],
-            [2, 9],
-            [9],
-            [0, 9, 10],
-            [0, 2, 4],
-        ]
-        for n, indices in enumerate(lists):
-            merges.append(rows(indices, [[n + i / 7, -i] for i in indices]))
-        c.add(f"merge-{reduction.lower()}", sparse(reduction=reduction), [*merges, take(len(lists))])
-
-    c.row = "Sparse: negative indices"
-    c.add("negative-alone", sparse(), [rows([-1], [5]), take(1)])
-    c.add("negative-mixed", sparse(), [rows([-5, 2], [[1], [2]]), COUNT])
-    c.add("negative-declared", sparse([4, 1]), [rows([-1, 2], [[1], [2]]), COUNT])
-    c.add("negative-lowest", sparse(), [rows([STEP_MIN], [1]), COUNT])
-
-    c.row = "Sparse: indices beyond declared dim 0"
-    c.add(
-        "beyond-declared",
-        sparse([4, 2]),
-        [rows([3], [[1, 2]]), rows([4], [[1, 2]]), rows([0, 99], [[1, 2], [3, 4]]), COUNT, take(1)],
-    )
-    c.add("beyond-declared-rank1", sparse([4]), [rows([3], [1]), rows([4], [1]), take(1)])
-    c.add(
-        "beyond-declared-empty-round",
-        sparse([4, 2]),
-        [rows([4], [[1, 2]]), rows([2, 4], [[1, 2], [3, 4]]), COUNT, take(1)],
-    )
-    c.add(
-        "beyond-unknown",
-        sparse([None, 2]),
-        [rows([2**40], [[1, 2]]), rows([7, STEP_MAX], [[1, 2], [3, 4]]), take(2)],
-    )
-    c.add("beyond-undeclared", sparse(), [rows([STEP_MAX], [1]), rows([2**53, 2**53 + 1], [1, 2]), take(2)])
-    c.add("beyond-zero-rows", sparse([0, 2]), [rows([0], [[1, 2]]), rows([], np.zeros((0, 2))), take(1)])
-
-    c.row = "Sparse: gradients without rows"
-    none = np.zeros((0, 2))
-    c.add("empty-alone", sparse(), [rows([], none), COUNT, take(1)])
-    c.add("empty-only", sparse([9, 2]), [rows([], none), rows([], none), rows([], none), take(3)])
-    c.add(
-        "empty-dilutes-nothing",
-        sparse(),
-        [rows([1], [[3, 4]]), rows([], none), rows([1], [[5, 7]]), rows([], none), take(4)],
-    )
-    c.add("empty-first", sparse(), [rows([], none), rows([1], [[3, 4]]), take(2)])
-    c.add(
-        "empty-binds",
-        sparse(),
-        [rows([], none), rows([1], [[3, 4, 5]]), rows([2], [3]), COUNT, rows([1], [[3, 4]]), take(2)],
-    )
-    c.add(
-        "empty-bound",
-        sparse(),
-        [rows([1], [[3, 4]]), rows([], np.zeros((0, 3))), rows([], []), COUNT, take(1)],
-    )
-    c.add("empty-scalars", sparse(), [rows([], []), rows([5], [2]), rows([5], [[2]]), take(2)])
-    c.add("empty-declared", sparse([4, 3]), [rows([], none), rows([], np.zeros((0, 3))), take(1)])
-    c.add(
-        "empty-sum",
-        sparse(reduction="SUM"),
-        [rows([], none), rows([1], [[3, 4]]), rows([1], [[3, 4]]), take(3)],
-    )
-
-    c.row = "Sparse: rank and width of values"
-    c.add("values-scalars", sparse(), [rows([0, 8], [1, 2]), rows([8], [5]), take(2)])
-    cube = np.arange(24).reshape(2, 3, 4)
-    c.add("values-rank3", sparse(), [rows([0, 8], cube), rows([8, 9], cube / 7), take(2)])
-    c.add("values-rank3-declared", sparse([10, 3, 4]), [rows([0, 8], cube), rows([8, 9], cube / 7), take(2)])
-    c.add("values-rank4", sparse(), [rows([3], np.arange(16).reshape(1, 2, 2, 4)), take(1)])
-    c.add("values-width0", sparse(), [rows([0, 8], np.zeros((2, 0))), rows([8], np.zeros((1, 0))), take(2)])
-    c.add("values-width0-declared", sparse([None, 0]), [rows([0, 8], np.zeros((2, 0))), take(1)])
-    c.add(
-        "values-width0-inner",
-        sparse(),
-        [rows([0, 8], np.zeros((2, 3, 0))), rows([8], np.zeros((1, 3, 0))), take(2)],
-    )
-    c.add(
-        "values-width0-differ",
-        sparse(),
-        [rows([0], np.zeros((1, 0))), rows([0], [[1]]), rows([0], np.zeros((1, 0, 2))), take(1)],
-    )
-    c.add("values-above-declared", sparse([None, 3]), [rows([0, 8], cube), take(1)])
-    c.add(
-        "values-above-declared-rank1",
-        sparse([10]),
-        [rows([0, 8], [[1, 2], [3, 4]]), rows([8], [[1, 2]]), take(2)],
-    )
-    c.add("values-above-declared-scalar", sparse([]), [rows([0, 8], [[1, 2], [3, 4]]), take(1)])
+        lists = [[0, 2, 4], [1, 3, 5], [*range(6)], [2], [2, 9], [9], [0, 9, 10], [0, 2, 4]]
+        merges = [rows(indices, [[n + i / 7, -i] for i in indices]) for n, indices in enumerate(lists)]
+        c.add(f"merge-{end}", sparse(reduction=end.upper()), [*merges, take(len(lists))])
 
     c.row = "Sparse: the shape that a take returns"
-    for label, shape in (
-        ("none", None),
-        ("full", [9, 2]),
-        ("rows", [None, 2]),
-        ("width", [9, None]),
-        ("unknown", [None, None]),
-    ):
-        ops = [rows([1, 8], [[1, 2], [3, 4]]), take(1)]
-        ops += [rows([1], [[1, 2]], 1, grad_shape=[9, 2]), take(1)]
-        ops += [rows([], none, 2), take(1)]
-        c.add(f"returned-shape-{label}", sparse(shape), ops)
-    c.add("returned-shape-grad-shape", sparse(), [rows([1], [[1, 2]], grad_shape=[50, 2]), take(1)])
-    c.add(
-        "returned-shape-grad-shape-rows",
-        sparse([None, 2]),
-        [rows([1], [[1, 2]], grad_shape=[50, 2]), take(1)],
-    )
-    c.add("returned-shape-rank1", sparse([9]), [rows([1], [1]), take(1)])
+    declared = {"none": "", "full": "[9,2]", "rows": "[None,2]", "width": "[9,None]", "unknown": "[None,None]"}
+    for label, shape in declared.items():
+        ops = "[1,8]:[[1,2],[3,4]] take 1:1,2~[9,2]@1 take []:none@2 take"
+        c.read(f"returned-shape-{label} | sparse{shape} | {ops}")
 
     c.row = "Sparse: grad_shape"
-    good = ([1, 3], [[1, 2], [3, 4]])
-    shapes = [
-        ("none", None),
-        ("scalar", []),
-        ("rank1", [None]),
-        ("rank1-full", [4]),
-        ("full", [4, 2]),
-        ("rows", [None, 2]),
-        ("width", [4, None]),
-        ("unknown", [None, None]),
-        ("rank3", [4, 2, 3]),
-    ]
-    given = [
-        ("empty", []),
-        ("1", [4]),
-        ("match", [4, 2]),
-        ("rows-differ", [5, 2]),
-        ("width-differs", [4, 3]),
-        ("minus-rows", [-1, 2]),
-        ("minus-width", [4, -1]),
-        ("tail", [4, 2, 9]),
-        ("long-tail", [4, 2, 3, 7]),
-        ("small", [2, 2]),
-        ("huge", [2**40, 2]),
-        ("zero", [0, 0]),
-    ]
-    for shape_label, shape in shapes:
-        values = good[1]
-        if shape_label == "rank3":
-            values = np.arange(12).reshape(2, 2, 3)
-        if shape_label in ("rank1", "rank1-full"):
-            values = [5, 6]
+    declared |= {"full": "[4,2]", "width": "[4,None]", "scalar": "[]"}
+    declared |= {"rank1": "[None]", "rank1-full": "[4]", "rank3": "[4,2,3]"}
+    given = [[], [4], [4, 2], [5, 2], [4, 3], [-1, 2], [4, -1], [4, 2, 9], [4, 2, 3, 7], [2, 2], [2**40, 2], [0, 0]]
+    given = [str(each).replace(" ", "") for each in given]
+    for label, shape in declared.items():
+        values = {"rank1": "[5,6]", "rank3": "arange(12).reshape(2,2,3)"}.get(label[:5], "[[1,2],[3,4]]")
         # Every form in a case of its own round: what is accepted shows in the count.
-        ops = [rows(good[0], values)] + [rows(good[0], values, grad_shape=g) for _, g in given]
-        c.add(f"grad-shape-{shape_label}", sparse(shape), [*ops, take(1)])
+        every = " ".join(f"[1,3]:{values}~{each}" for each in given)
+        c.read(f"grad-shape-{label} | sparse{shape} | [1,3]:{values} {every} take")
         # ... and in a round that is empty.
-        ops = [op for _, g in given for op in (rows(good[0], values, STEP_MAX, grad_shape=g), COUNT)]
-        c.add(f"grad-shape-first-{shape_label}", sparse(shape), [*ops, take(1)])
-    c.add("grad-shape-not-vector", sparse(), [rows([1], [1], grad_shape=arr(4, "int64")), COUNT])
-    c.add("grad-shape-matrix", sparse(), [rows([1], [1], grad_shape=arr([[4]], "int64")), COUNT])
-    c.add(
-        "grad-shape-matrix-declared",
-        sparse([4, 2]),
-        [rows([1], [[1, 2]], grad_shape=arr([[4, 2]], "int64")), COUNT],
-    )
-    c.add(
-        "grad-shape-raw",
-        sparse([4, 2]),
-        [rows(*good, grad_shape=[4, 2]), rows(*good, grad_shape=[4]), rows(*good), take(2)],
-        api="raw",
-    )
-
-    c.row = "Sparse: shapes that do not fit"
-    c.add("indices-scalar", sparse(), [rows(3, [1]), COUNT])
-    c.add("indices-matrix", sparse(), [rows([[1], [3]], [1, 2]), COUNT])
-    c.add("indices-scalar-declared", sparse([4]), [rows(3, [1]), COUNT])
-    c.add("values-rank0", sparse(), [rows([3], 1.0), rows([], 1.0), COUNT])
-    c.add("lengths-differ", sparse(), [rows([1, 3], [1]), rows([1], [1, 2]), rows([1, 3, 5], [[1], [2]]), COUNT])
-    c.add("lengths-differ-empty", sparse(), [rows([], [1]), rows([1], []), rows([1], np.zeros((0, 3))), COUNT])
-    c.add(
-        "lengths-differ-declared",
-        sparse([9, 2]),
-        [rows([1, 3], [[1, 2]]), rows([1], [[1, 2], [3, 4]]), COUNT],
-    )
-    c.add(
-        "lengths-differ-later",
-        sparse(),
-        [rows([1], [1]), rows([1, 3], [1]), rows([1], [1, 2]), COUNT, take(1)],
-    )
-    c.add(
-        "values-below-declared",
-        sparse([9, 2]),
-        [rows([1, 3], [1, 2]), rows([1], [[1, 2]]), rows([1, 3], [1, 2]), COUNT, take(1)],
-    )
-    c.add(
-        "values-below-unknown",
-        sparse([None, None, 3]),
-        [rows([1, 3], [[1, 2], [3, 4]]), rows([1], [4]), COUNT],
-    )
-    c.add(
-        "row-differs-from-declared",
-        sparse([9, 2]),
-        [
-            rows([1], [[1, 2, 3]]),
-            rows([1], [[1]]),
-            COUNT,
-            rows([1], [[1, 2]]),
-            rows([1], [[1, 2, 3]]),
-            take(1),
-        ],
-    )
-    c.add(
-        "row-differs-from-declared-inner",
-        sparse([None, 3, 4]),
-        [rows([1], np.zeros((1, 3, 5))), rows([1], np.zeros((1, 4, 4))), COUNT],
-    )
-    c.add(
-        "row-differs-from-round",
-        sparse(),
-        [rows([1], [[1, 2]]), rows([1], [[1, 2, 3]]), rows([1], [1]), rows([1], [[[1, 2]]]), COUNT, take(1)],
-    )
-    c.add(
-        "row-differs-from-round-partial",
-        sparse([9, None]),
-        [rows([1], [[1, 2]]), rows([1], [[1, 2, 3]]), COUNT, take(1)],
-    )
-    c.add(
-        "row-same-size-other-rank",
-        sparse(),
-        [rows([1], [[[1, 2], [3, 4]]]), rows([1], [[1, 2, 3, 4]]), COUNT, take(1)],
-    )
-    c.row = "Sparse: another row shape after a take"
-    c.add(
-        "row-shape-next-round",
-        sparse(),
-        [rows([1], [[1, 2]]), take(1), rows([1], [[1, 2, 3]], 1), take(1), rows([2], [7], 2), take(1)],
-    )
-    c.add(
-        "row-shape-next-round-partial",
-        sparse([9, None]),
-        [rows([1], [[1, 2]]), take(1), rows([1], [[1, 2, 3]], 1), rows([1], [4], 1), take(1)],
-    )
-    c.add(
-        "row-shape-next-round-declared",
-        sparse([9, 2]),
-        [rows([1], [[1, 2]]), take(1), rows([1], [[1, 2, 3]], 1), COUNT],
-    )
+        every = " ".join(f"[1,3]:{values}~{each}@MAX count" for each in given)
+        c.read(f"grad-shape-first-{label} | sparse{shape} | {every} take")
 
     c.row = "Sparse: values of another dtype"
     c.add("values-float64", sparse(), [rows([1], arr([[1, 2]], "float64")), take(1)])
     c.add("values-float64-narrowing", sparse(), [rows([1], arr([1 / 3], "float64")), take(1)])
-    c.add(
-        "values-float32-into-float64",
-        sparse(dtype="float64"),
-        [rows([1], arr([[1.5, 2]], "float32")), take(1)],
-    )
+    c.add("values-float32-into-float64", sparse(dtype="float64"), [rows([1], arr([[1.5, 2]])), take(1)])
     c.add("values-int32", sparse(), [rows([1], arr([[1, 2]], "int32")), take(1)])
     c.add("values-complex", sparse(), [rows([1], arr([[1, 2]], "complex64")), COUNT])
     c.row = "Sparse: float indices"
@@ -793,249 +590,33 @@ def sparse_rules(c):
     c.add("indices-float-whole", sparse(), [rows(arr([1, 3], "float32"), [1, 2]), take(1)])
     for dtype in ("int8", "uint8", "int16", "int32", "uint16", "uint32"):
         c.add(f"indices-{dtype}", sparse(), [rows(arr([1, 3], dtype), [1, 2]), take(1)])
-    c.row = "Sparse: shape=()"
-    c.add("scalar-shape", sparse([]), [rows([0, 5], [1, 2]), rows([5, 2**40], [4, 6]), take(2)])
-    c.add(
-        "scalar-shape-grad-shape",
-        sparse([]),
-        [
-            rows([0], [1], grad_shape=[]),
-            rows([0], [1], grad_shape=[7]),
-            rows([0], [1], grad_shape=[0]),
-            COUNT,
-        ],
-    )
 
 
 def dense_rules(c):
     c.row = "Dense: the shape of the round, then the declared one"
-    c.add(
-        "dense-no-broadcast",
-        dense(),
-        [push([1, 2]), push([1]), push(3.0), push([[1, 2]]), push([[1], [2]]), COUNT, take(1)],
-    )
-    c.add("dense-no-broadcast-scalar", dense(), [push(1.0), push([1]), push([[1]]), COUNT, take(1)])
-    for label, shape in (("full", [2]), ("unknown", [None])):
-        c.add(
-            f"dense-declared-{label}",
-            dense(shape),
-            [
-                push([1, 2, 3]),
-                push(1.0),
-                push([[1, 2]]),
-                COUNT,
-                push([1, 2]),
-                push([1, 2, 3]),
-                push([4, 9]),
-                take(2),
-            ]
-            if label == "full"
-            else [push(1.0), push([[1, 2]]), COUNT, push([1, 2]), push([1, 2, 3]), COUNT, take(1)],
-        )
-    partial = [
-        push([[1, 2, 3]]),
-        push([1, 2]),
-        push([[1, 2], [3, 4], [5, 6]]),
-        push([[1, 2]]),
-        push([[1, 2, 3]] * 3),
-        COUNT,
-        take(1),
-    ]
-    c.add("dense-declared-partial", dense([None, 2]), [*partial, push([[1, 2]], 1), take(1)])
-    c.add("dense-declared-scalar", dense([]), [push([1]), push(1.0), push([1, 2]), push(4.0), take(2)])
-    c.add("dense-declared-zero", dense([0]), [push([1]), push([]), push(np.zeros((0, 2))), push([]), take(2)])
-    c.add(
-        "dense-declared-rank3",
-        dense([2, None, 2]),
-        [
-            push(np.ones((2, 3, 3))),
-            push(np.arange(12).reshape(2, 3, 2)),
-            push(np.arange(8).reshape(2, 2, 2)),
-            push(np.arange(12).reshape(2, 3, 2) / 7),
-            take(2),
-        ],
-    )
-    c.add(
-        "dense-static-mismatch",
-        dense([2]),
-        [push([1, 2, 3], static=True), COUNT, push([1, 2], static=True), take(1)],
-    )
-    c.row = "Dense: scalars and zero-size"
-    c.add("dense-scalar", dense(), [push(1.5), push(2.75), COUNT, take(2)])
-    c.add(
-        "dense-zero-size",
-        dense(),
-        [
-            push([]),
-            push([]),
-            COUNT,
-            take(2),
-            push(np.zeros((2, 0)), 1),
-            push(np.zeros((0, 2)), 1),
-            push(np.zeros((2, 0)), 1),
-            COUNT,
-            take(2),
-        ],
-    )
-    c.add(
-        "dense-rank5",
-        dense(),
-        [push(np.arange(32).reshape((2,) * 5)), push(np.arange(32).reshape((2,) * 5) / 3), take(2)],
-    )
-    c.row = "Dense: declared None"
-    c.add(
-        "dense-first-fixes",
-        dense(),
-        [
-            push([1, 2]),
-            push([1, 2, 3]),
-            take(1),
-            push([1, 2, 3], 1),
-            push([1, 2], 1),
-            push([[1, 2, 3]], 1),
-            take(1),
-            push(1.0, 2),
-            take(1),
-        ],
-    )
+    static = [push([1, 2, 3], static=True), COUNT, push([1, 2], static=True), take(1)]
+    c.add("dense-static-mismatch", dense([2]), static)
     c.row = "Dense: dtype of a gradient"
     for label, coded in (
         ("float64", arr([1 / 3, 2], "float64")),
-        ("int64", arr([1, 2], "int64")),
-        ("uint8", arr([1, 2], "uint8")),
-        ("half", arr([1, 2], "half")),
+        *((label, arr([1, 2], label)) for label in ("int64", "uint8", "half")),
         ("bool", arr([True, False], "bool")),
         ("complex", arr([1, 2], "complex64")),
     ):
         c.add(f"dense-from-{label}", dense(), [push(coded, static=True), take(1)])
-    c.add(
-        "dense-from-list",
-        dense(),
-        [
-            {"op": "apply", "grad": [1, 2.5], "step": 0},
-            {"op": "apply", "grad": 3, "step": 0, "static": True},
-            {"op": "apply", "grad": "text", "step": 0},
-            {"op": "apply", "grad": None, "step": 0},
-            take(1),
-        ],
-    )
-
-
-def stale(c):
-    c.row = "Stale: not validated"
-    ahead = set_step(3)
-    c.add(
-        "stale-dense-round-shape",
-        dense(),
-        [ahead, push([1, 2], 3), push([1, 2, 3], 2), push([[1]], 0), COUNT, take(1)],
-    )
-    c.add("stale-dense-declared", dense([2]), [ahead, push([1, 2, 3], 2), COUNT])
-    c.add("stale-dense-declared-rank", dense([None, 2]), [ahead, push([1, 2], 2), COUNT])
-    c.add(
-        "stale-sparse-round-shape",
-        sparse(),
-        [ahead, rows([1], [[1, 2]], 3), rows([1], [[1, 2, 3]], 2), rows([1], [1], 2), COUNT, take(1)],
-    )
-    c.add("stale-sparse-lengths", sparse(), [ahead, rows([1, 2], [1], 2), COUNT])
-    c.add("stale-sparse-index", sparse([4, 2]), [ahead, rows([4], [[1, 2]], 2), COUNT])
-    c.add("stale-sparse-negative", sparse([4, 2]), [ahead, rows([-1], [[1, 2]], 2), COUNT])
-    c.add("stale-sparse-row", sparse([4, 2]), [ahead, rows([1], [[1, 2, 3]], 2), COUNT])
-    c.add("stale-sparse-rank", sparse([4, 2]), [ahead, rows([1], [1], 2), COUNT])
-    c.add("stale-sparse-indices-rank", sparse(), [ahead, rows([[1]], [1], 2), COUNT])
-    c.add("stale-sparse-values-rank", sparse(), [ahead, rows([1], 1.0, 2), COUNT])
-    c.add("stale-sparse-grad-shape", sparse([4, 2]), [ahead, rows([1], [[1, 2]], 2, grad_shape=[5, 2]), COUNT])
-    c.add(
-        "stale-sparse-valid",
-        sparse([4, 2]),
-        [ahead, rows([3, 1], [[1, 2], [3, 4]], 2), rows([1], [[1, 2]], 3), take(1)],
-    )
-    c.row = "Stale: a refused or stale gradient wakes nobody"
-    c.both(
-        "wakes-nobody",
-        lambda k: [
-            set_step(2),
-            one(k, 1, 2),
-            start("A", 2),
-            one(k, 5, 1),
-            still("A"),
-            wrong(k, 2),
-            still("A"),
-            set_step(1),
-            still("A"),
-            one(k, 7, 1),
-            wait("A"),
-            COUNT,
-        ],
-    )
-    c.both(
-        "refused-changes-nothing",
-        lambda k: [one(k, 1), wrong(k), one(k, 2), wrong(k), COUNT, take(2), wrong(k, 1), take(1)],
-    )
+    given = ({"grad": [1, 2.5]}, {"grad": 3, "static": True}, {"grad": "text"}, {"grad": None})
+    c.add("dense-from-list", dense(), [*({"op": "apply", "step": 0, **each} for each in given), take(1)])
 
 
 def shared(c):
-    def on(op, number):
-        return {**op, "handle": number}
-
     c.row = "shared_name: one state for all handles"
-    for kind in ("dense", "sparse"):
-        two = [handle(kind, shared_name="gradients"), handle(kind, shared_name="gradients")]
-        c.add(
-            f"shared-{kind}",
-            two,
-            [
-                one(kind, 1),
-                on(one(kind, 2), 1),
-                on(COUNT, 1),
-                on(take(2), 1),
-                on(one(kind, 3, 1), 1),
-                one(kind, 4, 0),
-                take(1),
-            ],
-        )
-        c.add(
-            f"shared-taker-{kind}",
-            two,
-            [
-                start("A", 2),
-                on(start("B", 1), 1),
-                on(one(kind, 1), 1),
-                one(kind, 2),
-                wait("A"),
-                one(kind, 5, 1),
-                wait("B"),
-            ],
-        )
-        names = [handle(kind, shared_name="one"), handle(kind, shared_name="two")]
-        c.add(
-            f"shared-two-names-{kind}",
-            names,
-            [one(kind, 1), on(COUNT, 1), on(one(kind, 2), 1), take(1), on(take(1), 1)],
-        )
-        c.add(
-            f"shared-survives-{kind}",
-            handle(kind, shared_name=f"survivor-{kind}"),
-            [
-                one(kind, 1),
-                take(1),
-                one(kind, 3, 2),
-                REOPEN,
-                COUNT,
-                one(kind, 4, 0),
-                one(kind, 5, 1),
-                take(2),
-            ],
-            server=True,
-        )
+    c.read("shared-survives | each=survivor-each | 1 take 3@2 reopen count 4 5@1 take2", server=True)
     c.row = "shared_name: None or empty is private"
     for kind in ("dense", "sparse"):
         for label, name in (("none", None), ("empty", "")):
-            spec = handle(kind, shared_name=name)
-            c.add(
-                f"private-{label}-{kind}",
-                [spec, dict(spec)],
-                [one(kind, 1), on(COUNT, 1), on(one(kind, 2), 1), take(1), on(take(1), 1)],
-            )
+            two = [handle(kind, shared_name=name) for _ in range(2)]
+            ops = [op_of(word, two) for word in ("1", "count#1", "2#1", "take", "take#1")]
+            c.add(f"private-{label}-{kind}", two, ops)
     c.row = "shared_name: which names"
     for label, name in (
         ("underscore", "_gradients"),
@@ -1048,50 +629,23 @@ def shared(c):
     ):
         c.add(f"name-{label}", dense(shared_name=name), [push([1, 2]), take(1)])
     c.row = "shared_name: another type under one name"
-    for label, first, second, op in (
-        ("reduction", dense(), dense(reduction="SUM"), push([2, 4])),
-        ("shape", dense([2]), dense([3]), push([1, 2, 3])),
-        ("shape-known", dense(), dense([3]), push([1, 2, 3])),
-        ("dtype-apply", dense(), dense(dtype="float64"), push([1, 2], dtype="float64")),
-        ("kind-apply", dense(), sparse(), rows([1], [1])),
-        ("sparse-shape", sparse([4, 2]), sparse([4, 3]), rows([1], [[1, 2, 3]])),
-        ("sparse-dtype-apply", sparse(), sparse(dtype="float64"), rows([1], [1], dtype="float64")),
-    ):
-        two = [{**first, "shared_name": "mixed"}, {**second, "shared_name": "mixed"}]
-        c.add(f"other-{label}", two, [one(first["kind"], 2), on(op, 1), on(take(1), 1)])
-    mixed = [dense(shared_name="mixed"), dense(dtype="float64", shared_name="mixed")]
-    c.add("other-dtype-take", mixed, [one("dense", 2), on(take(1), 1)])
-    mixed = [sparse(shared_name="mixed"), dense(shared_name="mixed")]
-    c.add("other-kind-take", mixed, [one("sparse", 2), on(take(1), 1)])
-
-
-def raw(c):
-    c.row = "raw operations"
+    for of, mine in ((dense, push([1, 2], dtype="float64")), (sparse, rows([1], [1], dtype="float64"))):
+        two = [of(shared_name="mixed"), of(dtype="float64", shared_name="mixed")]
+        end = "" if of is dense else "sparse-"
+        kind = two[0]["kind"]
+        c.add(f"other-{end}dtype-apply", two, [one(kind, 2), {**mine, "handle": 1}, {**take(1), "handle": 1}])
     c.add(
-        "raw-dense",
-        dense([2], shared_name="raw"),
-        [push([1, 2]), push([4, 4]), COUNT, set_step(0), take(2), push([1, 1]), COUNT, take(0)],
-        api="raw",
+        "other-dtype-take",
+        [dense(shared_name="mixed"), dense(dtype="float64", shared_name="mixed")],
+        [one("dense", 2), {**take(1), "handle": 1}],
     )
-    c.add(
-        "raw-sparse",
-        sparse([None, 2], shared_name="raw"),
-        [
-            rows([1], [[1, 2]], grad_shape=[7, 2]),
-            rows([0, 1], [[4, 4], [5, 5]]),
-            COUNT,
-            take(2),
-            rows([1], [[1, 2]]),
-            COUNT,
-        ],
-        api="raw",
-    )
-    c.add("raw-sum", sparse(reduction="SUM"), [rows([1], [3]), rows([1], [4]), take(1)], api="raw")
 
 
 def named_cases():
     """Returns all cases of the semantics page."""
     c = Cases()
-    for part in (types, arithmetic, steps, takes, sparse_rules, dense_rules, stale, shared, raw):
+    c.read(TABLE)
+    c.read(RAW, api="raw")
+    for part in (types, arithmetic, steps, takes, sparse_rules, dense_rules, shared):
         part(c)
     return c.all

@@ -7,16 +7,13 @@ these are powers of two: the operation applies 1, and others apply the larger on
 import contextlib
 import copy
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pytest
 from support.leaks import remaining
 
 import redisacc
-
-if TYPE_CHECKING:
-    pass
 
 NAME = "w"
 RECORD = "redisacc:{w}"
@@ -48,7 +45,7 @@ class Operation:
         is_timed: whether the number of its messages depends on the time that they take.
     """
 
-    never: tuple[str, ...] = ()
+    never = ()
     is_timed = False
 
     def __init__(self, **attributes):
@@ -110,11 +107,11 @@ class OnAccumulator(Operation):
     kind = "dense"
     size = 6
     in_place = 10**9
-    inline: int | None = None
-    partitions: int | None = None
+    inline = None
+    partitions = None
     options: ClassVar[dict[str, Any]] = {}
-    room: int | None = None
-    before: tuple[float, ...] = ()
+    room = None
+    before = ()
     left = 0.0
     handles = 2
 
@@ -349,9 +346,9 @@ class Take(OnAccumulator):
     """
 
     before = (1, 2, 4)
-    number: int | None = 3
+    number = 3
     arguments: ClassVar[dict[str, Any]] = {}
-    quorum: int | None = None
+    quorum = None
 
     def prepare(self, scene):
         super().prepare(scene)
@@ -640,7 +637,7 @@ class Stream(Operation):
     """
 
     never = ("forked",)
-    partitions: int | None = None
+    partitions = None
     size = 80_000
 
     def prepare(self, scene):
@@ -757,7 +754,7 @@ class OnParameters(Operation):
         rows: of the table, whose rows may be published alone.
     """
 
-    partitions: int | None = None
+    partitions = None
     rows = 100
     published = 1
 

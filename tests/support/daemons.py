@@ -108,35 +108,3 @@ class Daemon:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(10)
-
-
-class PowerFailure:
-    """A loss as from an append-only file that is flushed once a second: its end, from some moment on."""
-
-    def __init__(self, server):
-        self._server = server
-        self._size = 0
-
-    def _file(self):
-        # The newest incremental file, or the one file of servers before 7.0.
-        files = [*self._server.folder.rglob("*.incr.aof"), *self._server.folder.glob("appendonly.aof")]
-        assert files
-        return max(files, key=lambda path: path.stat().st_mtime)
-
-    def last_flush(self):
-        """Everything after this moment will be lost."""
-        self._written()
-        self._size = self._file().stat().st_size
-
-    def _written(self):
-        # A server whose disk is slow holds back what it would write, for up to two seconds.
-        with self._server.client() as client:
-            until(lambda: not client.info("persistence")["aof_buffer_length"])
-
-    def strike(self, extra=0):
-        self._written()
-        self._server.kill()
-        with open(self._file(), "r+b") as file:
-            assert file.seek(0, 2) > self._size + extra
-            file.truncate(self._size + extra)
-        self._server.start()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import msgpack
-import redis
 
 from redisacc._clock import clock
 
@@ -29,7 +27,7 @@ LASTING = {b"sessions", b"taken", b"recovered"}
 ROUND = {b"sums", b"buffered", b"inline", b"workers"}
 
 
-def leftovers(client: redis.Redis) -> list[str]:
+def leftovers(client):
     """Returns a line for each leaked key. `client` replies in bytes.
 
     The owner of a key is the entry that names it. A part belongs to the entry of its gradient, that entry to a round, a
@@ -65,7 +63,7 @@ def leftovers(client: redis.Redis) -> list[str]:
     return found
 
 
-def _counts(client: redis.Redis, record: bytes, what: bytes) -> bool:
+def _counts(client, record, what):
     """Whether a part belongs to a gradient of a round that a taker may still read."""
     gradient = what.split(b":")[1]
     taken = [token for token, entry in client.hgetall(record + b":taken").items() if entry.startswith(b"granted")]
@@ -73,7 +71,7 @@ def _counts(client: redis.Redis, record: bytes, what: bytes) -> bool:
     return any(client.hexists(buffered, gradient) for buffered in rounds)
 
 
-def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:
+def _unowned(client, record, what):
     """Returns why a key has no owner, or None if it has one."""
     if what is not None and what.startswith(b"partition:"):
         # It belongs to NAME, and is in its partition {NAME/p}.
@@ -111,7 +109,7 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
     return "nothing ever removes it"
 
 
-def _unowned_part_of_partition(client: redis.Redis, record: bytes, attempt: bytes, number: bytes) -> str | None:
+def _unowned_part_of_partition(client, record, attempt, number):
     if not client.hexists(record, "partitions"):
         return "no record of an accumulator with partitions"
     attempts = record + b":attempts"
@@ -125,7 +123,7 @@ def _unowned_part_of_partition(client: redis.Redis, record: bytes, attempt: byte
     return "no round has its gradient"
 
 
-def _is_under_way(client: redis.Redis, attempts: bytes, attempt: bytes) -> bool:
+def _is_under_way(client, attempts, attempt):
     """Whether an upload to partitions has a lease, and none that is longer than it should be."""
     # A test may have moved the clock.
     left = (client.zscore(attempts, attempt) or 0) / 1000 - clock.time()
@@ -134,7 +132,7 @@ def _is_under_way(client: redis.Redis, attempts: bytes, attempt: bytes) -> bool:
     return -1 < left <= LONGEST / 1000 + 30 + 17 * parts
 
 
-def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+def _unowned_parameters(client, record, what):
     if client.type(record) != b"hash" or client.hget(record, "incarnation").startswith(b"deleted:"):
         return "no record of parameters"
     if what == b"parameters":
@@ -150,7 +148,7 @@ def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str 
     return None if blob in _published(client, record) else "the record does not list it"
 
 
-def _unowned_blob(client: redis.Redis, record: bytes, blob: bytes) -> str | None:
+def _unowned_blob(client, record, blob):
     if not client.hexists(record, "partitions"):
         return "no record of parameters with partitions"
     attempts = record + b":attempts"
@@ -160,14 +158,14 @@ def _unowned_blob(client: redis.Redis, record: bytes, blob: bytes) -> str | None
     return None if blob in _published(client, record) else "the record does not list it, nor does an attempt"
 
 
-def _published(client: redis.Redis, record: bytes) -> set[bytes]:
+def _published(client, record):
     """Returns the ids of the blobs of the version that is published, and of the mean gradients that are kept."""
     kept = ["retired"] if b'"name":"mean"' in (client.hget(record, "optimizer") or b"") else []
     listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state", "slots", *kept)))
     return {entry.partition(b":")[0] for entry in listed.split()}
 
 
-def _number_of_parts(entry: bytes) -> int:
+def _number_of_parts(entry):
     """Returns how many parts the entry of a gradient lists."""
     try:
         return len(msgpack.unpackb(entry.partition(b" ")[2])["parts"])
@@ -175,18 +173,18 @@ def _number_of_parts(entry: bytes) -> int:
         return 0
 
 
-def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:
+def _rounds(client, record):
     yield record + b":buffered"
     for token in client.hkeys(record + b":taken"):
         yield record + b":taken:" + token + b":buffered"
 
 
-def written(client: redis.Redis) -> list[bytes]:
+def written(client):
     """Returns the parts of gradients that no round has, and their places: in one slot, these have an expiry."""
     keys = [key for key in client.scan_iter() if re.search(rb":part:|:place:", key)]
     return [key for key in keys if client.pttl(key) >= 0]
 
 
-def remaining(client: redis.Redis) -> list[bytes]:
+def remaining(client):
     """Returns all keys but the marks of deletions, which expire after days."""
     return [key for key in client.scan_iter() if not key.endswith(b":parameters:deleted")]

@@ -1,32 +1,26 @@
 """Fixtures of the tests of trainings: a chief and workers, in threads."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-import redis
-from support.moved_clock import MovedClock, server_ms
-from support.proxy import Fault, Proxy, proxy_before_server
-from support.servers import ServerUnderTest
+from support.moved_clock import server_ms
+from support.proxy import Fault, proxy_before_server
 from support.training_options import grouped
 
 import redisacc
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch, durations: Callable[..., None]) -> None:
+def _short(monkeypatch, durations):
     durations(look_every=0.05, look_after=0.2, claim_every=0.05, poll_every=0.1)
     for name in ("ROLE", "WORKER_NUMBER", "WORKERS", "RUN_ID", "CHIEF_RUN_ID", "RESTARTED"):
         monkeypatch.delenv(f"REDISACC_{name}", raising=False)
 
 
 @pytest.fixture
-def time_runs(clock: MovedClock, real_client: redis.Redis) -> Iterator[None]:
+def time_runs(clock, real_client):
     """Renewals of leases find out what the server has lost, and claims of what is left take seconds to come."""
     with clock.running():
         yield
@@ -39,12 +33,12 @@ PROXIES = {"proxy", "late", "ahead"}
 class Training:
     """Opens chiefs and workers of one training, and closes them when the test ends."""
 
-    def __init__(self, client: redis.Redis, background: Callable[..., Any]) -> None:
+    def __init__(self, client, background):
         self.client = client
         self._background = background
-        self._opened: list[Any] = []
+        self._opened = []
 
-    def chief(self, parameters: Any = None, **options: Any) -> redisacc.Chief:
+    def chief(self, parameters=None, **options):
         """Opens a chief; of two integers unless parameters are given."""
         if parameters is None:
             parameters = {"w": np.zeros(2, np.int64)}
@@ -52,12 +46,12 @@ class Training:
         self._opened.append(redisacc.Chief("train", parameters, **grouped(given)))
         return self._opened[-1]
 
-    def worker(self, number: int | None = None, **options: Any) -> redisacc.Worker:
+    def worker(self, number=None, **options):
         """Opens a worker."""
         self._opened.append(redisacc.Worker("train", number=number, **{"redis": self.client, **options}))
         return self._opened[-1]
 
-    def gradients(self, parameters: Any = None, **options: Any) -> Any:
+    def gradients(self, parameters=None, **options):
         """Opens a handle on the accumulator; of the two integers unless parameters are given."""
         if parameters is None:
             parameters = {"w": np.zeros(2, np.int64)}
@@ -65,7 +59,7 @@ class Training:
         self._opened.append(redisacc.TreeAccumulator.like(parameters, "train", **given))
         return self._opened[-1]
 
-    def work(self, worker: redisacc.Worker | None = None, gradient: Any = None) -> Any:
+    def work(self, worker=None, gradient=None):
         """Runs the loop of a worker in a thread. Its result: the worker's number, and its steps.
 
         Args:
@@ -73,7 +67,7 @@ class Training:
             gradient: gets the number, the step and the parameters. None: 1 and the step.
         """
 
-        def run() -> tuple[int, list[int]]:
+        def run():
             one = worker or self.worker()
             steps = []
             for step, parameters in one.steps():
@@ -85,39 +79,37 @@ class Training:
         return self._background(run)
 
     @staticmethod
-    def lead(chief: redisacc.Chief, until: int) -> None:
+    def lead(chief, until):
         """Runs the loop of a chief that adds gradients to its parameters."""
         for taken in chief.rounds(until=until):
             chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
 
-    def chief_deletes(self) -> None:
+    def chief_deletes(self):
         """Deletes the training, as `redisacc rm` does."""
         self.gradients().delete()
         with redisacc.Parameters("train", redis=self.client) as parameters:
             parameters.delete()
 
-    def close(self) -> None:
+    def close(self):
         for one in self._opened:
             one.close()
 
     @property
-    def record(self) -> dict[bytes, bytes]:
+    def record(self):
         """The record of the accumulator."""
         return self.client.hgetall("redisacc:{train}")
 
     @property
-    def leases(self) -> dict[str, str]:
+    def leases(self):
         """Who holds, or held, which lease."""
         return {place.decode(): entry.decode() for place, entry in self.client.hgetall("redisacc:{train}:crew").items()}
 
-    def give_lease(
-        self, place: str, who: str, ms: int, *, holder: str = "other", process: str = "elsewhere.1.1"
-    ) -> None:
+    def give_lease(self, place, who, ms, *, holder="other", process="elsewhere.1.1"):
         """Gives a lease to somebody else, as if its holder had stood still, for so many milliseconds."""
         entry = f"{holder} {server_ms(self.client) + ms} {process} {who}"
         self.client.hset("redisacc:{train}:crew", place, entry)
 
-    def dead_process(self) -> str:
+    def dead_process(self):
         """Returns the identity of a process of this machine that has ended."""
         with redisacc.Worker("train", number=99, redis=self.client):
             machine, _, started = self.leases["worker 99"].split()[2].split(".")
@@ -126,9 +118,7 @@ class Training:
 
 
 @pytest.fixture
-def training(
-    request: pytest.FixtureRequest, real_client: redis.Redis, background: Callable[..., Any]
-) -> Iterator[Training]:
+def training(request, real_client, background):
     """Opens chiefs and workers of one training; they are closed when the test ends."""
     for name in PROXIES.intersection(request.fixturenames):
         # First of all, because what is closed has to reach the server.
@@ -139,26 +129,26 @@ def training(
 
 
 @pytest.fixture
-def late(real_server: ServerUnderTest) -> Iterator[Proxy]:
+def late(real_server):
     """A proxy for reducers that are late, or that a test listens to."""
     with proxy_before_server(real_server.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def ahead(real_server: ServerUnderTest) -> Iterator[Proxy]:
+def ahead(real_server):
     """A proxy for workers."""
     with proxy_before_server(real_server.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def reducing(training: Training, background: Callable[..., Any], until: Callable[..., Any]) -> Iterator[Any]:
+def reducing(training, background, until):
     """Runs reducers in threads, and waits until they work on the training."""
 
-    opened: list[redisacc.Reducer] = []
+    opened = []
 
-    def start(number: int = 1, *, wait: bool = True, wanted: int = 3, redis: Any = None) -> list[redisacc.Reducer]:
+    def start(number=1, *, wait=True, wanted=3, redis=None):
         # As if the chief had waited for a round already: a reducer reads once a second how many gradients it wants.
         training.client.hset("redisacc:{train}", "wanted", wanted)
         for _ in range(number):
@@ -167,7 +157,7 @@ def reducing(training: Training, background: Callable[..., Any], until: Callable
         partitions = training.client.hget("redisacc:{train}", "partitions") or b""
         leases = [f"redisacc:{{train}}:reducer:{one}".rstrip(":") for one in partitions.decode().split(",")]
 
-        def there() -> bool:
+        def there():
             training.client.publish("redisacc:{train}:calls", "required=1")
             return all(training.client.hget(key, "who") for key in leases)
 
@@ -193,18 +183,18 @@ return kept
 class Losses:
     """Takes data from the server that a process reaches through a proxy, and again while they are being restored."""
 
-    def __init__(self, proxy: Proxy, client: Any) -> None:
+    def __init__(self, proxy, client):
         self._proxy = proxy
         self._client = client
         self.number = self._left = self._after = 0
         self.lose = client.flushall
 
-    def begin(self, after: int, times: int = 1) -> None:
+    def begin(self, after, times=1):
         """Loses data now, and that many times again, each time after so many requests of that process."""
         self._left, self._after = times, after
         self._happens()
 
-    def _happens(self) -> None:
+    def _happens(self):
         if self._left:
             self._left -= 1
             self._proxy.when_it_happens = self._happens
@@ -212,11 +202,11 @@ class Losses:
         self.number += 1
         self.lose()
 
-    def keep(self) -> None:
+    def keep(self):
         """From now on, the server goes back to the data that it has now, as after a restart."""
         kept = self._client.eval(KEPT, 0)
 
-        def lose() -> None:
+        def lose():
             with self._client.pipeline() as pipeline:
                 pipeline.flushall()
                 for key, data, left in kept:
@@ -225,10 +215,10 @@ class Losses:
 
         self.lose = lose
 
-    def only(self, pattern: bytes) -> None:
+    def only(self, pattern):
         """From now on, only keys with such names are lost."""
 
-        def lose() -> None:
+        def lose():
             names = [key for key in self._client.scan_iter() if re.search(pattern, key)]
             if names:
                 self._client.delete(*names)
@@ -237,5 +227,5 @@ class Losses:
 
 
 @pytest.fixture
-def losses(proxy: Proxy, real_client: Any) -> Losses:
+def losses(proxy, real_client):
     return Losses(proxy, real_client)

@@ -1,7 +1,5 @@
 """Whatever is lost or away at whatever moment, a training looks at what there is, and does the first thing missing."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 from support.command import collect_garbage
 from support.leaks import leftovers
-from support.proxy import Fault, Proxy
+from support.proxy import Proxy
 from support.resharding import hold_back, hold_back_no_more, replication, wait_for_promotion
 from support.servers import ClusterClient
 
@@ -163,23 +163,6 @@ def test_replicas_of_every_master_confirm_a_gradient(spread):
     # They are counted all the same.
     assert numbers_of(acc.take_grad(3, timeout=20)) == [1, 2, 2]
     assert spread.parts() == []
-
-
-def test_parts_whose_connection_broke_are_confirmed_by_those_who_have_them(spread):
-    """The parts are there when they are sent again, so the second connection has nothing to write but for our sake."""
-    with spread.proxied() as client:
-        acc = spread.open(client, min_replicas=1)
-        assert acc.apply_grad(gradient(1))
-        with spread.stalled(spread.replica_of(spread.other)):
-            proxy = spread.proxy_before(spread.other)
-            # It has written the part and waits for its replica.
-            proxy.arm(Fault("reply", 0, 0))
-            with pytest.raises(redisacc.NotReplicatedError) as caught:
-                acc.apply_grad(gradient(2))
-            assert proxy.happened()
-            assert caught.value.replicas == 0
-        assert acc.apply_grad(gradient(3))
-        assert numbers_of(acc.take_grad(3, timeout=20)) == [1, 2, 3]
 
 
 def test_what_was_not_confirmed_is_lost_by_name_and_nothing_else(spread, caplog):

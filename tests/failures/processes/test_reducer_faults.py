@@ -153,21 +153,6 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, reduce, rounds, leases, u
         rounds.play_until_reduced()
 
 
-@pytest.mark.thorough
-def test_a_second_reducer_takes_over(reduce, rounds, leases, until):
-    children = [reduce() for _ in range(2)]
-    rounds.play_until_reduced()
-
-    def work(child):
-        return any(who.endswith(f":{child.pid}".encode()) for who in leases("who"))
-
-    # Both may work, each for some of the partitions.
-    dying, staying = children if work(children[0]) else reversed(children)
-    dying.signal(signal.SIGKILL)
-    rounds.play_until_reduced()
-    until(lambda: rounds.play() or (work(staying) and not work(dying)))
-
-
 @pytest.mark.slow
 def test_a_reducer_that_may_not_write(real_server, real_client, fork, reduce, rounds):
     real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
@@ -242,20 +227,6 @@ def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds,
         rounds.play(between=upload_and_refuse)
     rounds.play_until_reduced()
     assert acc.info().applied == WORKERS * acc.global_step()
-
-
-@pytest.mark.thorough
-def test_parts_that_expire_while_they_are_added(reduce, rounds, real_client, example):
-    reduce()
-    rounds.play_until_reduced()
-    step, rows = rounds.acc.global_step(), rounds.gradients()
-    for row in rows:
-        rounds.acc.apply_grad(row, local_step=step)
-    # A worker that has announced everything, and whose parts have expired, comes first in the order.
-    real_client.publish(f"{RECORD}:wake", f"gradient=gone-1 place=0 shape=[{SIZE}] header={example[0]}")
-    real_client.publish(f"{RECORD}:wake", "gradient=gone-1 parts=3")
-    np.testing.assert_array_equal(rounds.acc.take_grad(WORKERS), rows[0] + rows[1] + rows[2])
-    rounds.play_until_reduced()
 
 
 @pytest.mark.thorough
