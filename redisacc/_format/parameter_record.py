@@ -61,6 +61,10 @@ ENCODINGS = ("float32", "bfloat16")
 # rounded ones. The publisher's own state has the key "state" beside it.
 EXACT = "redisacc:float32"
 
+# The key, in the state that is published with a snapshot, of the incarnation of its training, as bytes. It is empty in
+# one that `redisacc restore` has published: the next training of its name continues with it.
+TRAINING = "redisacc:training"
+
 # The key, in the state of an optimizer, of how many updates it has seen. The others are its slots.
 UPDATES = "updates"
 
@@ -241,6 +245,12 @@ class Manifest:
     state: Blob | None = None
     slots: tuple[Blob, ...] = ()
     retired: tuple[Blob, ...] = ()
+
+    @property
+    def log(self) -> tuple[Blob, ...]:
+        """If versions are mean gradients, the blobs of earlier ones, one for each step, up to the one before this."""
+        # In the form in which a program publishes, these are versions of any steps.
+        return self.retired if self.full[0].part_bytes else ()
 
     def blobs(self, schema: Schema) -> dict[str, Blob]:
         """Returns all blobs that the version consists of, by id, without the retired ones.

@@ -19,13 +19,16 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from redisacc._arrays import validation
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._checkpoints.folder import Folder
 from redisacc._clock import clock, durations
-from redisacc._format.keys import ParameterKeys
+from redisacc._format.keys import SNAPSHOT, ParameterKeys
+from redisacc._format.parameter_record import TRAINING
 from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.updates.record import read_update_record
 from redisacc._text import shown
 from redisacc._training.exact_parameters import unpacked
 from redisacc._training.options import Checkpoints
@@ -38,14 +41,27 @@ logger = logging.getLogger("redisacc")
 def read_published(transport: Transport, name: str) -> Checkpoint | None:
     """Returns what is published under a name, with the exact parameters of float32; None if nothing is.
 
+    If that is mean gradients, it is the last snapshot.
+
     Raises:
         RedisAccError: any error of ``Parameters.latest``.
     """
+    updated = read_update_record(transport, ParameterKeys(name))
+    if updated is not None and updated.model.is_mean:
+        found = ParameterReader(transport, ParameterKeys(name + SNAPSHOT)).latest_with_state()
+        is_its = found is not None and training_of(found[2]) in ("", updated.record.incarnation)
+        return Checkpoint(name, found[0].step, *found[1:]) if found is not None and is_its else None
     found = ParameterReader(transport, ParameterKeys(name)).latest_with_state()
     if found is None:
         return None
     record, tree, published = found
     return Checkpoint(name, record.step, *unpacked(tree, published, name))
+
+
+def training_of(state: Any) -> str | None:
+    """Returns the incarnation of the training that a snapshot is of, given the state in it; None if it is none."""
+    marker = state.get(TRAINING) if isinstance(state, dict) else None
+    return None if marker is None else marker.tobytes().decode(errors="replace")
 
 
 def folder_of(wanted: Checkpoints, name: str) -> Folder:

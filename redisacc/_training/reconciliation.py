@@ -73,6 +73,7 @@ class LeadOptions:
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
+        saved: returns what the training continues with if the server has nothing newer; unless ``checkpoint`` is given.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
     """
 
@@ -90,6 +91,7 @@ class LeadOptions:
     stops: Callable[[], bool] = field(default=lambda: False)
     own: Callable[[], tuple[int, Any, str] | None] = field(default=lambda: None)
     snapshot: Callable[[], int | None] = field(default=lambda: None)
+    saved: Callable[[], Checkpoint | None] = field(default=lambda: None)
     brings: Callable[[str, int, Array], None] | None = None
 
 
@@ -151,11 +153,12 @@ class Reconciliation(Participant):
         self._inquiry = Inquiry(self._transport, self._crew, self.shared_name)
         self._checkpointer: Checkpointer | None = None
         self._saved: Checkpoint | None = None
-        self._looks_for_saved = options.checkpoint is not None
+        self._looks_for_saved, self._find_saved = True, options.saved
         if options.checkpoint is not None:
             with self._closed_on_failure():
-                self._checkpointer = Checkpointer(self._transport, self.shared_name, options.checkpoint)
-                self._opened.callback(self._checkpointer.close)
+                self._checkpointer = checkpointer = Checkpointer(self._transport, self.shared_name, options.checkpoint)
+                self._find_saved = lambda: next(checkpointer.valid(), None)
+                self._opened.callback(checkpointer.close)
 
     def _unknown_weights(self) -> ProgramWeights | Updating:
         options, parameters = self._options, self._parameters
@@ -328,8 +331,8 @@ class Reconciliation(Participant):
 
     def _look_for_sources(self, view: View) -> None:
         """Looks for weights that this process does not know yet."""
-        if self._looks_for_saved and self._checkpointer is not None:
-            self._saved, self._looks_for_saved = next(self._checkpointer.valid(), None), False
+        if self._looks_for_saved:
+            self._saved, self._looks_for_saved = self._find_saved(), False
         own, inquiry = self._options.own(), self._inquiry
         view.saved, view.own = self._saved.step if self._saved else None, own[0] if own else None
         view.claimed = None

@@ -12,22 +12,27 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from redisacc._arrays.trees import flatten_arrays
-from redisacc._arrays.validation import integer
+from redisacc._arrays.validation import Array, integer
+from redisacc._checkpoints.file import Checkpoint
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import SNAPSHOT
+from redisacc._format.parameter_record import TRAINING
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.waiting.wait import until
+from redisacc._training.checkpointer import Checkpointer, training_of
 from redisacc._training.training import Training
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim.base import positive
 from redisacc.torch._groups import OPTIONS, Groups
-from redisacc.torch._state import as_array, plain, state_in_tree, state_tree, write
+from redisacc.torch._state import as_array, check, plain, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
 
@@ -85,13 +90,47 @@ class MeanSteps:
         self._thread: threading.Thread | None = None
         self._training: Training
         self._snapshots: Parameters
+        self._checkpointer: Checkpointer | None = None
 
     def open(self, training: Training, redis: object) -> None:
-        """Notes the training, and opens its snapshots."""
-        self._training = training
+        """Notes the training, and opens its snapshots, which are what its checkpoints hold."""
+        self._training, options = training, training._options
         training.meanwhile = self.meanwhile
         name = training.shared_name + SNAPSHOT
         self._snapshots = Parameters(name, redis=redis, name="snapshot", partitions="auto")
+        if (wanted := options.checkpoint) is not None:
+            transport = self._snapshots._transport.blocking
+            self._checkpointer = Checkpointer(transport, training.shared_name, wanted)
+            # Not the step of the first snapshot that this process publishes, which may be later than the first due one.
+            self._checkpointer._last_step = 0
+            if isinstance(wanted.every, int):
+                self._every = min(self._every, wanted.every)
+        training._options = replace(options, checkpoint=None, saved=self.saved)
+
+    def saved(self) -> Checkpoint | None:
+        """Returns what the training continues with if the server has nothing newer: mean gradients of 0 at a step.
+
+        It is the step of the newest checkpoint, or of the snapshot that `redisacc restore` has published.
+        """
+        training, file, found = self._training, self._newest(), None
+        if training._published.step() is None:
+            found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
+        steps = [found[0].step] if found is not None and not training_of(found[2]) else []
+        steps += [] if file is None else [file.step]
+        return Checkpoint(training.shared_name, max(steps), self.gradients(), None) if steps else None
+
+    def _newest(self) -> Checkpoint | None:
+        """Returns the newest checkpoint."""
+        if self._checkpointer is None:
+            return None
+        found = next(self._checkpointer.valid(), None)
+        if found is not None:
+            if training_of(found.state) is None:
+                raise InvalidArgumentError(
+                    f"the checkpoint of step {found.step} was written with fused=True: give that, or a new folder"
+                )
+            check({**self._tensors, **self._others()}, found.parameters, found.name)
+        return found
 
     def gradients(self) -> dict[str, Any]:
         """Returns the tree that a training begins with."""
@@ -188,16 +227,18 @@ class MeanSteps:
         new = self.step - (self._training.snapshot or 0)
         is_large = new * self._bytes > max(LOG_BYTES, self._snapshot_bytes / SHARE)
         if finished:
-            self._publish_now(self.step)
+            self._publish_now(self.step, finished=True)
+            if self._checkpointer is not None:
+                self._checkpointer.close()
         elif (new >= self._every or is_large) and (self._thread is None or not self._thread.is_alive()):
             arguments = self.step, *self._copied()
             self._thread = threading.Thread(target=self._publish, args=arguments, name="redisacc-snapshot", daemon=True)
             self._thread.start()
 
-    def _publish_now(self, step: int) -> None:
+    def _publish_now(self, step: int, *, finished: bool = False) -> None:
         """Publishes the weights as a snapshot of a step, after one that is on its way."""
         self._wait()
-        self._publish(step, *self._copied())
+        self._publish(step, *self._copied(), finished=finished)
 
     def reload(self) -> None:
         """Has the weights that worker 0 has now be those of the next step: it publishes them, and all load them."""
@@ -206,9 +247,11 @@ class MeanSteps:
         self.step = -1
 
     def close(self) -> None:
-        """Waits until a snapshot that is on its way has been published."""
+        """Waits until a snapshot and a checkpoint that are on their way have been written."""
         self._wait()
         self._training.meanwhile = lambda: None
+        if self._checkpointer is not None:
+            self._checkpointer.close()
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -225,7 +268,7 @@ class MeanSteps:
         kept = None if record is None else self._reader.manifest(record)
         if record is None or kept is None or record.step != self.step:
             return
-        is_lacking = last is None or last < record.step - len(kept.retired) - 1
+        is_lacking = last is None or last < record.step - len(kept.log) - 1
         self._lacking = self._lacking + 1 if is_lacking else 0
         if is_lacking and (self._training.leads or self._lacking > LOOKS):
             self._publish_now(self.step)
@@ -254,12 +297,17 @@ class MeanSteps:
             "optimizer": state_tree(self._optimizer),
             "numbers": np.array(self._groups.numbers()),
             "moved": np.array(sorted(self._moved), np.int64),
-            "training": np.frombuffer(self._reader.incarnation.encode(), np.uint8),
+            TRAINING: self._marker(),
         }
         self._snapshot_bytes = self._bytes + sum([each.nbytes for each in flatten_arrays(state, "state")[1]])
         return tree, state, frozen
 
-    def _publish(self, step: int, tree: dict[str, Any], state: Any, frozen: dict[str, int]) -> None:
+    def _marker(self) -> Array:
+        return np.frombuffer(self._reader.incarnation.encode(), np.uint8)
+
+    def _publish(
+        self, step: int, tree: dict[str, Any], state: Any, frozen: dict[str, int], *, finished: bool = False
+    ) -> None:
         snapshots, incarnation = self._snapshots, self._reader.incarnation
         try:
             last = self._last()
@@ -276,6 +324,8 @@ class MeanSteps:
                 snapshots.publish(tree, step, state=state, changed=same)
             self._incarnation, self._frozen = incarnation, frozen
             self._training.snapshot = max(step, last or 0)
+            if self._checkpointer is not None:
+                self._checkpointer.note(step, last=finished)
         except RedisAccError as error:
             logger.warning(
                 "%s: cannot publish a snapshot of step %d, so mean gradients are kept until the next one: %s",
@@ -293,15 +343,20 @@ class MeanSteps:
         """
         training, worker = self._training, self._training._worker
         assert worker is not None
+        file = self._newest() if training.number == 0 else None
+        if file is not None and self._checkpointer is not None:
+            self._checkpointer._last_step = file.step
 
         def look() -> tuple[int, Any, Any] | None:
             self._snapshots._forget()
             found = self._snapshots._reader.latest_with_state()
-            if found is not None:
+            if found is not None and found[0].step >= least:
                 state = _loaded(found[2], self._snapshots.shared_name)
-                if state["training"] == self._reader.incarnation:
-                    return (found[0].step, found[1], state) if found[0].step >= least else None
-            if training.number == 0 and step == 0:
+                if training_of(found[2]) in ("", self._reader.incarnation):
+                    return found[0].step, found[1], state
+            if file is not None and file.step == step:
+                self._publish(step, file.parameters, {**file.state, TRAINING: self._marker()}, {})
+            elif training.number == 0 and step == 0:
                 self.step = 0
                 self._publish_now(0)
             return None
@@ -355,7 +410,6 @@ def _loaded(state: Any, name: str) -> Any:
             "optimizer": state_in_tree(state["optimizer"]),
             "numbers": state["numbers"].tolist(),
             "moved": state["moved"].tolist(),
-            "training": state["training"].tobytes().decode(),
         }
     except Exception as error:
         raise CorruptDataError(f"parameters {name}: their state is none of an optimizer of torch: {error}") from error

@@ -93,13 +93,13 @@ class Optimizer(torch.optim.Optimizer):
         fused: who makes the update. False: each process, with the optimizer inside and the mean gradient of all, as
             under ``DistributedDataParallel``. Any optimizer works whose ``step`` needs no closure, with any groups and
             schedulers. True: the process that leads, or reducers, with a translation of the optimizer, so one of those
-            listed above. It is needed for sparse gradients, ``ema`` and ``checkpoint``. None means True for these, and
-            for an optimizer with a translation and one group, because the server then has the weights and the state;
-            otherwise False, because groups may change in ways that no translation has. All processes give the same.
+            listed above. It is needed for sparse gradients and ``ema``. None means True for these, and for an optimizer
+            with a translation and one group, because the server then has the weights and the state; otherwise False,
+            because groups may change in ways that no translation has. All processes give the same.
         snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
-            earlier if mean gradients since the last one are large: ``redisacc.Parameters`` of the training's name with
-            ".snapshot" has weights and buffers, and the state of the optimizer. A process that starts reads the last
-            snapshot, and makes the steps that follow it.
+            earlier if mean gradients since the last one are large, or if a checkpoint is due: ``redisacc.Parameters``
+            of the training's name with ".snapshot" has weights and buffers, and the state of the optimizer. A process
+            that starts reads the last snapshot, and makes the steps that follow it. Checkpoints hold snapshots.
         quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
         accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
             ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)`` are found without it.
@@ -148,16 +148,14 @@ class Optimizer(torch.optim.Optimizer):
         _check(inner, model, here)
         names = {parameter: plain(name) for name, parameter in model.named_parameters()}
         rows = _sparse_names(model, names, sparse)
-        needs_fused = bool(rows) or ema is not None or options.get("checkpoint") is not None
+        needs_fused = bool(rows) or ema is not None
         found = None
         if local is None:
             found = _translated(inner, names, fused, needs_fused=needs_fused, clip_norm=clip_norm, ema=ema)
         has_mean = local is None and found is None
         if has_mean:
             # What is published are no weights.
-            _check_alone(
-                inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None, checkpoint=options.get("checkpoint")
-            )
+            _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
         elif local is not None:
             _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
         self._is_open = self._has_started = self._has_new_gradients = self._has_warned_of_reset = False
@@ -215,11 +213,12 @@ class Optimizer(torch.optim.Optimizer):
                 mean.open(training, redis)
             # A checkpoint may be what the training continues with, or what another process has, if the server has
             # lost it.
-            saved = training._options.checkpoint
+            wanted = training._options.checkpoint
             if (
                 not training._begins
-                or (saved is not None and any(Path(saved.folder).glob("*.safetensors")))
                 or training._published.step() is not None
+                or (wanted is not None and any(Path(wanted.folder).glob("*.safetensors")))
+                or (mean is not None and mean.saved() is not None)
                 or training._is_claimed()
             ):
                 self._advance()

@@ -150,8 +150,8 @@ def _unpacked(value: Any) -> Any:
     return value and [_unpacked(each) for each in value]
 
 
-def write(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> None:
-    """Writes values into tensors in place.
+def check(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> None:
+    """Checks that a tree has a value for each tensor.
 
     Args:
         tensors: the tensors, by name.
@@ -177,6 +177,11 @@ def write(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> N
                 f"another model is trained under the name {shown(shared_name)}: parameter {shown(name)} is "
                 f"{values.dtype} of shape {values.shape} there, and {expected[0]} of shape {expected[1]} here"
             )
+
+
+def write(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> None:
+    """Writes values into tensors in place. The arguments, and what is raised, are those of ``check``."""
+    check(tensors, tree, shared_name)
     for name, tensor in tensors.items():
         if is_elsewhere(tensor) or _is_foreign(tensor):
             with torch.no_grad():

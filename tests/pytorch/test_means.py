@@ -249,7 +249,7 @@ def test_processes_whose_groups_differ_say_where(wrap, background):
 
 
 def test_what_needs_the_fused_update_is_refused_by_name(wrap):
-    for options, what in (({"ema": 0.9}, "ema"), ({}, "sparse"), ({"checkpoint": "saved"}, "checkpoint")):
+    for options, what in (({"ema": 0.9}, "ema"), ({}, "sparse")):
         model = Net(sparse=what == "sparse")
         with pytest.raises(redisacc.InvalidArgumentError, match=f"{what} must be left out with fused=False"):
             wrap(model, torch.optim.SGD(model.parameters()), fused=False, **options)

@@ -289,10 +289,10 @@ class ParameterReader:
         kept = None if record is None else self.manifest(record)
         if record is None or kept is None:
             return
-        schema, first = self.schema(), record.step - len(kept.retired)
+        schema, first = self.schema(), record.step - len(kept.log)
         if first > after + 1:
             raise PartMissingError(self._keys.record)
-        for step, blob in enumerate(kept.retired, first):
+        for step, blob in enumerate(kept.log, first):
             if step <= after:
                 continue
             # The lengths of its parts are not known any longer.

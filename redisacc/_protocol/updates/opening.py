@@ -171,7 +171,7 @@ def _try(
     manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
     if model.is_mean:
         # The log of means ends before this version, or begins after it.
-        log = waiting if follows.replaces else ()
+        log = before.log if follows.replaces and before is not None else ()
         manifest, retired = replace(manifest, retired=log), [*blobs_before.values(), *(() if log else waiting)]
         removed = retired
     fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]

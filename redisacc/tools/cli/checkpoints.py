@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 
 from redisacc._checkpoints.file import Checkpoint, read_file, write_file
-from redisacc._format.keys import Keys
+from redisacc._format.keys import SNAPSHOT, Keys
+from redisacc._format.parameter_record import TRAINING
 from redisacc._handles.base import host_and_process
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._text import printable
-from redisacc._training.checkpointer import read_published
+from redisacc._training.checkpointer import read_published, training_of
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
@@ -87,21 +90,28 @@ def _publish(
     transport: Transport, keys: Keys, found: Checkpoint, who: str, url: str | None, *, force: bool
 ) -> int | None:
     """Publishes a checkpoint. Returns the step that was published before."""
+    is_snapshot, name = training_of(found.state) is not None, keys.name
+    if is_snapshot:
+        # Its training begins with it, and publishes mean gradients under the name.
+        name, found = name + SNAPSHOT, replace(found, state={**found.state, TRAINING: np.zeros(0, np.uint8)})
     with Parameters(keys.name, redis=url, publisher=who) as parameters:
         before = parameters.step()
         try:
-            if before is None or before <= found.step:
+            if (before is None or before <= found.step) and not is_snapshot:
                 parameters.publish(found.parameters, found.step, state=found.state)
                 return before
-            reason = f"step {before} is published, which is later than step {found.step}"
+            reason = f"step {before} is published" + ("" if is_snapshot else f", which is later than step {found.step}")
         except ConflictError as error:
             reason = str(error)
-        if not force:
+        if before is not None and not force:
             fail(f"{reason}. To go back, give --force, which deletes the training first")
         incarnation = transport.call("HGET", keys.record, "incarnation")
         if incarnation is not None:
             delete(transport, keys, incarnation.decode("ascii", "replace"))
         parameters.delete()
-    with Parameters(keys.name, redis=url, publisher=who) as parameters:
+    with Parameters(name, redis=url, publisher=who) as parameters:
+        if is_snapshot:
+            parameters.delete()
+            parameters._forget()
         parameters.publish(found.parameters, found.step, state=found.state)
     return before
