@@ -31,7 +31,7 @@ from redisacc._training.checkpointer import Checkpointer, training_of
 from redisacc._training.training import Training
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim.base import positive
-from redisacc.torch._groups import OPTIONS, Groups
+from redisacc.torch._groups import OPTIONS, Groups, Sender
 from redisacc.torch._state import as_array, check, plain, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
@@ -57,6 +57,9 @@ class MeanSteps:
         every: after how many steps a snapshot is published.
         clip_norm: the largest norm of mean gradients; None means they are not clipped.
 
+    Raises:
+        InvalidArgumentError: an argument is invalid, or the optimizer draws random numbers.
+
     Attributes:
         step: how many steps the weights have seen; -1: they are not the training's yet.
         clip_norm: the largest norm of the next mean gradient; 0: it is not clipped.
@@ -71,6 +74,15 @@ class MeanSteps:
         every: int,
         clip_norm: float | None,
     ) -> None:
+        if any(
+            isinstance(each, torch.Generator)
+            for of in (vars(optimizer), *optimizer.param_groups)
+            for each in of.values()
+        ):
+            raise InvalidArgumentError(
+                f"optimizer must draw no random numbers with fused=False, unlike {type(optimizer).__name__}, which has "
+                "a torch.Generator: each process would make another step"
+            )
         self._clip_norm = 0.0 if clip_norm is None else positive(clip_norm, "clip_norm")
         self._optimizer, self._model, self._tensors = optimizer, model, tensors
         self._every = integer(every, "snapshot_every", low=1)
@@ -79,7 +91,8 @@ class MeanSteps:
         self.clip_norm = self._clip_norm
         # The places of the numbers that the optimizer itself changes.
         self._moved: set[int] = set()
-        self.is_stepping = self._leads = False
+        self.is_stepping = self._leads = self._differs = self._has_warned = False
+        self._sender = Sender()
         # How many looks in a row have found no usable snapshot.
         self._lacking = 0
         self._bytes = sum([each.nbytes for each in tensors.values()])
@@ -139,7 +152,9 @@ class MeanSteps:
 
     def options(self) -> Any:
         """Returns what is sent with the gradients of this process."""
-        return self._groups.leaf([each.grad is not None for each in self._tensors.values()], self.clip_norm)
+        every, number = self._tensors.values(), self._training.number or 0
+        self._sender = Sender() if self.step % self._every else Sender.of(number, every)
+        return self._groups.leaf([each.grad is not None for each in every], self.clip_norm, self._sender)
 
     # Steps
 
@@ -165,9 +180,22 @@ class MeanSteps:
             self._make(step, mean)
             if not keeps:
                 self._forget_gradients()
+            if self._differs:
+                self._return_to_equal_weights()
         if self.step == step and self._leads:
             self._publish_if_due(finished=finished)
         return self.step == step
+
+    def _return_to_equal_weights(self) -> None:
+        self._differs = False
+        logger.warning(
+            "%s: at step %d, this process and another one had weights that differ: their processors or versions of "
+            "torch round differently, or the optimizer draws random numbers. All processes continue with the weights "
+            "of the one that leads",
+            self._training.shared_name,
+            self.step - 1,
+        )
+        self._load(self.step, self.step)
 
     def _catch_up(self, step: int) -> None:
         """Makes the steps before one, or loads a snapshot of a later one."""
@@ -196,10 +224,21 @@ class MeanSteps:
     def _make(self, step: int, mean: Any) -> None:
         """Makes a step of the optimizer with a mean gradient."""
         self.step, groups = step, self._groups
+        sender, self._sender = self._sender, Sender()
         how = groups.read(mean[OPTIONS], self.clip_norm)
         self.clip_norm = self._clip_norm
         if how is None:
             return
+        has_others, self._differs, has_other_data = sender.differs(how.sender)
+        if has_others and not (has_other_data or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "%s: at step %d, all processes have sent the same gradient, so they have computed it with the same "
+                "examples, which is no faster than one process. Give the DataLoader sampler=optimizer.sampler(data, "
+                "batch_size)",
+                self._training.shared_name,
+                step - 1,
+            )
         for has, (name, tensor) in zip(how.has, self._tensors.items(), strict=True):
             tensor.grad = torch.from_numpy(np.array(mean[name])).to(tensor.device) if has else None
         if how.clip_norm:
@@ -359,6 +398,9 @@ class MeanSteps:
             elif training.number == 0 and step == 0:
                 self.step = 0
                 self._publish_now(0)
+            elif self.step == step and (self._leads or training.leads):
+                # This process has what all wait for.
+                self._publish_now(self.step)
             return None
 
         found = until(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
@@ -83,9 +82,9 @@ class Optimizer(torch.optim.Optimizer):
         model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The leaves of the
             training have the names of its parameters.
         workers: the number of processes, among which ``sampler`` shares the data. None means the environment variable
-            ``REDISACC_WORKERS``, else ``WORLD_SIZE``, which torchrun sets.
-        number: the number of this process among the workers. None means ``REDISACC_WORKER_NUMBER``, else ``RANK``, else
-            the lowest free one.
+            ``REDISACC_WORKERS``, else torchrun's, as ``redisacc.place`` says.
+        number: the number of this process among the workers. None means ``REDISACC_WORKER_NUMBER``, else torchrun's,
+            else the lowest free one.
         clip_norm: the largest norm of the mean gradient, as for ``redisacc.optim.Optimizer``. It takes the place of
             ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
         ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
@@ -183,7 +182,7 @@ class Optimizer(torch.optim.Optimizer):
         self._first_step = -1
         self._schedulers: list[Any] = []
         self._sampler: Sampler | None = None
-        self._workers = _from(here.workers, workers, "WORLD_SIZE")
+        self._workers = here.workers if workers is None else workers
         options["accumulator"] = {**gradients, "sparse": sorted(self._rows)}
         self.training = Training(
             shared_name,
@@ -191,7 +190,7 @@ class Optimizer(torch.optim.Optimizer):
             optimizer=MeanGradient() if mean else found.optimizer if found else self._alone(local),
             state=state_of(inner, self._tensors, found.optimizer) if found else None,
             workers=self._workers,
-            number=_from(here.number, number, "RANK"),
+            number=number,
             **options,
         )
         # Others need not wait for this process's leases once it has ended.
@@ -766,16 +765,6 @@ def _weak(method: Callable[[Any], None]) -> Callable[[Any], None]:
             alive(argument)
 
     return call
-
-
-def _from(found: int | None, given: int | None, of_torchrun: str) -> int | None:
-    """Returns a number: what was given, or what an environment variable of `redisacc run` or torchrun says."""
-    if given is not None or found is not None:
-        return found if given is None else given
-    text = os.environ.get(of_torchrun) or None
-    if text is not None and not text.isdecimal():
-        raise InvalidArgumentError(f"the environment variable {of_torchrun} must be a whole number, not {shown(text)}")
-    return None if text is None else int(text)
 
 
 def _check(optimizer: object, model: object, here: Place) -> None:

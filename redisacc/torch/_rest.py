@@ -6,22 +6,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from redisacc._format.keys import REST
 from redisacc._handles.parameters import Parameters
-from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, NotFoundError
-from redisacc.torch._state import as_bytes
+from redisacc.errors import NotFoundError
+from redisacc.torch._state import as_array, write
 
 logger = logging.getLogger("redisacc")
 
 
 class Rest:
     """The frozen parameters and the buffers of a model, which worker 0 publishes and the others copy.
-
-    They are published as bytes, since torch has dtypes that numpy lacks.
 
     Args:
         name: the name of the training.
@@ -58,13 +54,13 @@ class Rest:
         if self:
             self._handle.delete()
             self.close()
-            self._handle.publish(self._bytes(), 0)
+            self._handle.publish(self._arrays(), 0)
 
     def publish(self, step: int) -> None:
         """Publishes the buffers of a step, unless a process has done that before it was started again."""
         if self.step < step:
             self._handle.publish(
-                self._bytes(), step, changed={name: [] for name in self._kept if name in self._tensors}
+                self._arrays(), step, changed={name: [] for name in self._kept if name in self._tensors}
             )
 
     def read(self, step: int | None = None) -> None:
@@ -86,26 +82,10 @@ class Rest:
                 self._name,
             )
             return
-        tree: Any = found[1]
-        for name in sorted(tree.keys() ^ self._tensors.keys()):
-            raise self._another(name)
-        for name, tensor in self._tensors.items():
-            if tree[name].size != tensor.numel() * tensor.element_size():
-                raise self._another(name)
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                values = torch.from_numpy(np.array(tree[name])).view(tensor.dtype).reshape(tensor.shape)
-                if not torch.equal(values.to(tensor.device), tensor):
-                    tensor.copy_(values)
+        write(self._tensors, found[1], self._name)
 
-    def _bytes(self) -> dict[str, Any]:
-        return {name: as_bytes(tensor) for name, tensor in self._tensors.items()}
-
-    def _another(self, name: str) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"another model is trained under the name {shown(self._name)}: its frozen parameters and buffers differ in "
-            f"{shown(name)}"
-        )
+    def _arrays(self) -> dict[str, Any]:
+        return {name: as_array(tensor) for name, tensor in self._tensors.items()}
 
     def close(self) -> None:
         """Closes the handle."""

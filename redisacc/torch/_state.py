@@ -99,7 +99,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 def _is_foreign(tensor: torch.Tensor) -> bool:
     """Returns whether numpy lacks the dtype of a tensor."""
-    return tensor.is_floating_point() and not hasattr(np, dtype_name(tensor))
+    return (tensor.is_floating_point() or tensor.is_complex()) and not hasattr(np, dtype_name(tensor))
 
 
 def state_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -248,6 +248,41 @@ def test_processes_whose_groups_differ_say_where(wrap, background):
     ]
 
 
+def test_processes_that_round_differently_return_to_equal_weights(wrap, background, caplog):
+    def change(model, step):
+        if step == 1 and model is next(iter(optimizers)):
+            optimizers[model].state[model.out.weight]["momentum_buffer"].add_(1e-3)
+
+    def make(model):
+        optimizers[model] = MAKE["SGD"](model)
+        return optimizers[model]
+
+    optimizers: dict = {}
+    running = [background(train, wrap, make, workers=2, snapshot_every=2, change=change) for _ in range(2)]
+    check_equal(running, running[0].result(50))
+    assert caplog.text.count("at step 2, this process and another one had weights that differ") == 2
+    assert caplog.text.count("had weights that differ") == 2
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1), (None, None)])
+def test_processes_that_train_on_the_same_examples_say_so_once(wrap, background, caplog, numbers):
+    """With None, all gradients are 0."""
+
+    def run(number, of_batch):
+        model = Net()
+        optimizer = wrap(model, fused=False, workers=2, number=number, snapshot_every=1)
+        for step in range(2):
+            x, y = batch(step, of_batch or 0)
+            (cross_entropy(model(x), y) * (of_batch is not None)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for one in [background(run, *each) for each in enumerate(numbers)]:
+        one.result(50)
+    said = "Give the DataLoader sampler=optimizer.sampler(data, batch_size)"
+    assert caplog.text.count(said) == (2 if numbers == (0, 0) else 0)
+
+
 def test_what_needs_the_fused_update_is_refused_by_name(wrap):
     for options, what in (({"ema": 0.9}, "ema"), ({}, "sparse")):
         model = Net(sparse=what == "sparse")
@@ -257,6 +292,10 @@ def test_what_needs_the_fused_update_is_refused_by_name(wrap):
     with pytest.raises(redisacc.InvalidArgumentError, match="needs no closure, unlike LBFGS"):
         wrap(dense, torch.optim.LBFGS(dense.parameters()), fused=False)
     inner = torch.optim.SGD(dense.parameters())
+    inner.generator = torch.Generator()
+    with pytest.raises(redisacc.InvalidArgumentError, match="draw no random numbers with fused=False, unlike SGD"):
+        wrap(dense, inner, fused=False)
+    del inner.generator
     wrap(dense, inner, fused=False)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"call step\(\) of the redisacc"):
         inner.step()
