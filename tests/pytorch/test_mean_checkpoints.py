@@ -120,7 +120,7 @@ def test_other_checkpoints_are_refused_by_name(wrap, real_client, tmp_path):
 
     make("mean", fused=False)
     make("fused", fused=True)
-    with pytest.raises(redisacc.InvalidArgumentError, match="2 was written with fused=True: give that, or a new folder"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="written with fused=True: give that, or a new folder"):
         make("fused", fused=False)
     with pytest.raises(redisacc.InvalidArgumentError, match="only the model has the parameter '0"):
         make("mean", fused=False, model=Normed)
