@@ -219,8 +219,12 @@ def encode_run(section: Section, stored: np.dtype[Any], encoding: Encoding, name
     return encode(Gradient((section,)), encoding, name_of).sections[0]
 
 
-def check_finite(gradient: Gradient, name_of: NameOf, dtypes: Sequence[DType] | None = None) -> None:
-    """Raises InvalidArgumentError if an element of a section of float32 is infinite or NaN; see ``encode``."""
+def check_encodable(
+    gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequence[DType] | None = None
+) -> None:
+    """Raises the errors of ``encode``."""
+    if encoding != "int8":
+        return
     for number, section in enumerate(gradient.sections):
         if _is_float32(section, number, dtypes):
             _check_finite(section, number, name_of)

@@ -196,7 +196,7 @@ class Training(Closing):
                 optimizer=optimizer,
                 state=state,
                 workers=workers,
-                encoding=None if encoding == "int8" else encoding,
+                encoding="bfloat16" if encoding == "bfloat16" else None,
                 standby=True,
             ),
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.

@@ -19,16 +19,9 @@ A learning rate that changes is a function of the step, which counts from 0. It 
     ('exp_avg', 'exp_avg_sq', 'ema')
 """
 
-from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop, from_config
+from redisacc.optim import algorithms
+from redisacc.optim.algorithms import *  # noqa: F403 - a new optimizer is one file
 from redisacc.optim.base import Optimizer
 
-__all__ = [
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Lion",
-    "Optimizer",
-    "RMSprop",
-    "from_config",
-]
+__all__ = ["Optimizer"]
+__all__ += algorithms.__all__

@@ -48,12 +48,39 @@ class _Group(NamedTuple):
     factor: float
 
 
+# Makes numbers of the dtype of a leaf.
+Number = type[np.floating[Any]]
+
+
+class Arrays(NamedTuple):
+    """What is updated: vectors of one length and dtype.
+
+    Attributes:
+        weights: the weights.
+        gradient: what moves them.
+        state: an array for each slot.
+        out: where the new weights go, perhaps the weights.
+        to: where the new state goes, perhaps the state.
+    """
+
+    weights: Array
+    gradient: Array
+    state: Sequence[Array]
+    out: Array
+    to: Sequence[Array]
+
+
+# Updates a block, with three arrays of scratch memory. The gradient may be the first of them, and must not be written
+# to otherwise.
+Step = Callable[[Arrays, list[Array]], None]
+
+
 @dataclass(frozen=True)
 class Optimizer(ABC):
     """An optimizer: a name and numbers, without weights or state.
 
-    This is the base class of ``SGD``, ``Adam``, ``AdamW``, ``Adagrad``, ``RMSprop`` and ``Lion``, with the options that
-    all of them have. Instances do not change, and compare equal if all their options are equal.
+    This is the base class of all optimizers, with the options that each of them has. Instances do not change, and
+    compare equal if all their options are equal.
 
     Weights and state are float32 or float64. Leaves of other dtypes are refused.
 
@@ -125,6 +152,10 @@ class Optimizer(ABC):
     @abstractmethod
     def _scalars(self, lr: float, weight_decay: float, updates: int) -> Scalars:
         """Returns the numbers of a step for a group with this learning rate and weight decay."""
+
+    @abstractmethod
+    def _step(self, scalars: Scalars, number: Number) -> Step:
+        """Returns what updates a block in a step with these numbers."""
 
     def initial(self, slot: str, weights: Array) -> Array:
         """Returns what a slot holds before the first update, in new memory.

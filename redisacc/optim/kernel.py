@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from redisacc._arrays.validation import Array
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-from redisacc.optim.algorithms import SGD, Adagrad, Adam, AdamW, Lion, MeanGradient, RMSprop
-from redisacc.optim.base import Optimizer, Scalars, check_dtype
+from redisacc.optim.base import Arrays, Number, Optimizer, Scalars, check_dtype
 
 # The bytes of each array that are updated together. Half of it is slower by a tenth, because calls of numpy take a
 # noticeable share of the time; in one piece, Adam takes up to twice as long, because nothing stays in the cache.
@@ -31,32 +30,6 @@ BLOCK_BYTES = 256 * 1024
 
 # The number of running sums of squares, a power of two. Part of the result: another number adds in another order.
 LANES = 16384
-
-# Makes numbers of the dtype of a leaf.
-_Number = type[np.floating[Any]]
-
-
-class _Arrays(NamedTuple):
-    """What is updated: vectors of one length and dtype.
-
-    Attributes:
-        weights: the weights.
-        gradient: what moves them.
-        state: an array for each slot.
-        out: where the new weights go, perhaps the weights.
-        to: where the new state goes, perhaps the state.
-    """
-
-    weights: Array
-    gradient: Array
-    state: Sequence[Array]
-    out: Array
-    to: Sequence[Array]
-
-
-# Updates a block, with three arrays of scratch memory. The gradient may be the first of them, and must not be written
-# to otherwise.
-_Step = Callable[[_Arrays, list[Array]], None]
 
 
 def update_part(
@@ -91,7 +64,7 @@ def update_part(
     Raises:
         InvalidArgumentError: an array has another dtype or shape.
     """
-    arrays = _Arrays(weights, gradient, state, out_weights, out_state)
+    arrays = Arrays(weights, gradient, state, out_weights, out_state)
     _check(optimizer, arrays)
     if weights.ndim != 1 or gradient.shape != weights.shape:
         raise InvalidArgumentError(
@@ -130,7 +103,7 @@ def updated_rows(
         InvalidArgumentError: an array has another dtype or shape, or an index is out of bounds or not above the one
             before it.
     """
-    _check(optimizer, _Arrays(weights, values, state, weights, state))
+    _check(optimizer, Arrays(weights, values, state, weights, state))
     if not weights.ndim or values.shape != (*indices.shape, *weights.shape[1:]) or indices.ndim != 1:
         raise InvalidArgumentError(
             f"rows of shape {values.shape} with indices of shape {indices.shape} do not fit weights of shape "
@@ -156,7 +129,7 @@ def updated_rows(
         for array, new in zip((weights, *state), found, strict=True):
             array.take(indices[block], axis=0, out=new[block], mode="clip")
         of_rows, *flat = [new[block].reshape(-1) for new in found]
-        _update(optimizer, _Arrays(of_rows, rows.reshape(-1), flat, of_rows, flat), scalars, whole, clip)
+        _update(optimizer, Arrays(of_rows, rows.reshape(-1), flat, of_rows, flat), scalars, whole, clip)
     return found
 
 
@@ -199,7 +172,7 @@ def sum_of_squares(gradient: Array, divisor: float | Array = 1) -> float:
     return float(sums[0])
 
 
-def _check(optimizer: Optimizer, arrays: _Arrays) -> None:
+def _check(optimizer: Optimizer, arrays: Arrays) -> None:
     """Checks dtypes, the number of slots, and all shapes but that of the gradient."""
     weights, gradient, state, out, to = arrays
     check_dtype(weights.dtype, "the weights")
@@ -233,7 +206,7 @@ def _mean_of_rows(rows: Array, counts: Array) -> Array:
     return mean
 
 
-def _update(optimizer: Optimizer, arrays: _Arrays, scalars: Scalars, divisor: float, clip: float) -> None:
+def _update(optimizer: Optimizer, arrays: Arrays, scalars: Scalars, divisor: float, clip: float) -> None:
     weights, gradient, state, out, to = arrays
     dtype = weights.dtype
     number = dtype.type
@@ -241,9 +214,8 @@ def _update(optimizer: Optimizer, arrays: _Arrays, scalars: Scalars, divisor: fl
     with np.errstate(all="ignore"):
         by = _divisor(divisor, dtype)
         scale = None if clip == 1 else number(clip)
-        # The class decides: a config names one of them, and nothing else.
-        step = _STEPS[type(optimizer)](optimizer, scalars, number)
-        average = None if optimizer.ema is None else _lerp(number(1 - optimizer.ema), number)
+        step = optimizer._step(scalars, number)
+        average = None if optimizer.ema is None else lerp(number(1 - optimizer.ema), number)
         size = BLOCK_BYTES // dtype.itemsize
         scratch = list(np.empty((3, min(size, weights.size)), dtype))
         for start in range(0, weights.size, size):
@@ -258,17 +230,16 @@ def _update(optimizer: Optimizer, arrays: _Arrays, scalars: Scalars, divisor: fl
             if optimizer.maximize:
                 g = np.negative(g, out=scratch[0])
             old, new = [each[start:stop] for each in state], [each[start:stop] for each in to]
-            block = _Arrays(weights[start:stop], g, old, out[start:stop], new)
+            block = Arrays(weights[start:stop], g, old, out[start:stop], new)
             step(block, scratch)
             if average is not None:
                 average(old[-1], block.out, new[-1], scratch[0])
 
 
-# What each optimizer does to a block. Each function computes its constants once, in the dtype of the leaf, and returns
-# what runs for every block. An output may be an input, so an input is not read after its output was written.
+# What optimizers do to a block, in scratch memory: a, b.
 
 
-def _lerp(share: Any, number: _Number) -> Callable[[Array, Array, Array, Array], None]:
+def lerp(share: Any, number: Number) -> Callable[[Array, Array, Array, Array], None]:
     """Returns what moves the old values toward others by a share of the distance, as torch.lerp does."""
     if abs(share) < 0.5:
 
@@ -288,7 +259,7 @@ def _lerp(share: Any, number: _Number) -> Callable[[Array, Array, Array, Array],
     return approach
 
 
-def _mean_square(rate: float, number: _Number) -> Callable[[Array, Array, Array, Array], None]:
+def mean_square(rate: float, number: Number) -> Callable[[Array, Array, Array, Array], None]:
     """Returns what moves a mean of squares: rate * old + (1 - rate) * g * g."""
     keep, share = number(rate), number(1 - rate)
 
@@ -301,145 +272,13 @@ def _mean_square(rate: float, number: _Number) -> Callable[[Array, Array, Array,
     return move
 
 
-def _sgd(optimizer: SGD, scalars: Scalars, number: _Number) -> _Step:
-    back, decay, share = number(-scalars[0]), number(scalars[1]), number(scalars[2])
-    momentum, nesterov = number(optimizer.momentum), optimizer.nesterov
-
-    def step(block: _Arrays, scratch: list[Array]) -> None:
-        w, g, state, out, to = block
-        a, b, _ = scratch
-        g = _decayed(w, g, decay, a, b)
-        if momentum:
-            buffer = np.multiply(state[0], momentum, out=to[0])
-            np.add(buffer, g if share == 1 else np.multiply(g, share, out=b), out=buffer)
-            g = np.add(g, np.multiply(buffer, momentum, out=b), out=a) if nesterov else buffer
-        np.multiply(g, back, out=b)
-        np.add(w, b, out=out)
-
-    return step
-
-
-def _decayed(w: Array, g: Array, decay: Any, a: Array, b: Array) -> Array:
+def decayed(w: Array, g: Array, decay: Any, a: Array, b: Array) -> Array:
     """Returns the gradient with decay * weights."""
     return np.add(g, np.multiply(w, decay, out=b), out=a) if decay else g
 
 
-def _adam(optimizer: Adam, scalars: Scalars, number: _Number) -> _Step:
-    step_size, bias, decay = map(number, scalars)
-    beta1, beta2 = optimizer.betas
-    eps, back = number(optimizer.eps), -step_size
-    first, second = _lerp(number(1 - beta1), number), _mean_square(beta2, number)
-    amsgrad, decoupled = optimizer.amsgrad, isinstance(optimizer, AdamW)
-
-    def step(block: _Arrays, scratch: list[Array]) -> None:
-        w, g, state, out, to = block
-        a, b, _ = scratch
-        if not decoupled:
-            g = _decayed(w, g, decay, a, b)
-        elif decay != 1:
-            w = np.multiply(w, decay, out=out)
-        first(state[0], g, to[0], b)
-        second(state[1], g, to[1], b)
-        square = np.maximum(state[2], to[1], out=to[2]) if amsgrad else to[1]
-        np.sqrt(square, out=b)
-        np.divide(b, bias, out=b)
-        np.add(b, eps, out=b)
-        np.add(w, _quotient(to[0], b, back, a), out=out)
-
-    return step
-
-
-def _quotient(above: Array, below: Array, factor: Any, a: Array) -> Array:
+def quotient(above: Array, below: Array, factor: Any, a: Array) -> Array:
     """Returns factor * above / below, in the scratch memory a."""
     np.multiply(above, factor, out=a)
     np.divide(a, below, out=a)
     return a
-
-
-def _adagrad(optimizer: Adagrad, scalars: Scalars, number: _Number) -> _Step:
-    back, decay, eps = number(-scalars[0]), number(scalars[1]), number(optimizer.eps)
-
-    def step(block: _Arrays, scratch: list[Array]) -> None:
-        w, g, state, out, to = block
-        a, b, _ = scratch
-        g = _decayed(w, g, decay, a, b)
-        np.multiply(g, g, out=b)
-        np.add(state[0], b, out=to[0])
-        np.sqrt(to[0], out=b)
-        np.add(b, eps, out=b)
-        np.add(w, _quotient(g, b, back, a), out=out)
-
-    return step
-
-
-def _rmsprop(optimizer: RMSprop, scalars: Scalars, number: _Number) -> _Step:
-    back, decay, eps = number(-scalars[0]), number(scalars[1]), number(optimizer.eps)
-    momentum, centered = number(optimizer.momentum), optimizer.centered
-    square, mean = _mean_square(optimizer.alpha, number), _lerp(number(1 - optimizer.alpha), number)
-    of_mean = 2 if momentum else 1
-
-    def step(block: _Arrays, scratch: list[Array]) -> None:
-        w, g, state, out, to = block
-        a, b, _ = scratch
-        g = _decayed(w, g, decay, a, b)
-        square(state[0], g, to[0], b)
-        if centered:
-            mean(state[of_mean], g, to[of_mean], b)
-            np.multiply(to[of_mean], to[of_mean], out=b)
-            np.subtract(to[0], b, out=b)
-            np.sqrt(b, out=b)
-        else:
-            np.sqrt(to[0], out=b)
-        np.add(b, eps, out=b)
-        if momentum:
-            np.divide(g, b, out=b)
-            np.multiply(state[1], momentum, out=to[1])
-            np.add(to[1], b, out=to[1])
-            np.multiply(to[1], back, out=b)
-            np.add(w, b, out=out)
-        else:
-            np.add(w, _quotient(g, b, back, a), out=out)
-
-    return step
-
-
-def _lion(optimizer: Lion, scalars: Scalars, number: _Number) -> _Step:
-    back, shrink = number(-scalars[0]), number(scalars[1])
-    beta1, beta2 = optimizer.betas
-    keep, share = number(beta1), number(1 - beta1)
-    keep_longer, smaller_share = number(beta2), number(1 - beta2)
-    one = number(1)
-    # The largest power of two.
-    huge = number(2.0 ** (np.finfo(number).maxexp - 1))
-
-    def step(block: _Arrays, scratch: list[Array]) -> None:
-        w, g, state, out, to = block
-        _, b, c = scratch
-        if shrink != 1:
-            w = np.multiply(w, shrink, out=out)
-        np.multiply(state[0], keep, out=b)
-        np.multiply(g, share, out=c)
-        np.add(b, c, out=b)
-        # The sign. np.sign takes ten times as long: these make every number but 0 at least 1, exactly.
-        np.multiply(b, huge, out=b)
-        np.multiply(b, huge, out=b)
-        np.minimum(b, one, out=b)
-        np.maximum(b, -one, out=b)
-        np.multiply(b, back, out=b)
-        np.add(w, b, out=out)
-        np.multiply(g, smaller_share, out=c)
-        np.multiply(state[0], keep_longer, out=to[0])
-        np.add(to[0], c, out=to[0])
-
-    return step
-
-
-_STEPS: dict[type[Optimizer], Callable[[Any, Scalars, _Number], _Step]] = {
-    SGD: _sgd,
-    Adam: _adam,
-    AdamW: _adam,
-    Adagrad: _adagrad,
-    RMSprop: _rmsprop,
-    Lion: _lion,
-    MeanGradient: lambda *_: lambda block, _: np.copyto(block.out, block.gradient),
-}

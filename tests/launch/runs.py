@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -22,18 +23,30 @@ _MARK = "REDISACC_TEST_MARK"
 
 
 class Run:
-    """A running `redisacc run`, and what it has written."""
+    """A running `redisacc run`, and what it has written.
 
-    def __init__(self, command, cwd, environment, *, read):
+    Args:
+        machine: the beginning of a command that runs on another machine; empty: this one.
+    """
+
+    def __init__(self, command, cwd, environment, *, read, machine=()):
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._temporary = Path(tempfile.mkdtemp(prefix="run-"))
         given = [cwd / path for option, path in pairwise(command) if option == "--server-dir"]
         self._directories = [self._temporary, *given]
-        self.process = WarmPython(
-            ["-W", "error", "-m", "redisacc", "run", *command],
-            cwd=cwd,
-            env={**os.environ, "TMPDIR": str(self._temporary), **environment, _MARK: self._mark.partition("=")[2]},
-            start_new_session=True,
+        arguments = ["-W", "error", "-m", "redisacc", "run", *command]
+        options = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "cwd": cwd,
+            "env": {**os.environ, "TMPDIR": str(self._temporary), **environment, _MARK: self._mark.partition("=")[2]},
+            "start_new_session": True,
+        }
+        self.process = (
+            subprocess.Popen([*machine, sys.executable, *arguments], **options)
+            if machine
+            else WarmPython(arguments, **options)
         )
         self._written = {"out": bytearray(), "err": bytearray()}
         self._readers = []
@@ -108,13 +121,13 @@ class Starter:
         self._url = url
         self._started = []
 
-    def __call__(self, *options, script="", read=True, **environment):
+    def __call__(self, *options, script="", read=True, machine=(), **environment):
         """Runs `redisacc run OPTIONS -- python script.py`, or with an empty script `redisacc run OPTIONS`."""
         command = [str(option) for option in options]
         if script:
             (self.folder / "script.py").write_text(script)
             command += ["--", sys.executable, "script.py"]
-        run = Run(command, self.folder, {"REDISACC_URL": self._url, **environment}, read=read)
+        run = Run(command, self.folder, {"REDISACC_URL": self._url, **environment}, read=read, machine=machine)
         self._started.append(run)
         return run
 

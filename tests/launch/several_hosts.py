@@ -47,20 +47,32 @@ def trained(until):
 
 
 class Hosts:
-    """Starts runs on hosts, which are named a, b, c and so on. They meet on the first."""
+    """Starts runs on hosts, which are named a, b, c and so on. They meet on the first.
 
-    def __init__(self, start):
+    Args:
+        start: starts a run.
+        network: hosts in network namespaces; None: all are this machine.
+    """
+
+    def __init__(self, start, network=None):
         self._start = start
+        self.network = network
         # Tests that run at the same time have other addresses, so the ports may be the same.
         self._block = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
         self.meet = f"{self.address('a')}:{PORT}"
 
     def address(self, name):
+        if self.network is not None:
+            return self.network.address(name)
         return f"{self._block}.{ord(name) - ord('a') + 1}"
 
     def __call__(self, name, hosts, *options, meet=None, **more):
         where = ("--meet", meet or self.meet, "--address", self.address(name), "--host-name", name)
         given = {"REDISACC_URL": "", "REDISACC_PASSWORD": SECRET, **more}
+        if self.network is not None:
+            # Processes of one machine know each other by its name and their process ids.
+            rename = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
+            given["machine"] = [*self.network.command(name), *rename]
         return self._start("--hosts", hosts, *where, "--workers", 1, *options, **given)
 
 

@@ -426,7 +426,7 @@ RULES = (
     ),
     Rule(
         "An optimizer does what torch's does, to the last bit",
-        "redisacc/optim/kernel.py",
+        "redisacc/optim/algorithms.py",
         "np.add(g, np.multiply(buffer, momentum, out=b), out=a) if nesterov else buffer",
         "buffer",
         "tests/conformance/test_optimizers.py -k torchs_bits",

@@ -17,7 +17,7 @@ from redisacc._arrays.encodings import (
     BLOCK,
     BLOCKS,
     BlockSection,
-    check_finite,
+    check_encodable,
     checked_encoding,
     decode,
     decode_by_piece,
@@ -124,7 +124,7 @@ def test_int8_refuses_what_is_not_finite(value, size):
     with pytest.raises(redisacc.InvalidArgumentError, match=f"^element {size - 1} of 0 must be finite.*{value}"):
         encoded(values, "int8")
     with pytest.raises(redisacc.InvalidArgumentError, match=f"element {size - 1} of 0 must be finite"):
-        check_finite(Gradient((Section(values),)), named)
+        check_encodable(Gradient((Section(values),)), "int8", named)
 
 
 def test_extremes():

@@ -81,7 +81,7 @@ def first_element(text):
 def constructed_replies(name):
     """The words with which the replies begin that the code of a script can construct."""
     code = reached_code(name)
-    words = set()
+    words = set(re.findall(r"reply\[1\] = '(\w+)'", code))
     for match in re.finditer(r"\{", code):
         before, first = code[: match.start()], first_element(code[match.end() :])
         if _REPLY.search(before) and not re.match(r"\w+ = ", first):

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from redisacc._arrays.encodings import Encoding, check_finite, encode
+from redisacc._arrays.encodings import Encoding, check_encodable, encode
 from redisacc._arrays.gradient import Gradient
 from redisacc._arrays.results import ApplyResult
 from redisacc._format import in_place
@@ -223,9 +223,8 @@ class Applier:
     def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
             return encode(gradient, encoding, self._spec.name_of, self._spec.dtypes)
-        if encoding == "int8":
-            # Whether a gradient is refused must not depend on how many elements it has.
-            check_finite(gradient, self._spec.name_of, self._spec.dtypes)
+        # Whether a gradient is refused must not depend on how many elements it has.
+        check_encodable(gradient, encoding, self._spec.name_of, self._spec.dtypes)
         return gradient
 
     def _order_of(self, worker: str) -> str:

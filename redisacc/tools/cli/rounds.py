@@ -7,11 +7,12 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.metrics import metric_name
 from redisacc._arrays.results import Round
 from redisacc._arrays.validation import INT64_MAX, INT64_MIN
@@ -263,7 +264,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @click.option(
     "--encoding",
-    type=click.Choice(["float32", "bfloat16", "int8"]),
+    type=click.Choice(get_args(Encoding)),
     help="How elements of float32 travel, and are stored until they are added.  [default: float32]",
 )
 def apply(
