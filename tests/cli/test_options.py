@@ -56,7 +56,7 @@ def test_the_question_before_a_deletion(real_server, open_dense, client, answer,
     said = on_a_terminal("rm", "w", "--redis", real_server.url, until=r"\[y/N\]", answer=answer)
     lines = said.split("\r\n")
     assert lines[0] == "w: step 0, 0 gradients in the round"
-    assert lines[1].startswith("Delete this accumulator for every process? [y/N]: ")
+    assert lines[1].startswith("Delete this for every process? [y/N]: ")
     assert last_line in lines
     assert client.exists(accumulator.accumulator_ref) == left
     if left:

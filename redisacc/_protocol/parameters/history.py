@@ -15,19 +15,17 @@ PIECE = 250
 MOST = 2000
 
 
-def read_history(transport: Transport, keys: ParameterKeys, after: int | None = None) -> list[PastStep]:
+def read_history(transport: Transport, keys: ParameterKeys) -> list[PastStep]:
     """Returns the steps in the history of a training, the first one first.
 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
-        after: only the steps after this one; None means all of them. The time that the first of them took is then
-            unknown.
 
     Raises:
         CorruptDataError: Redis holds what redisacc did not write.
     """
-    low, found = "-inf" if after is None else f"({after}", list[bytes]()
+    low, found = "-inf", list[bytes]()
     latest = created = None
     while True:
         [latest, created], piece = transport.pipeline(
@@ -46,8 +44,7 @@ def read_history(transport: Transport, keys: ParameterKeys, after: int | None = 
     if latest is not None:
         # It is not in the list if the list has only some of the latest steps.
         found.append(latest)
-    steps = parse_history(keys.history, found, _milliseconds(created))
-    return steps if after is None else [step for step in steps if step.step > after]
+    return parse_history(keys.history, found, _milliseconds(created))
 
 
 def _milliseconds(text: Any) -> int | None:

@@ -214,7 +214,7 @@ def rm(
         return
     for keys, contents in found:
         echo_wrapped(f"{printable(keys.name)}: {'; '.join(of.text for of in contents)}", err=True)
-    confirm(f"Delete {_these([of for _, contents in found for of in contents])} for every process?", yes=yes)
+    confirm("Delete this for every process?", yes=yes)
     deleted = []
     for keys, contents in found:
         # While the question was on the screen, somebody may have begun to use it again.
@@ -247,20 +247,9 @@ def _targets(transport: Transport, names: Sequence[str], older_than: datetime.ti
 class _Contents:
     """What has a name. ``age``: how long nothing has happened to it; None if that is unknown, or somebody uses it."""
 
-    kind: str
     text: str
     delete: Callable[[], None]
     age: datetime.timedelta | None = None
-
-
-def _these(contents: Sequence[_Contents]) -> str:
-    """Returns the words for the objects of a deletion, for the question."""
-    kinds = [of.kind for of in contents]
-    if kinds == ["parameters"]:
-        return "these parameters"
-    if "parameters" in kinds:
-        return "all of this"
-    return "this accumulator" if len(kinds) == 1 else f"these {len(kinds)} accumulators"
 
 
 def _old_enough(transport: Transport, keys: Keys, older_than: datetime.timedelta | None) -> list[_Contents]:
@@ -293,7 +282,7 @@ def _look_at(transport: Transport, keys: Keys) -> list[_Contents]:
 def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> list[_Contents]:
     def contents(incarnation: str, text: str, age: datetime.timedelta | None = None) -> list[_Contents]:
         delete = partial(delete_parameters, transport, keys, incarnation.removeprefix(DELETING))
-        return [_Contents("parameters", text, delete, age)]
+        return [_Contents(text, delete, age)]
 
     try:
         info = read_parameters_info(transport, keys)
@@ -329,7 +318,7 @@ def _look_at_accumulator(transport: Transport, keys: Keys) -> _Contents:
             age = info.read_at - info.last_activity
     # The incarnation that was shown: the name may have been created again since then.
     delete = partial(deletion.delete, transport, keys, incarnation.removeprefix(DELETING))
-    return _Contents("accumulator", text, delete, age)
+    return _Contents(text, delete, age)
 
 
 def _contents_text(info: AccumulatorInfo) -> str:

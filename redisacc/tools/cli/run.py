@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -144,6 +145,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     *,
     workers: int,
     with_chief: bool,
@@ -160,8 +162,8 @@ def run(
     durable: bool | None,
     server_port: int | None,
     url: str | None,
-    several: SeveralHosts,
     program: tuple[str, ...],
+    **hosts: Any,
 ) -> None:
     """Run N workers on this machine, all with the same program.
 
@@ -187,6 +189,7 @@ def run(
     \b
       redisacc run --first-worker 3 --workers 2 -- python train.py
     """
+    several = SeveralHosts(**hosts)
     several.check()
     is_given = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     has_server = with_server or server_dir is not None or server_port is not None

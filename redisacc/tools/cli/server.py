@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -126,12 +126,10 @@ def server(
 def _run(child: Server | Cluster, directory: Path, socket: Path | None, *, durable: bool, reduce: bool) -> Server:
     """Starts the server or cluster and blocks until one of its processes has ended by itself. Returns that one."""
     child.start()
-    if isinstance(child, Cluster):
-        _announce_cluster(child, directory, durable=durable)
-    else:
-        _announce(child, socket, durable=durable)
+    nodes = list(child.nodes) if isinstance(child, Cluster) else [child]
+    _announce(child, nodes, directory, socket, durable=durable)
     with _reducing(child) if reduce else contextlib.nullcontext():
-        return _watch_all(child) if isinstance(child, Cluster) else _watch(child)
+        return _watch(nodes)
 
 
 @contextlib.contextmanager
@@ -149,26 +147,29 @@ def _reducing(child: Server | Cluster) -> Iterator[None]:
             thread.join(5.0)
 
 
-def _watch(child: Server) -> Server:
-    """Blocks until the server has ended, and returns it. Reports when it cannot save its data, and when it can."""
+def _watch(nodes: Sequence[Server]) -> Server:
+    """Blocks until one has ended, and returns it. Reports when one cannot save its data, and when all can again."""
     failing = False
     checked = clock.now()
-    with contextlib.closing(child.client()) as client:
-        while child.running:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(node.client())) for node in nodes]
+        while True:
+            if ended := [node for node in nodes if not node.running]:
+                return ended[0]
             clock.sleep(0.5)
             if clock.now() < checked + _CHECK_SECONDS:
                 continue
             checked = clock.now()
             try:
-                info = client.info("persistence")
+                infos = [client.info("persistence") for client in clients]
             except redis.RedisError:
-                continue  # it is busy, or has just ended
-            before, failing = failing, "err" in (info["rdb_last_bgsave_status"], info["aof_last_write_status"])
+                continue  # one is busy, or has just ended
+            saved = {info[status] for info in infos for status in ("rdb_last_bgsave_status", "aof_last_write_status")}
+            before, failing = failing, "err" in saved
             if failing and not before:
                 click.echo("The server cannot save its data, and a crash would lose them. See its log.", err=True)
             elif before and not failing:
                 click.echo("The server saves its data again.", err=True)
-    return child
 
 
 def _check_options(*, port: int | None, socket: Path | None, masters: int | None, replicas: int | None) -> None:
@@ -180,45 +181,27 @@ def _check_options(*, port: int | None, socket: Path | None, masters: int | None
         raise click.UsageError("the nodes of a cluster have TCP ports: give --cluster or --socket, not both")
 
 
-def _watch_all(child: Cluster) -> Server:
-    """Blocks until a node has ended, and returns that one."""
-    while True:
-        for node in child.nodes:
-            if not node.running:
-                return node
-        clock.sleep(0.5)
-
-
-def _announce_cluster(child: Cluster, directory: Path, *, durable: bool) -> None:
-    first = child.nodes[0]
-    click.echo(
-        f"{first.version}: a cluster of {len(child.nodes)} nodes is ready, on this machine only. Ctrl-C stops it.\n"
-    )
-    click.echo(f"  URL      {child.url}")
-    click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
-    click.echo(f"  inspect  redis-cli -c -p {first.port} SMEMBERS redisacc:names")
-    click.echo(f"  data     {_shown(directory)}")
-    click.echo(f"  crash    {_crash_text(durable=durable)}")
-    click.echo(f"  log      {_shown(directory)}/node-1/server.log, and so on")
-
-
-def _crash_text(*, durable: bool) -> str:
-    if durable:
-        return "loses at most about two seconds (append-only file)"
-    return "loses about a minute (snapshots); with --durable, two seconds"
-
-
-def _announce(child: Server, socket: Path | None, *, durable: bool) -> None:
-    default = child.port == _DEFAULT_PORT
-    address = f"-s {shlex.quote(str(socket))}" if child.port is None else f"-p {child.port}"
-    click.echo(f"{child.version} is ready, on this machine only. Ctrl-C stops it.\n")
-    click.echo(f"  URL      {child.url}" + ("   (the default)" if default else ""))
-    if not default:
-        click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
-    click.echo(f"  inspect  {how_to_inspect(address)}")
-    click.echo(f"  data     {_shown(child.dir)}")
-    click.echo(f"  crash    {_crash_text(durable=durable)}")
-    click.echo(f"  log      {_shown(child.dir / 'server.log')}")
+def _announce(
+    child: Server | Cluster, nodes: Sequence[Server], directory: Path, socket: Path | None, *, durable: bool
+) -> None:
+    first, is_cluster = nodes[0], isinstance(child, Cluster)
+    is_default = first.port == _DEFAULT_PORT and not is_cluster
+    address = f"-s {shlex.quote(str(socket))}" if first.port is None else f"-p {first.port}"
+    facts = {
+        "URL": child.url + ("   (the default)" if is_default else ""),
+        "use it": "" if is_default else f"export REDISACC_URL={shlex.quote(child.url)}",
+        "inspect": how_to_inspect(f"-c {address}" if is_cluster else address),
+        "data": _shown(directory),
+        "crash": "loses at most about two seconds (append-only file)"
+        if durable
+        else "loses about a minute (snapshots); with --durable, two seconds",
+        "log": f"{_shown(first.dir)}/server.log" + (", and so on" if is_cluster else ""),
+    }
+    what = f"{first.version}: a cluster of {len(nodes)} nodes" if is_cluster else first.version
+    click.echo(f"{what} is ready, on this machine only. Ctrl-C stops it.\n")
+    for label, text in facts.items():
+        if text:
+            click.echo(f"  {label:<8} {text}")
 
 
 def how_to_inspect(address: str) -> str:

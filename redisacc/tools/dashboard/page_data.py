@@ -113,8 +113,7 @@ def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict
     detailed = next((view for name, view in views.items() if id_of(name) == query.detail), None)
     if detailed is not None:
         figures = monitor.figures[detailed.info.name]
-        history = monitor.histories.get(detailed.info.name)
-        steps = [] if history is None else history.steps
+        steps = monitor.histories.get(detailed.info.name, [])
         for name, value in _detail(detailed, figures, steps, query.workers).items():
             found[f"detail:{name}"] = value
     else:

@@ -33,8 +33,6 @@ BATCH = 100
 # Seconds after which an accumulator is read in full although its summary is the same. An entry that was replaced by
 # another one, such as a round that was recovered, does not change the summary.
 LONGEST_REST = 30.0
-# Maximum number of steps that are kept. Then, they are read as Redis has thinned them meanwhile.
-MOST_STEPS = 1500
 
 
 @dataclass
@@ -231,51 +229,6 @@ class Collector:
                 yield keys, list(itertools.islice(found, len(group))), read_at
 
 
-class StepHistory:
-    """The history of a training, as far as it was read.
-
-    Args:
-        transport: the way to the server.
-        keys: the keys of the parameters.
-
-    Attributes:
-        steps: the steps, the first one first.
-    """
-
-    def __init__(self, transport: Transport, keys: ParameterKeys) -> None:
-        self._transport, self._keys = transport, keys
-        self._incarnation = ""
-        self.steps: list[PastStep] = []
-
-    def refresh(self, parameters: ParametersInfo) -> None:
-        """Reads what is new, given the latest state of the parameters.
-
-        Raises:
-            CorruptDataError: Redis holds what redisacc did not write.
-            ServerUnavailableError: the server does not answer.
-        """
-        latest = None if parameters.latest is None else parameters.latest.step
-        known = self.steps[-1].step if self.steps else None
-        if parameters.incarnation == self._incarnation and latest == known:
-            return
-        if (
-            parameters.incarnation != self._incarnation
-            or latest is None
-            or known is None
-            or latest < known
-            or len(self.steps) >= MOST_STEPS
-        ):
-            self._incarnation = parameters.incarnation
-            self.steps = read_history(self._transport, self._keys)
-            return
-        before = self.steps[-1]
-        new = read_history(self._transport, self._keys, after=known)
-        if new:
-            # How long the first of them took follows from the one before.
-            first = max(new[0].time - before.time, 0.0) / (new[0].step - before.step)
-            self.steps += [dataclasses.replace(new[0], seconds=first), *new[1:]]
-
-
 def curves(steps: Sequence[PastStep], names: Sequence[str], most: int) -> tuple[list[int], list[list[float | None]]]:
     """Returns the curves of metrics, and of the time of a step, with few points, each the mean of some steps.
 
@@ -309,7 +262,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(value / len(finite) for value in finite) if finite else None
 
 
-class Monitor:
+class Monitor(Collector):
     """Reads accumulators whenever it is asked to, and listens to their events in between. Close it with ``close()``.
 
     One thread at a time may use it: whoever reads it in several threads holds ``lock`` meanwhile.
@@ -320,6 +273,7 @@ class Monitor:
         keys: the keys of further accumulators.
 
     Attributes:
+        views, problems: as for ``Collector``.
         figures: accumulator's name → what is known of its rounds, as of the latest refresh.
         histories: accumulator's name → the steps of its training, of those that were ever read first.
         nodes: the server, or the masters of a cluster, as of the latest refresh.
@@ -327,27 +281,17 @@ class Monitor:
     """
 
     def __init__(self, transport: Transport, patterns: Sequence[str], keys: Sequence[Keys] = ()) -> None:
-        self._transport = transport
-        self._patterns, self._keys = patterns, keys
-        self._collector = Collector(transport, patterns, keys)
+        super().__init__(transport, patterns, keys)
         self._listener: RoundListener | None = None
         self.figures: dict[str, Figures] = {}
-        self.histories: dict[str, StepHistory] = {}
+        self.histories: dict[str, list[PastStep]] = {}
+        # Name → what was the incarnation and the latest step when its history was read.
+        self._history_of: dict[str, tuple[str, PastStep | None]] = {}
         self.nodes: list[Node] = []
         self.lock = threading.Lock()
         # Later, if the server does not answer yet.
         with contextlib.suppress(RedisAccError):
             self._listen()
-
-    @property
-    def views(self) -> dict[str, View]:
-        """Accumulator's name → its view, sorted by name, as of the latest refresh."""
-        return self._collector.views
-
-    @property
-    def problems(self) -> list[str]:
-        """What is wrong with accumulators that could not be read in the latest refresh. May contain foreign text."""
-        return self._collector.problems
 
     def refresh(self, *, timeout: float = math.inf, budget: float = math.inf, first: Collection[str] = ()) -> None:
         """Reads the server, as ``Collector.refresh`` does.
@@ -356,7 +300,7 @@ class Monitor:
             ServerUnavailableError: the server does not answer. Everything is as it was.
             RedisAccError: the server refuses.
         """
-        self._collector.refresh(timeout=timeout, budget=budget, first=first)
+        super().refresh(timeout=timeout, budget=budget, first=first)
         listener = self._listen()
         listener.follow(list(self.views))
         self.figures = {name: listener.figures(name) for name in self.views}
@@ -370,19 +314,19 @@ class Monitor:
             self._listener.close()
 
     def _read_histories(self, names: Collection[str]) -> None:
-        self.histories = {name: of for name, of in self.histories.items() if name in self.views}
-        for name in names:
-            view = self.views.get(name)
-            if view is None or view.parameters is None:
-                self.histories.pop(name, None)
-                continue
-            history = self.histories.setdefault(name, StepHistory(self._transport, ParameterKeys(name)))
-            try:
-                history.refresh(view.parameters)
-            except ServerUnavailableError:
-                raise
-            except RedisAccError as error:
-                self.problems.append(str(error))
+        trainings = {name: of for name in names if name in self.views and (of := self.views[name].parameters)}
+        for name, parameters in trainings.items():
+            latest = parameters.incarnation, parameters.latest
+            if self._history_of.get(name) != latest:
+                try:
+                    self.histories[name] = read_history(self._transport, ParameterKeys(name))
+                    self._history_of[name] = latest
+                except ServerUnavailableError:
+                    raise
+                except RedisAccError as error:
+                    self.problems.append(str(error))
+        for name in self.histories.keys() - trainings.keys():
+            del self.histories[name], self._history_of[name]
 
     def _listen(self) -> RoundListener:
         if self._listener is None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import sys
 import tempfile
 import zipfile
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 import numpy as np
@@ -41,8 +40,6 @@ _SAVED_AS = {"bfloat16": np.float32}
 _ZIP = b"PK"
 # How many names of other arrays a message lists.
 _LISTED = 8
-# Versions of the .npy format. The third differs only for names of fields, which no gradient has.
-_HEADERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 # An archive may unpack to this many bytes, or to this many times its own size if that is more.
 _MAX_UNPACKED, _MAX_RATIO = 2**30, 10
 
@@ -195,7 +192,7 @@ def _saved(values: Array) -> Array:
 
 
 def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict[str, Array]:
-    """Returns the arrays of a file by name. Never unpickles, and allocates no more than the file really holds.
+    """Returns the arrays of a file by name. Never unpickles.
 
     Args:
         path: the file; "-" is standard input.
@@ -215,7 +212,7 @@ def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict
             data.seek(0)
             if data.read(len(_ZIP)) != _ZIP:
                 data.seek(0)
-                array = _read_array(data, size)
+                array = numpy_format.read_array(data, allow_pickle=False)
                 if single is None:
                     raise _UnknownArraysError("one array without a name")
                 return {single: array}
@@ -223,7 +220,7 @@ def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict
     except _UnknownArraysError as error:
         fail(f"{path} must hold the arrays of a gradient; it holds {error}", USAGE)
     except MemoryError:
-        fail(f"{path} does not fit into the memory of this machine")
+        fail(f"{path} does not fit into the memory of this machine", USAGE)
     except Exception as error:  # noqa: BLE001 - on a damaged file, numpy, zipfile and zlib raise anything
         fail(f"{path} is not a readable .npy or .npz file: {shown(error)}", USAGE)
 
@@ -246,33 +243,5 @@ def _read_zip(data: BinaryIO, size: int, known: Container[str]) -> dict[str, Arr
         arrays = {}
         for name, member in zip(names, members, strict=True):
             with archive.open(member) as packed:
-                arrays[name] = _read_array(packed, member.file_size)
+                arrays[name] = numpy_format.read_array(packed, allow_pickle=False)
         return arrays
-
-
-def _read_array(data: IO[bytes], size: int) -> Array:
-    """Returns the array of an .npy of this length in bytes. The header is checked before anything is allocated.
-
-    Raises:
-        ValueError: the file is no .npy, or is shorter than its header says.
-    """
-    version = numpy_format.read_magic(data)
-    if version not in _HEADERS:
-        raise ValueError(f"its format is {version}")
-    try:
-        shape, fortran_order, dtype = _HEADERS[version](data)
-    except (MemoryError, RecursionError):
-        # How Python's parser gives up on an expression that is nested too deeply.
-        raise ValueError("its header is too deep") from None
-    if dtype.hasobject:
-        raise ValueError("it holds pickled Python objects, which are never loaded")
-    if dtype.itemsize == 0 or not all(type(dim) is int and dim >= 0 for dim in shape):
-        raise ValueError(f"an array cannot have the dtype {dtype} and the shape {shape}")
-    number = math.prod(shape)
-    claimed, there = number * dtype.itemsize, size - data.tell()
-    if claimed > there:
-        raise ValueError(f"its header claims {claimed} bytes, but {there} follow")
-    content = data.read(claimed)
-    if len(content) < claimed:
-        raise ValueError(f"its header claims {claimed} bytes, but {len(content)} follow")
-    return np.frombuffer(bytearray(content), dtype, number).reshape(shape, order="F" if fortran_order else "C")

@@ -12,7 +12,8 @@ from typing import Any
 import click
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -107,32 +108,23 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent
         rows: a text for each column; escaped here.
         indent: number of spaces in front of each line.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    titles = [column.lstrip(">") for column in columns]
+    rows = [[printable(cell) for cell in row] for row in rows]
     out = console()
+    gap = 1 if out.is_terminal and len(columns) > 6 else 2
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    titles = [column.lstrip(">") for column in columns]
+    for column, title in zip(columns, titles, strict=True):
+        justify: JustifyMethod = "left" if column == title else "right"
+        table.add_column(Text(title), justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    widths = [max(map(cell_len, column)) + gap for column in zip(titles, *rows, strict=True)]
     if out.is_terminal:
-        gap = 1 if len(columns) > 6 else 2
-        others = [
-            max(map(cell_len, column)) + gap for column in zip(titles[1:], *(row[1:] for row in cells), strict=True)
-        ]
-        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-        for number, (column, title) in enumerate(zip(columns, titles, strict=True)):
-            table.add_column(
-                Text(" " * indent * (number == 0) + title),
-                justify="right" if column.startswith(">") else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                # The first column, a name, gives way where the others leave it too little room.
-                max_width=max(8, out.width - sum(others)) if number == 0 else None,
-            )
-        for row in cells:
-            table.add_row(*(Text(" " * indent * (number == 0) + cell) for number, cell in enumerate(row)))
-        out.print(table)
-        return
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    for row in [titles, *cells]:
-        padded = [
-            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        click.echo(" " * indent + "  ".join(padded).rstrip())
+        # The first column, a name, gives way where the others leave it too little room.
+        table.columns[0].max_width = max(8, out.width - indent - sum(widths[1:]))
+    else:
+        out.width = sum(widths) + indent
+    with out.capture() as written:
+        out.print(Padding(table, (0, 0, 0, indent)))
+    for line in written.get().splitlines():
+        click.echo(line.rstrip())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import ipaddress
 import os
 import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -25,8 +23,6 @@ from redisacc.tools.launch.hosts.nodes import BUS_OFFSET
 from redisacc.tools.launch.restarts import Restarts
 
 __all__ = ["SeveralHosts", "several_hosts_options"]
-
-R = TypeVar("R")
 
 _LONGEST_PASSWORD = 512
 
@@ -54,13 +50,7 @@ class SeveralHosts:
         if (self.hosts is None) != (self.meet is None):
             raise click.UsageError("--hosts and --meet go together: how many hosts, and where they meet")
         if self.hosts is None:
-            default = {"hosts": None, "meet": None, "replicas": 0, "join": False}
-            given = [
-                name
-                for name, value in dataclasses.asdict(self).items()
-                if value != default.get(name) and name not in ("hosts", "meet")
-            ]
-            if given:
+            if given := [name for name, value in vars(self).items() if value]:
                 raise click.UsageError(f"--{given[0].replace('_', '-')} needs --hosts")
             return
         if self.replicas and self.hosts < 3:
@@ -174,20 +164,16 @@ class SeveralHosts:
 
     def _tls(self) -> TLS | None:
         files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--tls-ca": self.tls_ca}
-        missing = [name for name, path in files.items() if path is None]
-        if len(missing) == len(files):
+        given = {name: path for name, path in files.items() if path is not None}
+        if not given:
             return None
-        if missing:
+        if missing := [name for name in files if name not in given]:
             raise click.UsageError(f"TLS needs three files: {' and '.join(missing)} is missing")
-        for name, path in files.items():
-            assert path is not None, "checked above"
+        for name, path in given.items():
             if not os.access(path, os.R_OK):
                 fail(f"cannot read the file of {name}: {path}")
         # Servers have directories of their own.
-        assert self.tls_cert is not None, "checked above"
-        assert self.tls_key is not None, "checked above"
-        assert self.tls_ca is not None, "checked above"
-        return TLS(self.tls_cert.absolute(), self.tls_key.absolute(), self.tls_ca.absolute())
+        return TLS(*(path.absolute() for path in given.values()))
 
 
 def _meet(text: str) -> Meet:
@@ -256,15 +242,8 @@ _OPTIONS = (
 )
 
 
-def several_hosts_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Adds the options of a run on several hosts, as the parameter ``several``."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> R:
-        given = {field.name: kwargs.pop(field.name) for field in dataclasses.fields(SeveralHosts)}
-        return function(*args, several=SeveralHosts(**given), **kwargs)
-
-    decorated: Callable[..., R] = call
+def several_hosts_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of a run on several hosts, whose values are those of ``SeveralHosts``."""
     for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+        function = option(function)
+    return function
