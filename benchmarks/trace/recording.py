@@ -110,7 +110,7 @@ class RecordingWaits(Waits):
 def _ask_all(transport: Transport, url: str, *command: str) -> dict[str, Any]:
     """Returns the reply of each master to a command, as it is."""
     found, way = {}, urlsplit(url)
-    for address in transport.on_every_master([("PING",)]):
+    for address in transport.on_masters([("PING",)])[0]:
         host, _, port = address.partition("/")[0].rpartition(":")
         client = redis.Redis(host, int(port), username=way.username, password=way.password)
         connection = client.connection_pool.make_connection()

@@ -243,25 +243,29 @@ class Transport:
         replies = self._persist(partial(self.cluster.exchange_at, node, [command]), timeout)
         return _checked([command], replies, node)[0]
 
-    def on_every_master(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> dict[str, list[Any]]:
-        """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
-        if self.cluster is None:
-            return {self.address: self.pipeline(commands, timeout=timeout)}
-        replies, _ = self._persist(partial(self.cluster.exchange_with_masters, commands), timeout)
-        return {address: _checked(commands, found, address) for address, found in replies.items()}
-
-    def on_reachable_masters(
-        self, commands: Sequence[Command], *, timeout: float = TIMEOUT, also: Sequence[Address] = ()
+    def on_masters(
+        self,
+        commands: Sequence[Command],
+        *,
+        timeout: float = TIMEOUT,
+        also: Sequence[Address] = (),
+        reachable: bool = False,
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Does the same with those masters that answer within 3 seconds each, and with other nodes of a cluster.
+        """Sends commands without keys to every master, and to other nodes of a cluster; or to the single server.
+
+        Args:
+            commands: the commands.
+            timeout: seconds to try to reach the servers.
+            also: the other nodes.
+            reachable: whether masters that do not answer within 3 seconds are left out. Otherwise, the call raises, as
+                it does if a single server does not answer.
 
         Returns:
-            Address → the replies; and address → the reason, for masters that do not answer. If a single server does not
-            answer, the call raises.
+            Address → the replies; and address → the reason, for masters that were left out.
         """
         if self.cluster is None:
-            return self.on_every_master(commands, timeout=timeout), {}
-        attempt = partial(self.cluster.exchange_with_masters, commands, also=also, reachable=True)
+            return {self.address: self.pipeline(commands, timeout=timeout)}, {}
+        attempt = partial(self.cluster.exchange_with_masters, commands, also=also, reachable=reachable)
         replies, silent = self._persist(attempt, timeout)
         return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
 

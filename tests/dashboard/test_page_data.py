@@ -34,7 +34,7 @@ def monitor(real_server):
 
 
 def page(monitor, **query):
-    return {name: json.loads(text) for name, text in sections(monitor, Query(**query), "there", "").items()}
+    return {name: json.loads(text) for name, text in sections(monitor, Query(**query), "").items()}
 
 
 def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(monitor, real_client, until):
@@ -323,7 +323,7 @@ def test_the_parameters_of_a_url_have_limits():
 
 def test_updates_hold_what_has_changed_and_end_when_the_feed_is_closed(real_server, monitor, open_dense):
     acc = open_dense("float32", [1], "w")
-    feed = Feed(connect(real_server.url), monitor, 0.01)
+    feed = Feed(monitor, 0.01)
 
     async def watch():
         found = []

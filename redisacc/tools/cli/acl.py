@@ -88,7 +88,7 @@ def acl(
     if load:
         transport = transport_of(url)
         if name:
-            transport.on_every_master([("ACL", "SETUSER", name, *found)], timeout=durations.opening)
+            transport.on_masters([("ACL", "SETUSER", name, *found)], timeout=durations.opening)
         _report_loaded(_load_scripts(transport), name, as_json=as_json)
     elif as_json:
         echo_json({"user": name, "rules": found})
@@ -105,8 +105,9 @@ def _load_scripts(transport: Transport) -> dict[str, str]:
     if transport.has_sharded_channels():
         scripts = [script.sharded for script in scripts]
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
-    for address, replies in transport.on_every_master(loads, timeout=durations.opening).items():
-        for script, reply in zip(scripts, replies, strict=True):
+    replies, _ = transport.on_masters(loads, timeout=durations.opening)
+    for address, found in replies.items():
+        for script, reply in zip(scripts, found, strict=True):
             if reply != script.sha.encode():
                 raise CorruptDataError(
                     f"{address}: SCRIPT LOAD of {script.name} replied {shown(reply)} instead of {script.sha}"

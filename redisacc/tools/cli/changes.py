@@ -259,7 +259,7 @@ def _old_enough(transport: Transport, keys: Keys, older_than: datetime.timedelta
         NotFoundError: nothing has, and no age is asked for.
     """
     try:
-        contents = _look_at(transport, keys)
+        contents = contents_of(transport, keys)
     except NotFoundError:
         if older_than is None:
             raise
@@ -269,7 +269,12 @@ def _old_enough(transport: Transport, keys: Keys, older_than: datetime.timedelta
     return contents
 
 
-def _look_at(transport: Transport, keys: Keys) -> list[_Contents]:
+def contents_of(transport: Transport, keys: Keys) -> list[_Contents]:
+    """Returns what has this name: an accumulator, parameters, or both.
+
+    Raises:
+        NotFoundError: nothing has.
+    """
     parameters = _look_at_parameters(transport, ParameterKeys(keys.name))
     try:
         return [_look_at_accumulator(transport, keys), *parameters]

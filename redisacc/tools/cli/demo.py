@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 
 import redisacc
-from redisacc.tools.admin.training import delete_training
+from redisacc._format.keys import Keys
+from redisacc.tools.cli.changes import contents_of
 from redisacc.tools.cli.server import own_server
 from redisacc.tools.cli.shared.failures import interrupts_raise, report_failures
 from redisacc.tools.cli.shared.options import HELP, transport_of
@@ -81,9 +82,10 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
             raise SystemExit(subprocess.run(program, env=environment, check=False).returncode)
         finally:
             # The error to report is why the training ended, and not why nothing could be deleted.
-            with contextlib.suppress(redisacc.ServerUnavailableError):
+            with contextlib.suppress(redisacc.ServerUnavailableError, redisacc.NotFoundError):
                 transport.call("PING", timeout=2)
-                delete_training(name, redis=address)
+                for of in contents_of(transport, Keys(name)):
+                    of.delete()
 
 
 def _choose_words(wanted: Sequence[str], corpus: Corpus) -> list[int]:

@@ -19,7 +19,6 @@ from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.events import Event, Events
 from redisacc._text import age_text, printable, shown
-from redisacc._wire.transport import Transport
 from redisacc.errors import ServerUnavailableError
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
 from redisacc.tools.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, transport_of
@@ -88,8 +87,8 @@ def watch(
 
 def _watch(names: Sequence[str], interval: float, number: int | None, url: str | None, *, as_json: bool) -> None:
     transport = transport_of(url)
-    board = Board(transport, names)
-    board.refresh()
+    board = Board(transport, *targets_of(names))
+    board.update()
     if names and not board.views:
         fail(f"there is no accumulator {' or '.join(map(shown, names))} at {transport.address}", NOT_FOUND)
     out = console()
@@ -100,12 +99,12 @@ def _watch(names: Sequence[str], interval: float, number: int | None, url: str |
             if refreshes == number:
                 return
             clock.sleep(interval)
-            board.refresh()
+            board.update()
             refreshes += 1
     with Live(board.render(), console=out, auto_refresh=False, transient=False) as live:
         while refreshes != number:
             clock.sleep(interval)
-            board.refresh()
+            board.update()
             refreshes += 1
             live.update(board.render(), refresh=True)
 
@@ -125,34 +124,22 @@ def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
     return ", ".join(words)
 
 
-class Board:
+class Board(Collector):
     """The watched accumulators.
-
-    Args:
-        transport: to the server.
-        names: names and globs of accumulators; none means all.
 
     Attributes:
         problem: the error of the latest refresh; empty if there was none.
     """
 
-    def __init__(self, transport: Transport, names: Sequence[str]) -> None:
-        self._address = transport.address
-        self._collector = Collector(transport, *targets_of(names))
-        self.problem = ""
+    problem = ""
 
-    @property
-    def views(self) -> dict[str, View]:
-        """Accumulator's name → its view."""
-        return self._collector.views
-
-    def refresh(self) -> None:
+    def update(self) -> None:
         """Reads the server. If it does not answer, sets ``problem`` and keeps the views, because it may come back."""
         try:
-            self._collector.refresh(timeout=_TIMEOUT)
-            self.problem = self._collector.problems[-1] if self._collector.problems else ""
+            self.refresh(timeout=_TIMEOUT)
+            self.problem = self.problems[-1] if self.problems else ""
         except ServerUnavailableError:
-            self.problem = f"no answer from {self._address}; the figures are out of date"
+            self.problem = f"no answer from {self.address}; the figures are out of date"
 
     def render(self) -> RenderableType:
         """Returns the board for a terminal."""
@@ -160,7 +147,7 @@ class Board:
         for view in self.views.values():
             parts += [*_lines(view), Text("")]
         if not self.views:
-            parts.append(Text(f"no accumulators at {self._address}"))
+            parts.append(Text(f"no accumulators at {self.address}"))
         if self.problem:
             parts.append(Text(printable(self.problem), style="bold red"))
         return Group(*parts)

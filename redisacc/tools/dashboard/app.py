@@ -45,7 +45,7 @@ def run(
         token: what a request has to know; None for requests by a name of this machine only.
         interval: seconds between two updates of the page.
     """
-    feed = Feed(transport, monitor, interval)
+    feed = Feed(monitor, interval)
     # No log of requests, nor of those that break off: the application logs its own failures. The token is in no log
     # either.
     config = uvicorn.Config(

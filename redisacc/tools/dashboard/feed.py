@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 from redisacc._clock import clock
 from redisacc._text import printable
-from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
 from redisacc.tools.dashboard.page_data import Query, id_of, sections
 from redisacc.tools.monitoring.monitor import Monitor
@@ -42,13 +41,11 @@ class Feed:
     """The updates of all pages. It reads the server only while at least one is open.
 
     Args:
-        transport: the way to the server.
         monitor: reads it.
         interval: seconds between two refreshes.
     """
 
-    def __init__(self, transport: Transport, monitor: Monitor, interval: float) -> None:
-        self._address = transport.address
+    def __init__(self, monitor: Monitor, interval: float) -> None:
         self._monitor = monitor
         self._interval = interval
         self._viewers: set[_Viewer] = set()
@@ -129,4 +126,4 @@ class Feed:
                 monitor.refresh(timeout=TIMEOUT, budget=BUDGET, first=first)
             except RedisAccError as error:
                 problem = printable(str(error))
-            return {query: sections(monitor, query, self._address, problem) for query in queries}
+            return {query: sections(monitor, query, problem) for query in queries}

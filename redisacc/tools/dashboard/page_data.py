@@ -83,13 +83,12 @@ def id_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict[str, str]:
+def sections(monitor: Monitor, query: Query, problem: str) -> dict[str, str]:
     """Returns the sections of a page, as JSON.
 
     Args:
         monitor: what is known of the server.
         query: what the page wants to see.
-        address: where the server is, without a password.
         problem: why the latest refresh failed; "" if it did not.
 
     Returns:
@@ -105,7 +104,7 @@ def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict
     matching.sort(key=lambda view: view.parameters is None)
     shown = matching[: query.rows]
     found: dict[str, Any] = {
-        "server": _server(monitor, address, problem, len(matching)),
+        "server": _server(monitor, problem, len(matching)),
         "order": [id_of(view.info.name) for view in shown],
     }
     for view in shown:
@@ -121,11 +120,11 @@ def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict
     return {name: json.dumps(value, separators=(",", ":"), allow_nan=False) for name, value in found.items()}
 
 
-def _server(monitor: Monitor, address: str, problem: str, matching: int) -> dict[str, Any]:
+def _server(monitor: Monitor, problem: str, matching: int) -> dict[str, Any]:
     views = monitor.views.values()
     rates = [view.rates for view in views]
     return {
-        "address": address,
+        "address": monitor.address,
         "problem": printable(problem),
         "problems": [printable(text) for text in monitor.problems[:MOST_ENTRIES]],
         "nodes": [_node(node) for node in monitor.nodes],

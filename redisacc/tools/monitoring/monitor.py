@@ -129,12 +129,14 @@ class Collector:
 
     Attributes:
         views: accumulator's name → its view, sorted by name.
+        address: where the server is, without a password.
         problems: what is wrong with accumulators that could not be read in the latest refresh, as texts that may
             contain foreign text.
     """
 
     def __init__(self, transport: Transport, patterns: Sequence[str], keys: Sequence[Keys] = ()) -> None:
         self._transport = transport
+        self.address = transport.address
         self._patterns = patterns
         self._keys = keys
         # Name → the replies of its summary when it was last read in full, and when that was.

@@ -57,7 +57,7 @@ def read_nodes(transport: Transport, *, timeout: float = TIMEOUT) -> list[Node]:
         ServerUnavailableError: a server does not answer.
     """
     try:
-        replies = transport.on_every_master([("INFO",)], timeout=timeout)
+        replies, _ = transport.on_masters([("INFO",)], timeout=timeout)
     except ServerUnavailableError:
         raise
     except ServerError:

@@ -165,7 +165,7 @@ class _Node:
 def examine_moves(transport: Transport) -> Finding:
     """Returns which slots are being moved to a master whose replicas lag behind, or that has none."""
     try:
-        replies, _ = transport.on_reachable_masters([("CLUSTER", "NODES")], timeout=durations.opening)
+        replies, _ = transport.on_masters([("CLUSTER", "NODES")], timeout=durations.opening, reachable=True)
     except ServerError:
         return warn(
             "unknown, because this user may not run CLUSTER NODES",
@@ -213,7 +213,7 @@ def _read_nodes(replies: Iterable[Any]) -> dict[str, _Node]:
 def _moved_at_once(transport: Transport) -> Iterable[tuple[str, set[int]]]:
     """Yields the id of the target and the slots of each move by CLUSTER MIGRATESLOTS, which Valkey has from 9 on."""
     try:
-        replies, _ = transport.on_reachable_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=durations.opening)
+        replies, _ = transport.on_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=durations.opening, reachable=True)
     except RedisAccError:
         return
     for [reply] in replies.values():
@@ -245,8 +245,8 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
     deadline = clock.now() + _CONFIRMED_WITHIN
     while True:
         try:
-            replies, _ = transport.on_reachable_masters(
-                [("INFO", "replication")], timeout=durations.opening, also=addresses
+            replies, _ = transport.on_masters(
+                [("INFO", "replication")], timeout=durations.opening, also=addresses, reachable=True
             )
         except ServerError:
             return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)

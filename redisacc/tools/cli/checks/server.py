@@ -73,7 +73,7 @@ def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[
     There are no replies if this user may not run the command.
     """
     try:
-        replies, silent = transport.on_reachable_masters([command])
+        replies, silent = transport.on_masters([command], reachable=True)
     except ServerError:
         return {}, {}
     return {address: reply for address, [reply] in replies.items()}, silent
