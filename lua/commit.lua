@@ -155,6 +155,6 @@ elseif room.bytes >= args.ahead_bytes and power > power_before then
 end
 local reply = count_gradient(keys, args, admission, size, args.gradient, ahead)
 if #args.replaced > 0 then
-  reply[1] = 'swapped'
+  return {'swapped', reply[2], reply[3]}
 end
 return reply

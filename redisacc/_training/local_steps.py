@@ -28,7 +28,7 @@ from redisacc._handles.parameters import Parameters
 from redisacc._text import shown
 from redisacc._training.gradients import warn_of_skip
 from redisacc._training.options import SKIP, Finite
-from redisacc.errors import InvalidArgumentError, NotFiniteError, NotFoundError, RedisAccError
+from redisacc.errors import InvalidArgumentError, NotFiniteError, RedisAccError
 from redisacc.optim import SGD, Optimizer
 from redisacc.optim.base import check_dtype
 from redisacc.optim.kernel import sum_of_squares, update_part
@@ -268,11 +268,10 @@ class LocalLoop:
             return False
         self._next_look = now + durations.look_every
         try:
-            return published.step() != self._version or published.finished()
-        except NotFoundError:
-            return True
+            step = published.step()
+            return (step is not None and step > self._version) or published.finished()
         except RedisAccError as error:
-            # The server is away. The worker needs it only when it applies.
+            # The server is away, or has lost the training. If it is to be restored, it needs this worker's gradient.
             logger.debug("%s: %s", published.shared_name, error)
             return False
 

@@ -209,6 +209,25 @@ def test_a_worker_leaves_a_version_that_others_have_replaced(join, background, u
     assert seen == [0, 1, 6, 7, 8]
 
 
+@pytest.mark.loses_data
+def test_a_loss_in_the_middle_of_a_version_costs_nothing(join, durations, real_client, background):
+    """A worker that left the version, because it saw the loss before it was mended, waited forever."""
+    durations(look_every=0.0)
+    one = join()
+    seen = []
+
+    def run():
+        for step, found in one.steps(until=6):
+            seen.append(step)
+            if step == 4:
+                real_client.flushall()
+            one.apply(exact(0, step, found))
+
+    background(run).result(60)
+    assert seen == list(range(6))
+    np.testing.assert_array_equal(one.latest()[1]["w"], simulate(6, crew=1))
+
+
 def test_the_training_ends_in_the_middle_of_a_version(join, durations):
     durations(look_every=0.0)
     one = join(every=1000)
