@@ -108,8 +108,6 @@ def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
     assert f"mean         {text}\n" in cli("show", "model").stdout
 
 
-# How gradients come to be stored: the in_place_limit of each handle, and how large an inline one may be.
-STORED = {"in place": ([10**9], 2**16), "inline": ([0], 2**16), "in parts": ([0], 0), "mixed": ([10**9, 0], 300)}
 FLOATS = {
     "bias": ("float32", (4,)),
     "embed": redisacc.Sparse("float32", (100, 2)),
@@ -118,19 +116,14 @@ FLOATS = {
 }
 
 
-@pytest.mark.slow(keep="MEAN.*(mixed|in parts)|SUM.*zero-in")
-@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("sparse_mean", ["round", "index"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
-def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, stored, missing, sparse_mean, reduction):
-    limits, inline = STORED[stored]
-    # In a buffer this small, gradients are compacted.
-    options = {
-        "mean": redisacc.Mean(missing=missing, rows=sparse_mean),
-        "reduction_type": reduction,
-    }
-    accs = [open_tree(FLOATS, "model", limits=redisacc.Limits(limit, 1500, inline), **options) for limit in limits]
+def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, missing, sparse_mean, reduction):
+    options = {"mean": redisacc.Mean(missing=missing, rows=sparse_mean), "reduction_type": reduction}
+    # Some are added in place, and the others are inline or in parts.
+    limits = [redisacc.Limits(in_place=limit, inline=300) for limit in (10**9, 0)]
+    accs = [open_tree(FLOATS, "model", limits=limit, **options) for limit in limits]
     lacking = [(), ("embed",), ("layers/0/w",), ("embed", "layers/0/n"), ("open",), ()]
     for number in range(18):
         lacks = lacking[number % len(lacking)]

@@ -50,23 +50,14 @@ def slow_loss(parameters, batch):
     return total
 
 
-def test_loss():
+def test_the_loss_and_its_gradients_which_are_those_of_finite_differences():
     parameters, batch = random_case()
     found = gradients(parameters, batch)
-    loss, pairs = found["loss"]
-    assert loss == pytest.approx(slow_loss(parameters, batch), rel=1e-12)
-    assert pairs == 15
-
-
-def test_gradients_are_those_of_finite_differences():
-    parameters, batch = random_case()
-    found = gradients(parameters, batch)
+    assert found["loss"].tolist() == pytest.approx([slow_loss(parameters, batch), 15], rel=1e-12)
     dense = {"position": found["position"]}
     for name in ("input", "output"):
         dense[name] = np.zeros_like(parameters[name])
         dense[name][found[name].indices] = found[name].values
-    assert found["input"].indices.tolist() == sorted(set(batch.centers.tolist()))
-    assert found["output"].indices.tolist() == sorted({*batch.contexts.tolist(), *batch.negatives.tolist()})
     width = 1e-6
     for name, gradient in dense.items():
         array = parameters[name]
