@@ -79,18 +79,6 @@ def test_a_type_may_be_spelled_in_many_ways(open_dense):
         acc.delete()
 
 
-@pytest.mark.servers("fakeredis")
-def test_other_types_are_refused(open_dense, open_sparse, client):
-    refused = [None, "float33", "", "object", "S4", bool, "datetime64[s]", 3, [], "i8,i8"]
-    # Where it is not a double.
-    refused += [np.longdouble] if np.dtype(np.longdouble) != np.float64 else []
-    for dtype in refused:
-        for opener in (open_dense, open_sparse):
-            with pytest.raises(redisacc.InvalidArgumentError, match="dtype"):
-                opener(dtype, [1], "refused")
-    assert client.keys() == []
-
-
 # accumulator's dtype, gradient's dtype, whether it is converted
 CASTS = [
     ("float32", "float64", True),

@@ -2,28 +2,12 @@
 
 import functools
 
-import ml_dtypes
 import numpy as np
 import pytest
+from support.model import encoded
 from support.servers import contents
 
 import redisacc
-
-BLOCK = 256
-
-
-def sent(values, encoding):
-    """What arrives of an array of float32, by plain numpy."""
-    values = np.asarray(values, np.float32)
-    if encoding == "bfloat16":
-        with np.errstate(all="ignore"):
-            return values.astype(ml_dtypes.bfloat16).astype(np.float32)
-    if encoding == "float32" or values.size < BLOCK:
-        return values
-    flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK)).reshape(-1, BLOCK)
-    scales = np.abs(flat).max(axis=1, keepdims=True) / np.float32(127)
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    return (np.rint(flat * inverse) * scales).reshape(-1)[: values.size].reshape(values.shape)
 
 
 def gradients(number, shape, seed=0):
@@ -36,7 +20,7 @@ def test_more_than_is_decoded_at_once(open_dense, encoding):
     acc, given = open_dense("float32", [9, 70_000], encoding=encoding, reduction_type="SUM"), gradients(2, [9, 70_000])
     for gradient in given:
         acc.apply_grad(gradient)
-    expected = sent(given[0], encoding) + sent(given[1], encoding)
+    expected = encoded(given[0], encoding) + encoded(given[1], encoding)
     np.testing.assert_array_equal(acc.peek().gradient, expected, strict=True)
     np.testing.assert_array_equal(acc.take_grad(2), expected, strict=True)
 
@@ -90,7 +74,7 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, ope
     acc.apply_grad(gradient)
     assert not gradient.any()
     assert proxy.sent.count("commit") >= 3
-    np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, encoding))
+    np.testing.assert_array_equal(acc.take_grad(1), encoded(given_one, encoding))
 
 
 def test_what_is_sent_can_be_known_beforehand(open_dense, client):
@@ -100,7 +84,7 @@ def test_what_is_sent_can_be_known_beforehand(open_dense, client):
     before = contents(client)
     found = acc.as_encoded(values, encoding="int8")
     assert contents(client) == before
-    np.testing.assert_array_equal(found, sent(values, "int8"))
+    np.testing.assert_array_equal(found, encoded(values, "int8"))
     found += 0
     with pytest.raises(redisacc.InvalidArgumentError, match=r"declared shape \[5,100\]"):
         acc.as_encoded(values[0])

@@ -48,26 +48,6 @@ def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(open_dense, 
 
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
-@pytest.mark.fixed("client")
-def test_a_child_of_a_process_that_waits_may_wait_itself(open_dense, fork, background, waiting):
-    acc = open_dense("float32", [1], "w")
-
-    def work():
-        yield acc.take_grad(1, timeout=20).tolist()
-
-    taking = background(acc.take_grad, 1)
-    waiting(acc, 1)
-    child = fork(work)
-    waiting(acc, 2)
-    for step in range(2):
-        acc.wait_for_step(step)
-        acc.apply_grad([step], local_step=step)
-    # A process may stand still for longer than its place in the queue lasts.
-    assert sorted([taking.result().tolist(), child.value()]) == [[0.0], [1.0]]
-
-
-@pytest.mark.slow
-@pytest.mark.servers("valkey")
 def test_a_childs_end_does_not_take_the_parents_private_accumulator_away(real_server, real_client):
     out = run(
         """

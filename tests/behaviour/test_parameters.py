@@ -277,19 +277,6 @@ def test_a_small_table_does_not_keep_large_arrays_of_an_earlier_version(open_par
         assert stored(client, living=True) < 1.1 * (table.nbytes + dense.nbytes)
 
 
-@pytest.mark.slow
-def test_many_rows_blobs_are_replaced(open_parameters, client):
-    table = np.zeros((10_000, 1), np.int64)
-    writer, reader = open_parameters(), open_parameters()
-    for step in range(300):
-        table[step] = step
-        writer.publish(table, step, changed={".": [step]} if step else None)
-        # A reader without a version fetches all of them.
-        assert len(client.hget(writer.parameters_ref, "rows").split()) <= 256
-        if step % 50 == 0:
-            assert same(reader.latest()[1], table)
-
-
 # Waiting
 
 
@@ -461,16 +448,3 @@ def test_other_parameters_under_the_name(open_parameters):
             call()
     old.delete()
     assert new.step() == 0
-
-
-@pytest.mark.fixed("client", "partitions")
-def test_an_interrupted_deletion_is_finished_by_who_publishes(proxy, open_parameters, client, dies):
-    old = open_parameters(redis=proxy.where)
-    old.publish(np.ones(3), 5)
-    dies("UNLINK", old.delete)
-    with pytest.raises(redisacc.NotFoundError, match="parameters"):
-        old.latest()
-    new = open_parameters()
-    assert new.latest() is None
-    new.publish(np.zeros(2), 0)
-    assert len(client.keys("redisacc:{weights}:parameters:object:*")) == 1

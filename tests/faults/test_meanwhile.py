@@ -2,14 +2,11 @@
 
 import contextlib
 import signal
-import threading
 
 import numpy as np
 import pytest
 from faults import Suspended
-from operations import FOREVER, OPERATIONS, Apply, Publish, operation, value_of
-from support.child_processes import PATIENCE
-from support.proxy import Fault
+from operations import FOREVER, OPERATIONS, Apply, Publish, value_of
 from support.selection import thorough
 from support.suspension import suspend
 
@@ -49,36 +46,6 @@ def test_the_queue_goes_on_without_its_head(fork, proxy, real_client, until, clo
     assert (info.waiting, info.unacknowledged) == ([], [])
 
 
-@pytest.mark.parametrize("in_place", [0, 10**9])
-@pytest.mark.parametrize("has_read", [False, True])
-def test_whoever_wakes_does_not_touch_a_round_that_was_recovered(fork, proxy, real_client, in_place, has_read):
-    """A taker is stopped when it has a round, and the next chief assumes that it is dead. Then it resumes."""
-    acc = opened(real_client, in_place)
-    for value in (2, 4):
-        acc.apply_grad(np.full(6, value))
-
-    def work():
-        try:
-            yield value_of(opened(proxy.url, in_place).take_grad(1, timeout=600))
-        except redisacc.ConflictError:
-            yield "conflict"
-
-    reached, passes = threading.Event(), threading.Event()
-    add = proxy.before if has_read else proxy.after
-    add("acknowledge" if has_read else "take", lambda: (reached.set(), passes.wait(PATIENCE)))
-    taker = fork(work)
-    assert reached.wait(PATIENCE)
-    taker.signal(signal.SIGSTOP)
-    with acc.recover() as found:
-        passes.set()
-        taker.signal(signal.SIGCONT)
-        # It knows that the round is no longer its own.
-        assert taker.value() == "conflict"
-        assert value_of(found.gradient) == 6
-        assert len(acc.info().unacknowledged) == 1
-    assert acc.info().unacknowledged == []
-
-
 def test_a_taker_whose_connection_breaks_keeps_its_place(proxy, real_client, background, until):
     acc, first = opened(real_client), opened(proxy.url)
     taking = []
@@ -91,26 +58,6 @@ def test_a_taker_whose_connection_breaks_keeps_its_place(proxy, real_client, bac
     for value, one in enumerate(taking):
         acc.apply_grad(np.full(6, value), local_step=FOREVER)
         assert value_of(one.result(60)) == value
-    acc.delete()
-
-
-def test_a_fork_in_the_middle_of_an_apply(fork, proxy, background):
-    """The child applies with the same handle while the reply is outstanding."""
-    acc = opened(proxy.url)
-    acc.apply_grad(np.full(6, 1))
-    proxy.arm(Fault("reply", 0, 0, "hold"))
-    applying = background(acc.apply_grad, np.full(6, 2))
-    assert proxy.happened()
-
-    def work():
-        yield acc.apply_grad(np.full(6, 4)).outcome
-
-    assert fork(work).value() == "applied"
-    proxy.resume()
-    assert applying.result()
-    acc.apply_grad(np.full(6, 8))
-    assert acc.info().duplicates == 0
-    assert value_of(acc.take_grad(4)) == 15
     acc.delete()
 
 
@@ -293,18 +240,3 @@ def test_a_wait_goes_on_when_its_connections_break(proxy, real_client, backgroun
         direct.publish(np.ones(3), 2)
         assert waiting.result(60)[0] == 2
         direct.delete()
-
-
-@pytest.mark.parametrize("name", thorough(["apply", "apply inline"], usual=["apply"]))
-def test_faults_do_no_harm_while_another_client_applies(proxy, real_client, background, name):
-    acting = operation(name)
-    through, direct = (acting.open(lambda kind, *args, where=where, **given: kind(*args, redis=where, **given))
-                       for where in (proxy.url, real_client))  # fmt: skip
-    applying = background(lambda: [direct.apply_grad(np.full(6, 1000.0)) for _ in range(50)])
-    for number in range(25):
-        proxy.arm(Fault(("request", "reply")[number % 2], 0, 0))
-        assert through.apply_grad(np.ones(6, np.float32), local_step=FOREVER)
-        assert proxy.happened()
-    assert all(applying.result())
-    assert value_of(direct.take_grad(75)) == 50_025
-    direct.delete()

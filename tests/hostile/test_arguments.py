@@ -114,6 +114,11 @@ NO_SERVERS = [
     *(0, True, b"redis://localhost", [], object(), Broken(), "http://x", "localhost", "redis://h:port", "redis://["),
     *("\x00", f"redis://{SURROGATE}", f"redis://:{SURROGATE}@127.0.0.1:1"),
 ]
+NO_HANDLES = [
+    *("", "d", "redisacc:d", "redisacc:{}", "redisacc:{d", "redisacc:{d}:sums", b"redisacc:{d}", None, 7, []),
+    f"redisacc:{{{SURROGATE}}}",
+]
+NO_DTYPES = [None, "x", 7, SURROGATE, "", "object", "S4", bool, "datetime64[s]", [], "i8,i8"]
 KINDS = (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator)
 
 
@@ -164,7 +169,7 @@ def of_constructors(client):
     def created(name):
         return [lambda value, kind=kind: kind(**{"dtype": "float32", "redis": client, name: value}) for kind in KINDS]
 
-    yield "dtype", [None, "x", 7, SURROGATE], created("dtype")
+    yield "dtype", NO_DTYPES, created("dtype")
     yield "shape", NO_SHAPES, created("shape")
     yield "shared_name", NO_SHARED_NAMES, created("shared_name")
     yield "reduction_type", NO_REDUCTIONS, created("reduction_type")
@@ -181,7 +186,7 @@ def of_raw_operations(d, s, client):
     """Yields what only these functions have: they pass the rest on to handles."""
 
     def call(operation, handle, name, **more):
-        return lambda value: getattr(raw_ops, operation)(handle=handle, redis=client, **{**more, name: value})
+        return lambda value: getattr(raw_ops, operation)(**{"handle": handle, **more, name: value}, redis=client)
 
     rows = {"gradient_indices": [1], "gradient_values": ROW, "gradient_shape": [], "has_known_shape": False}
     sparse = {**rows, "local_step": 2}
@@ -192,9 +197,12 @@ def of_raw_operations(d, s, client):
     yield "dtype", ["float64", "nonsense", None, 7], [call(*of, "dtype", **take) for of in takes]
     yield "shape", [[5, 2], None, "x"], [call(of_rows, s, "gradient_shape", **known)]
     yield "shape", [None, "yes"], [call(of_rows, s, "has_known_shape", **sparse)]
-    yield "handle", [f"redisacc:{{{SURROGATE}}}"], [
-        lambda value: raw_ops.AccumulatorNumAccumulated(handle=value, redis=client)
-    ]  # fmt: skip
+    apply = {"local_step": 0, "gradient": ONES}
+    given = {"AccumulatorNumAccumulated": {}, "AccumulatorSetGlobalStep": {"new_global_step": 1}}
+    of_dense, of_sparse = {"AccumulatorApplyGradient": apply, takes[0][0]: take}, {of_rows: sparse, takes[1][0]: take}
+    for handles, every in ((NO_HANDLES, {**given, **of_dense, takes[1][0]: take}), ([s], of_dense), ([d], of_sparse)):
+        # Those of the other kind are named by it.
+        yield "handle dense sparse", handles, [call(of, "", "handle", **more) for of, more in every.items()]
     good = {"dtype": "float32", "shape": [4], "shared_name": "new", "redis": client}
     wrong = {"dtype": ["x", None], "shape": [4, [-2]], "shared_name": [7, "{", SURROGATE], "name": [SURROGATE]}
     wrong |= {"reduction_type": ["mean"], "redis": [7], "container": [7, b"x", ["x"]]}

@@ -8,7 +8,6 @@ import ssl
 import traceback
 import urllib.parse
 
-import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner
@@ -46,29 +45,6 @@ def speaks_tls(server):
         if "tls" in str(error).lower():
             pytest.skip("a server without TLS")
         raise
-
-
-@pytest.mark.slow
-@pytest.mark.servers("redis7")
-@pytest.mark.parametrize("limit", [0, 10**9])
-def test_a_round_over_tls(tls, certificates, open_accumulator, background, until, limit):
-    server = speaks_tls(tls)
-    url = tls_url(server, certificates)
-    for where in (url, server.client(password=PASSWORD)):
-        acc = open_accumulator(
-            "dense", "float32", [None], "w", redis=where, limits=redisacc.Limits(in_place=limit), reduction_type="SUM"
-        )
-        step = acc.global_step()
-        waiting = background(acc.take_grad, 3, timeout=60)
-        until(lambda acc=acc: acc.info().waiting)
-        # Several parts, and one.
-        for _ in range(3):
-            assert acc.apply_grad(np.ones(1_500_000, np.float32), local_step=step)
-        assert np.unique(waiting.result(60)).tolist() == [3]
-        # The connections that work and listen are TLS: the server has no other port.
-        assert acc.apply_grad(np.ones(3, np.float32), local_step=step + 1)
-        assert acc.peek().gradient.tolist() == [1] * 3
-        assert acc.take_grad(1, timeout=20).tolist() == [1] * 3
 
 
 def secrets_in(text):

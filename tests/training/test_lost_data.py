@@ -85,19 +85,6 @@ def test_a_server_that_saves_snapshots_crashes(training, at_step, tmp_path, unti
         training.client.close()
 
 
-def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
-    kept = []
-    chief = at_step(12, {3: lambda: kept.append(Snapshot(training.client)), 7: lambda: [old.restore() for old in kept]})
-    assert chief.parameters["w"].tolist() == [12, 12]
-    with redisacc.Parameters("train", redis=training.client) as parameters:
-        step, tree = parameters.latest()
-        assert (step, tree["w"].tolist()) == (12, [12, 12])
-        assert parameters.latest_state()[1]["m"].item() == 11
-    said = " ".join(record.getMessage() for record in caplog.records)
-    assert "the server has lost" in said or "has lost the parameters" in said
-    assert training.client.hlen("redisacc:{train}:taken") == 0
-
-
 def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
     kept = []
     chief = at_step(5, {2: lambda: kept.append(Snapshot(training.client)), 5: lambda: [old.restore() for old in kept]})
@@ -268,41 +255,6 @@ def test_both_wait_when_the_server_is_emptied(training, background, until, caplo
     chief.publish({"w": np.ones(2, np.int64)})
     assert waiting[1].result()[0] == 1
     assert worker.workers == 1
-
-
-@pytest.mark.parametrize("limit", [None, pytest.param(0, marks=pytest.mark.thorough)], ids=["in_place", "buffered"])
-def test_the_server_is_emptied_again_and_again(training, at_step, caplog, limit):
-    """While workers compute, apply and wait, and the chief has a round in its hands."""
-    emptied = dict.fromkeys((1, 2, 5, 9, 12), training.client.flushall)
-    chief = at_step(12, emptied, limits=redisacc.Limits(in_place=limit))
-    assert emptied == {}
-    assert chief.parameters["w"].tolist() == [12, 12]
-    with redisacc.Parameters("train", redis=training.client) as parameters:
-        step, tree = parameters.latest()
-        assert (step, tree["w"].tolist()) == (12, [12, 12])
-        assert parameters.latest_state()[1]["m"].item() == 11
-        assert parameters.finished()
-    assert training.record[b"global_step"] == b"12"
-    # Later losses may be noticed together.
-    assert "Restoring step 1 from the memory of the chief" in caplog.text
-
-
-def test_a_gradient_of_an_emptied_round_is_applied_again(training, background, until):
-    chief = training.chief(workers=2)
-    one = training.work(training.worker(0), gradient=lambda _, step, __: {"w": [1, step]})
-    until(lambda: training.record.get(b"num_accumulated") == b"1")
-    rounds = chief.rounds()
-    waiting = background(next, rounds)
-    two = training.worker(1)
-    steps = two.steps()
-    next(steps)
-    training.client.flushall()
-    until(lambda: training.record.get(b"num_accumulated") == b"1")
-    two.apply({"w": [10, 10]})
-    taken = waiting.result()
-    assert (taken.num_accumulated, taken.gradient["w"].tolist()) == (2, [11, 10])
-    chief.publish(chief.parameters, finished=True)
-    one.join()
 
 
 def test_another_handle_continues_after_a_loss(training, background, until):

@@ -172,7 +172,6 @@ def test_processes_that_are_killed_change_no_bit(crew, others, real_server, para
     assert every.endings == [(str(until), hashlib.sha256(expected).hexdigest())] * crew
 
 
-@pytest.mark.loses_data
 def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, parameters, real_client, durations):
     """Another one that took the lease first would have to do without the state of the optimizer."""
     durations(standby_asks_every=0.005, standby_looks_every=0.005)
@@ -183,6 +182,7 @@ def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, 
         if one.leads:
             leaders.add(one.number)
         if step == 3 and one.number == 0:
+            durations(young=20.0)
             real_client.flushall()
 
     running = [background(train, one, 6, seen) for one in every]

@@ -121,8 +121,9 @@ def test_while_a_training_begins_on_an_event_loop(proxy, outages, training, back
     training.chief(np.zeros(2), optimizer=SGD(0.5), reduction_type="MEAN").delete()
 
 
-def test_an_address_that_is_wrong_from_the_beginning():
+def test_an_address_that_is_wrong_from_the_beginning(durations):
     """It is an error, and not an outage to wait for."""
+    durations(opening=0.2)
     with pytest.raises(redisacc.ServerUnavailableError, match=r"no Redis server answers at 127\.0\.0\.1:1"):
         train("redis://127.0.0.1:1")
 
@@ -150,15 +151,17 @@ def test_while_a_chief_takes_over(proxy, outages, training, background, until, c
 
 @pytest.mark.slow(keep="optimizer-22")
 @anywhere
-@pytest.mark.loses_data
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["update", "optimizer"])
-def test_while_a_chief_restores_what_is_lost(proxy, outages, training, real_client, after, direction, optimizer):
+def test_while_a_chief_restores_what_is_lost(
+    proxy, outages, training, real_client, durations, after, direction, optimizer
+):
     begin = {"w": np.zeros(2, np.float32)}
     training.work(gradient=lambda *_: {"w": np.ones(2, np.float32)})
     found = training.chief(begin, redis=proxy.url, optimizer=optimizer)
 
     def lose(step):
         if step == 3:
+            durations(young=20.0)
             outages.begin_after(after - FIRST, direction)
             real_client.flushall()
 

@@ -11,7 +11,7 @@ from support.training_options import grouped
 import redisacc
 from redisacc.optim import SGD
 
-pytestmark = [pytest.mark.loses_data, pytest.mark.servers("valkey")]
+pytestmark = pytest.mark.servers("valkey")
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,9 @@ LOSSES = {
 @pytest.mark.slow(keep="everything-3-update$|older-optimizer$|parts-streams")
 @pytest.mark.parametrize("how", EVERY_HOW)
 @pytest.mark.parametrize("what", LOSSES)
-def test_the_only_process_loses_it_again_and_again(join, losses, background, expected, everything, how, what):
+def test_the_only_process_loses_it_again_and_again(
+    join, losses, background, expected, everything, durations, how, what
+):
     """The defect: the last copy of the weights ended with the process."""
     begin = dict(enumerate(range(0, 50, 1 if everything else 10), 2))
     # The last one happens while the training still has some steps to make.
@@ -122,6 +124,8 @@ def test_the_only_process_loses_it_again_and_again(join, losses, background, exp
         losses.only(pattern)
 
     def seen(step):
+        # From here on, the server may have lost something.
+        durations(young=20.0)
         if step in begin:
             losses.begin(begin.pop(step), times)
         if what == "older":
@@ -139,6 +143,7 @@ def test_the_only_process_loses_it_again_and_again(join, losses, background, exp
     one.delete()
 
 
+@pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
 def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client, background, caplog):
     """The worker in the process that leads has the weights; only the optimizer's state is lost."""
@@ -272,6 +277,7 @@ def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background
     one.delete()
 
 
+@pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
 def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, real_client, until, clock, background):
     """Another process has led since. The server loses what that one has published, and the worker still has it."""
@@ -284,7 +290,7 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     first.publish({"w": np.full(2, 1)})
     until(lambda: 1 in begun)
     # As if the process stood still: its lease is not extended.
-    first._lease._over.set()
+    first._lead._lease._over.set()
     began = clock.now()
     until(lambda: clock.now() - began > 12)
     second = training.chief()
@@ -296,7 +302,7 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     second_rounds.close()
     second.close()
     real_client.flushall()
-    first._lease._over.clear()
+    first._lead._lease._over.clear()
     with pytest.raises(redisacc.ConflictError, match=r"has published step 3, while .* was at step 1"):
         background(next, rounds).result(60)
     first.close()
@@ -315,10 +321,11 @@ return kept
 """
 
 
-def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy):
+def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy, durations):
     """As if somebody else had published it: the reads of one look see different things."""
     one, after = training.work(), dict(enumerate(range(12), 1))
     chief, until = training.chief(redis=proxy.url), len(after) + 2
+    durations(young=20.0)
     for taken in chief.rounds(until=until):
         chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
         if chief.step in after:

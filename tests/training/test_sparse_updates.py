@@ -100,34 +100,6 @@ def test_trees_without_dense_leaves(training, optimizer, model, partitions):
     assert differences(local, found, state) == []
 
 
-def test_rows_of_nobody_change_nothing(training):
-    """Not even their moving averages. Without any rows, a version brings only what is dense."""
-    begin = {"t": np.ones((100, 3), np.float32), "w": np.ones(2, np.float32)}
-    optimizer = AdamW(0.1, weight_decay=0.5, ema=0.5)
-    chief = training.chief(begin, optimizer=optimizer, sparse=["t"], reduction_type="MEAN")
-    rows = [[5, 7], [], [7]]
-
-    def compute(_, step, __):
-        values = np.ones((len(rows[step]), 3), np.float32)
-        return {"t": (np.array(rows[step], np.int64), values), "w": np.ones(2, np.float32)}
-
-    worker = training.work(gradient=compute)
-    every = [
-        (chief.latest()[1]["t"], chief.latest_state()[1], len(blobs(training.client, "rows")))
-        for _ in chief.updates(until=3)
-    ]
-    worker.result(20)
-    assert [number for _, _, number in every] == [1, 1, 2]
-    (first, then, _), (second, kept, _), (third, at_last, _) = every
-    assert {*(first != 1).nonzero()[0]} == {5, 7}
-    for slot, initial in (("exp_avg", 0), ("exp_avg_sq", 0), ("ema", 1)):
-        assert {*(then[slot]["t"] != initial).nonzero()[0]} == {5, 7}
-        np.testing.assert_array_equal(then[slot]["t"], kept[slot]["t"])
-        assert {*(at_last[slot]["t"] != kept[slot]["t"]).nonzero()[0]} == {7}
-    np.testing.assert_array_equal(first, second)
-    assert {*(third != second).nonzero()[0]} == {7}
-
-
 def test_rows_of_a_table_that_was_brought_whole_since(training):
     """Rows blobs have rows of several tables. Those of before are not written over it."""
     begin = {"often": np.ones((50, 2), np.float32), "rarely": np.ones((900, 4), np.float32), "w": np.ones(2)}

@@ -55,34 +55,6 @@ def lose(client):
 RENEWED = 1.0
 
 
-@pytest.mark.slow(keep="int8")
-@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("partitions", [None, 3])
-def test_the_sum_has_the_bits_of_an_apply(training, background, encoding, partitions):
-    """Two workers put their leaves in different orders, or apply whole gradients, which are then all the same."""
-    chief = training.chief(zeros(), workers=2, limits=redisacc.Limits(in_place=0), partitions=partitions)
-    first, second = training.worker(0, encoding=encoding), training.worker(1, encoding=encoding)
-    seen = []
-
-    def lead():
-        for taken in chief.rounds(until=3):
-            seen.append({path: array.tobytes() for path, array in taken.gradient.items()})
-            chief.publish(zeros())
-
-    leading = background(lead)
-    for (step, _), _ in zip(first.steps(), second.steps(), strict=True):
-        if step == 0:
-            results = [first.apply(gradient_of(0)), second.apply(gradient_of(1))]
-        elif step == 1:
-            results = [stream(first, gradient_of(0)), stream(second, gradient_of(1), "bdac")]
-        else:
-            results = [stream(first, gradient_of(0), "abcd"), second.apply(gradient_of(1))]
-        assert all(results)
-    leading.result(30)
-    assert seen[0] == seen[1] == seen[2]
-    assert staged(training.client) == []
-
-
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_parts_leave_early_and_abandoning_removes_them(training, until, partitions):
     training.chief(zeros(), limits=redisacc.Limits(in_place=0), partitions=partitions)

@@ -170,19 +170,6 @@ def test_a_reducer_that_may_not_write(real_server, real_client, fork, reduce, ro
         real_client.execute_command("ACL", "DELUSER", "reader")
 
 
-@pytest.fixture
-def example(real_client):
-    """The header, in hexadecimal digits, and the parts of a gradient of this size."""
-    with redisacc.ConditionalAccumulator(
-        "float32", [SIZE], "example", redis=real_client, limits=redisacc.Limits(in_place=0)
-    ) as acc:
-        acc.apply_grad(np.zeros(SIZE))
-        ((name, entry),) = real_client.hgetall("redisacc:{example}:buffered").items()
-        parts = [real_client.get(f"redisacc:{{example}}:part:{name.decode()}:{part}") for part in range(3)]
-        acc.delete()
-    return entry.partition(b" ")[2].hex(), parts
-
-
 def test_a_full_server(daemon, background, until, fork):
     server = daemon("--maxmemory-policy", "noeviction").start()
     child = fork(reducer(server.url))
@@ -205,28 +192,6 @@ def test_a_full_server(daemon, background, until, fork):
         assert not child.has_value
         rounds.acc.delete()
     child.close()
-
-
-def test_gradients_that_are_refused_after_their_parts_were_added(reduce, rounds, real_client, example):
-    reduce()
-    rounds.play_until_reduced()
-    acc, number = rounds.acc, iter(range(1000))
-
-    def upload_and_refuse():
-        """Uploads a gradient like a worker whose admission is then refused: its parts vanish."""
-        name, (header, parts) = f"refused-{next(number)}", example
-        place = real_client.hincrby(RECORD, "places", 1)
-        real_client.publish(f"{RECORD}:wake", f"gradient={name} place={place} shape=[{SIZE}] header={header}")
-        keys = [f"{RECORD}:part:{name}:{part}" for part in range(len(parts))]
-        for part, key in enumerate(keys):
-            real_client.set(key, parts[part], px=60_000)
-            real_client.publish(f"{RECORD}:wake", f"gradient={name} parts={part + 1}")
-        real_client.delete(*keys)
-
-    for _ in range(3):
-        rounds.play(between=upload_and_refuse)
-    rounds.play_until_reduced()
-    assert acc.info().applied == WORKERS * acc.global_step()
 
 
 @pytest.mark.thorough

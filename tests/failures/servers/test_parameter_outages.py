@@ -28,17 +28,6 @@ def until_heard(server, until):
     until(lambda: client.pubsub_numsub(channel)[0][1])
 
 
-def test_a_publish_waits_for_the_server(daemon, opened, background):
-    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
-    writer = opened(server)
-    writer.publish(np.zeros(3), 0)
-    server.kill()
-    publishing = background(writer.publish, np.ones(3), 1)
-    server.start()
-    publishing.result(60)
-    assert opened(server).latest()[1].tolist() == [1, 1, 1]
-
-
 @pytest.mark.usefixtures("short_timeout")
 def test_a_server_that_stays_away(daemon, opened, durations):
     durations(poll=0.2, call=0.5)
@@ -88,16 +77,3 @@ def test_a_server_without_memory(daemon, opened):
     assert set(array.tolist()) == {step}
     writer.delete()
     assert remaining(server.client()) == []
-
-
-def test_an_evicted_part_is_an_error(daemon, opened):
-    server = daemon().start()
-    writer = opened(server)
-    writer.publish(np.zeros(700_000), 0)
-    (blob,) = server.client().hget("redisacc:{w}:parameters", "full").decode().split(":")[:1]
-    server.client().delete(f"redisacc:{{w}}:parameters:object:{blob}:1")
-    with pytest.raises(redisacc.CorruptDataError, match=r"object:.*:1 is missing: it was evicted"):
-        opened(server).latest()
-    # Whoever publishes the next version repairs it.
-    writer.publish(np.ones(700_000), 1)
-    assert opened(server).latest()[0] == 1

@@ -210,31 +210,3 @@ def test_the_list_of_arguments_is_whole():
     assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis"}
     of_tree = {"spec", "redis", *NAMES} - {"dtype", "shape"}
     assert set(inspect.signature(redisacc.TreeAccumulator).parameters) == of_tree
-
-
-def test_raw_operations(search, client, handles):
-    raw = redisacc.raw_ops
-    calls = {
-        "create": lambda a: raw.ConditionalAccumulator(dtype=a, shape=[1], shared_name="r", redis=client),
-        "shape": lambda a: raw.SparseConditionalAccumulator(dtype="float32", shape=a, shared_name="r2", redis=client),
-        "container": lambda a: raw.ConditionalAccumulator(dtype="float32", shape=[1], container=a, redis=client),
-        "handle": lambda a: raw.AccumulatorNumAccumulated(handle=a, redis=client),
-        "apply": lambda a: raw.AccumulatorApplyGradient(handle="redisacc:{d}", local_step=a, gradient=a, redis=client),
-        "step": lambda a: raw.AccumulatorSetGlobalStep(handle="redisacc:{d}", new_global_step=a, redis=client),
-        "sparse": lambda a: raw.SparseAccumulatorApplyGradient(
-            handle="redisacc:{s}", local_step=0, gradient_indices=a, gradient_values=a, gradient_shape=a,
-            has_known_shape=a, redis=client,
-        ),
-        "take": lambda a: raw.SparseAccumulatorTakeGradient(
-            handle="redisacc:{d}", num_required=1, dtype=a, redis=client,
-        ),
-        "of a tree": lambda a: raw.AccumulatorApplyGradient(
-            handle="redisacc:{t}", local_step=0, gradient=a, redis=client
-        ),
-    }  # fmt: skip
-
-    def one(which, value):
-        with contextlib.suppress(redisacc.NotFoundError):
-            refused_or_done(lambda: calls[which](value))
-
-    search(one, st.sampled_from(sorted(calls)), VALUES, examples=40)

@@ -4,7 +4,8 @@ import pytest
 
 import redisacc
 from redisacc import _clock
-from redisacc._protocol.waiting.wait import WaitLog, until
+from redisacc._protocol.waiting.wait import until
+from redisacc._protocol.waiting.wait_log import WaitLog
 
 
 def test_messages_about_a_wait_become_rarer():
