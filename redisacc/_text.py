@@ -4,13 +4,17 @@ Names, workers, events, fields and error texts come from Redis, where anybody wh
 as they are, they could send commands to the reader's terminal, reorder or hide the text beside them, forge lines of a
 log, or fill it. So everything foreign passes `printable` before a person reads it.
 
-And durations, as messages and commands say them.
+And lists and durations, as messages and commands say them.
 """
 
 from __future__ import annotations
 
 import datetime
 import reprlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 # Longer than every name that redisacc accepts, so that names are never cut.
 LIMIT = 1000
@@ -76,6 +80,12 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - someone else's broken __repr__ must not hide our message
         text = f"<{type(value).__name__}>"
     return printable(" ".join(text.split()), QUOTED)
+
+
+def listed(items: Sequence[Item], most: int, text: Callable[[Item], str] = str, separator: str = ", ") -> str:
+    """Returns the first items as a text, and how many more there are, for example "a, b and 3 more"."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(map(text, items[:most])) + more
 
 
 def seconds_text(seconds: float) -> str:

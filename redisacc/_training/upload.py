@@ -15,7 +15,7 @@ from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.applying.upload import Upload as Streamed
-from redisacc._text import shown
+from redisacc._text import listed, shown
 from redisacc.errors import InvalidArgumentError
 
 # At most this many paths are listed in an error.
@@ -204,10 +204,8 @@ class Upload:
         missing = [path for number, path in enumerate(paths) if number not in self._values]
         if not missing:
             return ""
-        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
         return (
-            f"the gradient lacks {', '.join(map(shown, missing[:LISTED]))}{more}: put each leaf, and None for one "
-            "that has no gradient"
+            f"the gradient lacks {listed(missing, LISTED, shown)}: put each leaf, and None for one that has no gradient"
         )
 
     def abandon(self) -> None:

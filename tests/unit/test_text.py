@@ -7,7 +7,7 @@ import pickle
 from support.rows import every_row
 
 import redisacc
-from redisacc._text import MESSAGE, QUOTED, age_text, printable, seconds_text, shown
+from redisacc._text import MESSAGE, QUOTED, age_text, listed, printable, seconds_text, shown
 from redisacc.tools.monitoring.facts import bytes_text
 
 
@@ -88,3 +88,8 @@ def test_texts_of_numbers_and_times():
     ]  # fmt: skip
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert age_text(start + datetime.timedelta(seconds=90), start) == "2 min"
+
+
+def test_the_first_of_many_are_listed():
+    assert (listed([], 2), listed(["a", "b"], 2)) == ("", "a, b")
+    assert listed(range(5), 2, lambda n: f"<{n}>", "; ") == "<0>; <1> and 3 more"

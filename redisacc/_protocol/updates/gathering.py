@@ -16,7 +16,7 @@ from redisacc._protocol.updates.model import UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._protocol.waiting.wait import until
-from redisacc._text import shown
+from redisacc._text import listed, shown
 from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import DataLossError
 
@@ -102,7 +102,7 @@ def gather(
 def _lost(of: KnownVersion, numbers: Sequence[int]) -> DataLossError:
     keys = of.model.keys
     part = keys.part(f"{of.id}-{of.model.base}", numbers[0])
-    named = ", ".join(map(str, numbers[:MOST_NAMED])) + (", …" if len(numbers) > MOST_NAMED else "")
+    named = listed(numbers, MOST_NAMED)
     return DataLossError(
         f"parameters {shown(keys.name)}: the server has lost step {of.step}, and no living process has part {named} of "
         f"{len(of.model.parts)} of its weights and state, such as {part}. A chief can continue from a "

@@ -13,7 +13,7 @@ from redisacc._arrays.validation import Array
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import Record
 from redisacc._protocol.rounds.current_round import RecordReader, read_round
-from redisacc._text import shown
+from redisacc._text import listed, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
@@ -64,10 +64,9 @@ def find_leaf(spec: AccumulatorSpec, path: str) -> Leaf:
     paths = spec.structure.paths
     below = [other for other in paths if other.startswith(f"{path}/")]
     similar = below or difflib.get_close_matches(path, paths[:_COMPARED_PATHS], _NAMED_PATHS) or paths
-    named = ", ".join(map(shown, similar[:_NAMED_PATHS]))
-    more = f" and {len(similar) - _NAMED_PATHS} more" if len(similar) > _NAMED_PATHS else ""
+    named = listed(similar, _NAMED_PATHS, shown)
     which = "below it are" if below else "there are" if similar is paths else "similar paths are"
-    raise InvalidArgumentError(f"the tree has no leaf with the path {shown(path)}; {which} {named}{more}")
+    raise InvalidArgumentError(f"the tree has no leaf with the path {shown(path)}; {which} {named}")
 
 
 def read_spec(transport: Transport, keys: Keys) -> AccumulatorSpec:

@@ -15,7 +15,7 @@ from redisacc._arrays.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
-from redisacc._text import age_text, printable, shown
+from redisacc._text import age_text, listed, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 from redisacc.tools.admin.catalog import list_names
@@ -367,6 +367,4 @@ def _held_text(count: Any) -> str:
 
 
 def _elements(row: Array) -> str:
-    flat = row.reshape(-1)
-    text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
-    return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")
+    return listed(list(row.reshape(-1)), _ELEMENTS, number_text, " ")

@@ -18,7 +18,7 @@ from redisacc._format.entries import EXPECTED, IN_THE_ROUND, LATE, WorkerInfo
 from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.events import Event, Events
-from redisacc._text import age_text, printable, shown
+from redisacc._text import age_text, listed, printable, shown
 from redisacc.errors import ServerUnavailableError
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
 from redisacc.tools.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, transport_of
@@ -115,13 +115,10 @@ def _absent(view: View) -> list[tuple[str, list[WorkerInfo]]]:
 
 
 def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
-    words = [
-        f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
-        for worker in by_name(workers)[:_NAMED]
-    ]
-    if len(workers) > _NAMED:
-        words.append(f"{len(workers) - _NAMED} more")
-    return ", ".join(words)
+    def text(worker: WorkerInfo) -> str:
+        return f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
+
+    return listed(by_name(workers), _NAMED, text)
 
 
 class Board(Collector):

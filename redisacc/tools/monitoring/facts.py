@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from redisacc._format.entries import IN_THE_ROUND, WaitingTaker
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._protocol.parameters.info import ParametersInfo
-from redisacc._text import printable, seconds_text
+from redisacc._text import listed, printable, seconds_text
 
 # Number of metrics that are named: as many as a gradient may have; and in one line.
 _METRICS, _NAMED_IN_LINE = 32, 6
@@ -103,16 +102,12 @@ def _mean_text(info: AccumulatorInfo) -> str:
 
 def _rule_text(rule: str | tuple[float, ...]) -> str:
     """Returns a rule for weights of staleness as people read it; of many factors, the first ones."""
-    if isinstance(rule, str):
-        return rule
-    text = ", ".join(map(number_text, rule[:_NAMED]))
-    return text + (f" … and {len(rule) - _NAMED} more" if len(rule) > _NAMED else "")
+    return rule if isinstance(rule, str) else listed(rule, _NAMED, number_text)
 
 
 def _partitions_text(numbers: Sequence[int]) -> str:
-    """Returns the number of partitions and the first of them, as in "9 (0, 2, 3, …)"; nothing if there are none."""
-    named = ", ".join(map(str, numbers[:_NAMED])) + (", …" if len(numbers) > _NAMED else "")
-    return f"{len(numbers)} ({named})" if numbers else ""
+    """Returns the number of partitions and the first of them, as in "3 (0, 2, 5)"; nothing if there are none."""
+    return f"{len(numbers)} ({listed(numbers, _NAMED)})" if numbers else ""
 
 
 def requirement_text(waiting: WaitingTaker) -> str:
@@ -172,8 +167,7 @@ def staleness_text(staleness: Mapping[int, int]) -> str:
 
 def metrics_text(metrics: Mapping[str, float], most: int) -> str:
     """Returns the first metrics as text, for example "loss 0.25, top-5 0.9 and 3 more"; "" for none."""
-    text = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(metrics.items(), most))
-    return text + (f" and {len(metrics) - most} more" if len(metrics) > most else "")
+    return listed(list(metrics.items()), most, lambda item: f"{item[0]} {item[1]:.4g}")
 
 
 def progress_text(step: int, until: int | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from redisacc._format.entries import GONE, LATE, WorkerInfo
 from redisacc._format.keys import Keys
-from redisacc._text import printable
+from redisacc._text import listed, printable
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError, ServerUnavailableError
 from redisacc.tools.admin.memory import Memory, memory
@@ -268,10 +268,8 @@ class Metrics:
                     others.add(metric)
                     added.append(metric)
             if added:
-                more = f" and {len(added) - _NAMED} more" if len(added) > _NAMED else ""
-                left = ", ".join(added[:_NAMED]) + more
                 text = "%s has more than %d metrics, the most that are exported; left out: %s"
-                logger.warning(text, name, _MOST_METRICS, left)
+                logger.warning(text, name, _MOST_METRICS, listed(added, _NAMED))
         text = "Mean of a metric over the gradients of the latest round that had any."
         yield "metric", "gauge", text, values
         left_out: list[_Sample] = [

@@ -18,7 +18,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.current_round import with_partitions
-from redisacc._text import QUOTED, printable
+from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.slot_map import SLOTS, Address, key_slot
 from redisacc._wire.transport import Transport
@@ -79,7 +79,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
         return warn(
             found,
             f"give every master a replica, because a master without one takes its accumulators with it{stops} when it "
-            f"fails ({', '.join(alone[:_LISTED])}{', …' if len(alone) > _LISTED else ''})",
+            f"fails ({listed(alone, _LISTED)})",
         )
     return ok(found)
 
@@ -104,7 +104,7 @@ def examine_partitions(transport: Transport) -> Finding:
         found += f" and parameters of {count_text(counts['parameters'], 'name')}"
     found += " with partitions"
     if uneven:
-        named = "; ".join(uneven[:_LISTED]) + ("; …" if len(uneven) > _LISTED else "")
+        named = listed(uneven, _LISTED, separator="; ")
         return warn(
             f"{found}, {len(uneven)} of them unevenly spread ({named})",
             "delete them when their training is finished and create them again: partitions are chosen at creation",
@@ -177,11 +177,12 @@ def examine_moves(transport: Transport) -> Finding:
     targets = [node for node in nodes.values() if node.arriving and node.address]
     if not targets:
         return ok("no slot is being moved")
-    found = [f"{_slots_text(node.arriving)} to {node.address}" for node in targets[:_LISTED]]
-    found = [f"{text}, {state}" for text, state in zip(found, _states(transport, targets), strict=False)]
-    more = "; …" if len(targets) > _LISTED else ""
-    said = f"being moved: {'; '.join(found)}{more}"
-    if all(text.endswith(_KEEPS_UP) for text in found):
+    states = _states(transport, targets)
+    found = [
+        f"{_slots_text(node.arriving)} to {node.address}, {state}" for node, state in zip(targets, states, strict=True)
+    ]
+    said = f"being moved: {listed(found, _LISTED, separator='; ')}"
+    if all(state == _KEEPS_UP for state in states):
         return ok(said)
     return warn(
         said,
@@ -272,12 +273,9 @@ def _state(node: _Node, info: dict[str, str], goals: dict[Address, int]) -> str:
     late = [replica for replica in known if offsets.get(replica, -1) < goal]
     if not late:
         return _KEEPS_UP
-    named = ", ".join(late[:_LISTED]) + (", …" if len(late) > _LISTED else "")
-    return f"whose {'replica' if len(late) == 1 else 'replicas'} {named} {'lags' if len(late) == 1 else 'lag'}{_LAGS}"
+    noun, verb = ("replica", "lags") if len(late) == 1 else ("replicas", "lag")
+    return f"whose {noun} {listed(late, _LISTED)} {verb}{_LAGS}"
 
 
 def _slots_text(slots: set[int]) -> str:
-    named = ", ".join(map(str, sorted(slots)[:_LISTED]))
-    if len(slots) > _LISTED:
-        return f"{count_text(len(slots), 'slot')} ({named}, …)"
-    return f"{'slot' if len(slots) == 1 else 'slots'} {named}"
+    return f"{'slot' if len(slots) == 1 else 'slots'} {listed(sorted(slots), _LISTED)}"

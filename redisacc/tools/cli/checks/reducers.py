@@ -15,7 +15,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.sums.part_sums import WORTHWHILE
-from redisacc._text import QUOTED, printable
+from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError, ServerError
 from redisacc.tools.admin.catalog import list_names
@@ -101,8 +101,7 @@ class _Case:
 
 
 def _named(cases: Sequence[_Case]) -> str:
-    more = f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""
-    return ", ".join(case.text for case in cases[:_NAMED]) + more
+    return listed(cases, _NAMED, lambda case: case.text)
 
 
 def _cases(transport: Transport) -> Iterator[_Case]:

@@ -16,7 +16,7 @@ import numpy as np
 from redisacc._clock import durations
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import Limits
-from redisacc._text import QUOTED, printable
+from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.connect import DEFAULT_URL
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.transport import Transport
@@ -93,10 +93,8 @@ def of_each(check: Callable[[Server], Finding], servers: list[Server]) -> Iterat
         yield next(iter(alike.values()))[0][1]
         return
     for (server, finding), *others in wrong:
-        more = ", ".join(other.address for other, _ in others[:_LISTED]) + (", …" if len(others) > _LISTED else "")
-        yield dataclasses.replace(
-            finding, found=f"{server.address}: {finding.found}" + (f"; the same on {more}" if others else "")
-        )
+        same = f"; the same on {listed(others, _LISTED, lambda other: other[0].address)}" if others else ""
+        yield dataclasses.replace(finding, found=f"{server.address}: {finding.found}{same}")
 
 
 _UNKNOWN = warn("unknown, because this user may not run INFO", "run doctor as a user who may run INFO")

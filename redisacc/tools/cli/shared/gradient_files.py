@@ -28,7 +28,7 @@ from redisacc._arrays.validation import Array
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
-from redisacc._text import shown
+from redisacc._text import listed, shown
 from redisacc.tools.cli.shared.failures import USAGE, fail
 
 _PIECES = ("indices", "values", "shape")
@@ -236,7 +236,7 @@ def _read_zip(data: BinaryIO, size: int, known: Container[str]) -> dict[str, Arr
         foreign = [name for name in names if name not in known]
         if foreign or len(set(names)) < len(names):
             # Before anything is unpacked. A damaged file may list thousands.
-            raise _UnknownArraysError(", ".join(shown(name) for name in (foreign or names)[:_LISTED]))
+            raise _UnknownArraysError(listed(foreign or names, _LISTED, shown))
         claimed = sum(member.file_size for member in members)
         if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
             raise ValueError(f"its {size} bytes claim to unpack to {claimed}")
