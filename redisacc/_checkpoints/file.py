@@ -31,6 +31,7 @@ import numpy as np
 import safetensors
 
 from redisacc._arrays.validation import Array
+from redisacc._checkpoints.address import Place
 from redisacc._format.leaves import Leaf, Schema
 from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
@@ -42,6 +43,8 @@ from redisacc.errors import CorruptDataError
 _deserialize: Any = safetensors.deserialize
 
 FORMAT = "1"
+
+_LARGEST_HEADER = 100_000_000
 
 PARAMETERS, STATE = "parameters", "state"
 
@@ -72,7 +75,7 @@ class Checkpoint:
     state: Any
 
 
-def write_file(path: Path, checkpoint: Checkpoint) -> tuple[int, str]:
+def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
     """Writes a checkpoint, so that after a crash at any moment there is the whole file under this name, or none.
 
     A file that is there is replaced.
@@ -109,7 +112,7 @@ def write_file(path: Path, checkpoint: Checkpoint) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
+def replaced_file(path: Place, *, is_new: bool = False) -> Iterator[BinaryIO]:
     """Yields a temporary file in the same folder, which takes the place of ``path`` when the block ends.
 
     Temporary files of dead processes are removed before that: they may be why the disk is full.
@@ -121,6 +124,10 @@ def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written, for example because the disk is full.
     """
+    if not isinstance(path, Path):
+        with path.replaced(is_new=is_new) as file:
+            yield file
+        return
     if path.exists() and not path.is_file():
         # A rename would replace a device or a pipe, such as /dev/null.
         raise OSError(errno.EEXIST, "is no regular file", str(path))
@@ -128,11 +135,11 @@ def replaced_file(path: Path, *, is_new: bool = False) -> Iterator[BinaryIO]:
     name = f".{path.name[:40]}.redisacc-{own_identity()}-{secrets.token_hex(4)}.tmp"
     temporary = path.parent / name
     try:
-        with temporary.open("xb") as file:
-            _remove_leftovers(path.parent, os.fstat(file.fileno()).st_mtime)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        with temporary.open("xb") as written:
+            _remove_leftovers(path.parent, os.fstat(written.fileno()).st_mtime)
+            yield written
+            written.flush()
+            os.fsync(written.fileno())
         (_link if is_new else os.replace)(temporary, path)
     except OSError as error:
         if error.errno is None:
@@ -196,13 +203,13 @@ def _header(metadata: Mapping[str, str], tensors: Iterable[tuple[str, Leaf, Arra
     return len(text).to_bytes(8, "little") + text
 
 
-def hash_of(path: Path) -> str:
+def hash_of(path: Place) -> str:
     """Returns the SHA-256 hash of a file's contents, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def name_in(path: Path) -> str | None:
+def name_in(path: Place) -> str | None:
     """Returns the name of the training in a checkpoint of any version; None if the file is none.
 
     Raises:
@@ -215,7 +222,7 @@ def name_in(path: Path) -> str | None:
     return metadata.get("name") if metadata.get("format", "").startswith("redisacc ") else None
 
 
-def check_format(path: Path) -> Mapping[str, str]:
+def check_format(path: Place) -> Mapping[str, str]:
     """Returns the metadata of a checkpoint.
 
     Raises:
@@ -228,15 +235,22 @@ def check_format(path: Path) -> Mapping[str, str]:
     return metadata
 
 
-def _metadata(path: Path) -> Mapping[str, str]:
+def _metadata(path: Place) -> Mapping[str, str]:
+    """Returns the metadata in the header of a file. The size that it gives is compared with the file's."""
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except safetensors.SafetensorError as error:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _LARGEST_HEADER)))
+            metadata = header.pop("__metadata__", {})
+            end = 8 + size + max([each["data_offsets"][1] for each in header.values()], default=0)
+            if file.seek(0, os.SEEK_END) != end or not all(isinstance(each, str) for each in metadata.values()):
+                raise ValueError(f"it must have {end} bytes, and texts in its metadata")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDataError(f"{path} is damaged, or no file of safetensors: {shown(str(error))}") from None
+    return metadata  # type: ignore[no-any-return]
 
 
-def read_file(path: Path) -> Checkpoint:
+def read_file(path: Place) -> Checkpoint:
     """Returns the checkpoint in a file. Its arrays are the caller's own.
 
     Raises:

@@ -15,12 +15,11 @@ import errno
 import json
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from redisacc._checkpoints.address import Address, Place, try_writing
 from redisacc._checkpoints.file import (
     Checkpoint,
     check_format,
@@ -53,7 +52,7 @@ class Stored:
     """
 
     step: int
-    path: Path
+    path: Place
     sha256: str | None
 
     def read(self) -> Checkpoint:
@@ -87,14 +86,21 @@ class _Known:
     """What this process knows of a file, for as long as the file stays the same.
 
     Attributes:
-        version: its inode, its size and the time of its last change.
+        version: what changes when it is replaced.
         name: the training that wrote it; None if it is no checkpoint.
         is_whole: whether its contents can be read. None means nobody has tried.
     """
 
-    version: tuple[int, int, int]
+    version: str
     name: str | None
     is_whole: bool | None = None
+
+
+def _version_of(path: Place) -> str:
+    if isinstance(path, Address):
+        return path.version()
+    status = path.stat()
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 class Folder:
@@ -111,7 +117,7 @@ class Folder:
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: Path, name: str, *, keep: int, keep_every: int | None) -> None:
+    def __init__(self, path: Place, name: str, *, keep: int, keep_every: int | None) -> None:
         # The program may change its working directory.
         self.path = path.absolute()
         self._name = name
@@ -145,14 +151,13 @@ class Folder:
         """
         try:
             self.claim()
-            with tempfile.TemporaryFile(dir=self.path) as file:
-                file.write(bytes(4096))
+            try_writing(self.path)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             logger.warning("%s: no checkpoint can be written to %s now: %s", self._name, self.path, error)
 
-    def write(self, checkpoint: Checkpoint) -> Path:
+    def write(self, checkpoint: Checkpoint) -> Place:
         """Writes a checkpoint, and then removes those that are not to be kept.
 
         Raises:
@@ -218,11 +223,10 @@ class Folder:
                     "a checkpoint of another training, publish it with `redisacc restore`"
                 )
 
-    def _look_at(self, path: Path) -> _Known:
+    def _look_at(self, path: Place) -> _Known:
         """Returns what is known of a file. Only its header is read."""
         try:
-            status = path.stat()
-            version = (status.st_ino, status.st_size, status.st_mtime_ns)
+            version = _version_of(path)
             known = self._known.get(path.name)
             if known is None or known.version != version:
                 known = self._known[path.name] = _Known(version, name_in(path))
@@ -230,7 +234,7 @@ class Folder:
         except OSError as error:
             if interrupt_in(error) is not None:
                 raise
-            return _Known((0, 0, 0), None)
+            return _Known("", None)
 
     def _is_whole(self, one: Stored) -> bool:
         """Returns whether a file can be read.
@@ -248,7 +252,7 @@ class Folder:
                 known.is_whole = False
         return known.is_whole
 
-    def _remove_all_but(self, written: Path) -> None:
+    def _remove_all_but(self, written: Place) -> None:
         """Removes the files that are not to be kept, and lists the others."""
         stored = self.stored()
         own = [one for one in stored if self._look_at(one.path).name == self._name]

@@ -18,10 +18,10 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from redisacc._arrays import validation
+from redisacc._checkpoints.address import place_of
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._checkpoints.folder import Folder
 from redisacc._clock import clock, durations
@@ -73,11 +73,11 @@ def folder_of(wanted: Checkpoints, name: str) -> Folder:
     """
     folder, firsts = wanted.folder, wanted.keep_every
     if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-        raise InvalidArgumentError(f"checkpoint must be the path of a folder, not {shown(folder)}")
+        raise InvalidArgumentError(f"checkpoint must be the path of a folder or an address, not {shown(folder)}")
     kept = validation.integer(wanted.keep, "checkpoint.keep", low=1)
     if firsts is not None:
         firsts = validation.integer(firsts, "checkpoint.keep_every", low=1)
-    found = Folder(Path(os.fsdecode(folder)), name, keep=kept, keep_every=firsts)
+    found = Folder(place_of(folder), name, keep=kept, keep_every=firsts)
     found.try_out()
     return found
 

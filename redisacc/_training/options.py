@@ -44,7 +44,8 @@ class Checkpoints:
         Checkpoints(folder='saved', every=50, keep=3, keep_every=10000)
 
     Args:
-        folder: the path of a folder. Each training needs one of its own.
+        folder: the path of a folder, or an address that fsspec knows, such as "s3://bucket/folder". Each training needs
+            one of its own.
         every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
             published meanwhile, the checkpoint may be of a later step.
         keep: how many of the latest checkpoints are kept, 1 or more.

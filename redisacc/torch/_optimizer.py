@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, Unpack
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from redisacc._handles.environment import Place, place
 from redisacc._handles.options import check_names, with_options
 from redisacc._text import shown
+from redisacc._training.checkpointer import folder_of
 from redisacc._training.local_steps import LocalSteps
 from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
@@ -216,7 +216,7 @@ class Optimizer(torch.optim.Optimizer):
             if (
                 not training._begins
                 or training._published.step() is not None
-                or (wanted is not None and any(Path(wanted.folder).glob("*.safetensors")))
+                or (wanted is not None and folder_of(wanted, training.shared_name).stored())
                 or (mean is not None and mean.saved() is not None)
                 or training._is_claimed()
             ):
