@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import environment
 from benchmarks.comparison.crew import GPT, OURS
-from benchmarks.comparison.measure import ALONE, WORKERS, after_a_kill, largest_difference, new_lines, undisturbed
+from benchmarks.comparison.measure import ALONE, WORKERS, after_a_kill, largest_difference, mode, new_lines, undisturbed
 from benchmarks.comparison.report import NAMES, OPTIMIZERS, TITLES, TITLES_OF_GPT, render
 from benchmarks.markdown import write
 from benchmarks.network.hosts import Hosts, obstacles, remove_leftovers
@@ -94,6 +94,9 @@ def _measure(results: dict[str, Any]) -> None:
     if GPT in models:
         results["differences"] = {each: largest_difference(each, min(epochs, 3)) for each in OPTIMIZERS}
         print(f"largest differences of weights: {results['differences']}", flush=True)
+        ways = [(each, fused) for each in ("SGD", "AdamW") for fused in (True, False)]
+        results["modes"] = [mode(each, epochs, fused=fused) for each, fused in ways]
+        print(*results["modes"], sep="\n", flush=True)
     for name in measured:
         programs[name]["kill"] = after_a_kill(name, epochs)
         print(f"{name}, a kill: {programs[name]['kill']}", flush=True)

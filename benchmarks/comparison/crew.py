@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 OURS = "with_redisacc"
 # The prefix of the second model's programs.
 GPT = "gpt_"
+# The prefix of the program that measures both ways of making the update.
+MODES = "modes_"
 PORT = 29500
 
 
@@ -119,9 +121,9 @@ class Crew:
         lines = self._lines(worker, "epoch")
         return [Epoch(int(line[0]), float(line[1]), int(line[2]), line[3]) for line in lines if len(line) == 4]
 
-    def accuracy(self, worker: int) -> float:
-        """Returns the accuracy that a worker has reported."""
-        return float(self._lines(worker, "accuracy")[-1][0])
+    def number(self, worker: int, name: str) -> float:
+        """Returns the number that a worker has reported under a name, such as the accuracy."""
+        return float(self._lines(worker, name)[-1][0])
 
     def errors(self) -> str:
         """Returns what all processes have written to their standard error."""

@@ -8,12 +8,13 @@ import re
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.comparison.crew import GPT, OURS, Crew
+from benchmarks.comparison.crew import GPT, MODES, OURS, Crew
 from benchmarks.network.hosts import Hosts
 
 HERE = Path(__file__).parent
@@ -51,10 +52,26 @@ def undisturbed(name: str, workers: int, epochs: int, hosts: Hosts | None = None
         ends = _ends(crew)
         if len(ends) > 1:
             raise RuntimeError(f"the processes of {name} end with different weights: {', '.join(ends)}")
-        return {"seconds": _seconds(crew), "accuracy": crew.accuracy(0), "weights": ends[0]}
+        return {"seconds": _seconds(crew), "accuracy": crew.number(0, "accuracy"), "weights": ends[0]}
 
 
-def after_a_kill(name: str, epochs: int) -> dict[str, Any]:
+def mode(optimizer: str, epochs: int, *, fused: bool) -> dict[str, Any]:
+    """Measures one way of making the update.
+
+    Returns:
+        ``optimizer`` and ``fused``; ``seconds``: the median of a step; ``bytes``: how many pass through the server in a
+        step, snapshots included; ``back``: by how many seconds an epoch with a kill is longer.
+    """
+    told = {"COMPARISON_OPTIMIZER": optimizer, "COMPARISON_FUSED": str(fused)}
+    with Crew(MODES + OURS, WORKERS, epochs, environment=told) as crew:
+        crew.wait(LIMIT)
+        seconds = statistics.median(_seconds(crew)) / crew.number(0, "steps")
+        passed = crew.number(0, "bytes")
+    kill = after_a_kill(MODES + OURS, epochs, told)
+    return {"optimizer": optimizer, "fused": fused, "seconds": seconds, "bytes": passed, "back": kill["pause"]}
+
+
+def after_a_kill(name: str, epochs: int, told: Mapping[str, str] = {}) -> dict[str, Any]:
     """Kills one of two processes after its first epoch, and watches the other one.
 
     Returns:
@@ -63,7 +80,7 @@ def after_a_kill(name: str, epochs: int) -> dict[str, Any]:
         it did not. ``error``: what it said.
     """
     found: dict[str, Any] = {"weights": [], "pause": None, "ended": None, "error": ""}
-    with Crew(name, WORKERS, epochs) as crew:
+    with Crew(name, WORKERS, epochs, environment=told) as crew:
         if not crew.wait_for_epoch(1, 0, LIMIT):
             raise RuntimeError(crew.errors())
         killed = time.monotonic()

@@ -118,6 +118,22 @@ def _differences(titles: dict[str, str]) -> list[str]:
     ]
 
 
+def _modes(modes: list[Results]) -> list[str]:
+    rows = [
+        [
+            each["optimizer"],
+            str(each["fused"]),
+            f"{1000 * each['seconds']:.0f}",
+            f"{each['bytes'] / 1e6:.0f}",
+            "" if each["back"] is None else f"{each['back']:.1f}",
+        ]
+        for each in modes
+    ]
+    heads = ["", "`fused=`", "ms a step", "MB through the server in a step", "seconds until a killed process is back"]
+    text = f"Both ways of making the update, {WORKERS} processes on one host, float32, one group:\n"
+    return [text, table(heads, rows, text=1), ""] if rows else []
+
+
 def _gpt(results: Results) -> list[str]:
     ours = results["programs"][GPT + OURS]
     differences = "; ".join(
@@ -133,5 +149,6 @@ def _gpt(results: Results) -> list[str]:
         f"{_theirs(results['programs'][GPT + 'ddp']['kill'])}\n",
         "The largest difference between weights of two processes, and of one with batches twice as large, in float32: "
         f"{differences}.\n",
+        *_modes(results.get("modes", [])),
         *_differences({name: f"{title}, GPT" for name, title in TITLES_OF_GPT.items()}),
     ]

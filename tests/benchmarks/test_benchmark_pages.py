@@ -154,6 +154,7 @@ def comparison(hosts=4, kill=SURVIVED, **ours):
     of = {
         "models": ["digits", "gpt"],
         "differences": differences,
+        "modes": [{"optimizer": "SGD", "fused": True, "seconds": 0.1, "bytes": 5.2e7, "back": 3.14}],
         "epochs": 8,
         "repeats": 2,
         "hosts": hosts,
@@ -176,6 +177,7 @@ def test_the_comparison_counts_lines_and_says_what_a_kill_does():
     assert "| redisacc | 3 | 0.20 s | 0.50 s | 90.0% |" in page
     assert "| Horovod | 9 |  |  | not run |" in page
     assert "waits 2.0 s for it" in page
+    assert "| SGD | True | 100 | 52 | 3.1 |" in page
     assert "ends after 1.5 s (“Connection reset”)" in page
     assert "| redisacc | 3 | 0.20 s | 90.0% |" in comparison(hosts=0)
     assert "| redisacc | **5, at most 4 wanted** |" in comparison(lines=5)
