@@ -14,7 +14,6 @@ here is one attempt: the transport repeats it until its deadline. Redirections a
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
@@ -32,6 +31,7 @@ from redisacc._wire.faults import (
     reason_of,
 )
 from redisacc._wire.node import Losses, Node, Send, fetch_from_nodes
+from redisacc._wire.replies import parse_info
 from redisacc._wire.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
 from redisacc._wire.sockets import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._wire.waits import BLOCKING, Waits
@@ -51,7 +51,6 @@ _MOST_REDIRECTIONS = 5
 # How many seeds an address lists.
 _LISTED = 3
 _ASKING = ("ASKING",)
-_VERSION = re.compile(r"^redis_version:(\d+)", re.MULTILINE)
 
 
 class UnreachableNodeError(BrokenError):
@@ -300,10 +299,9 @@ class Cluster:
     def find_version(self, deadline: float) -> bool:
         """Learns whether channels belong to slots, and returns that."""
         reply = self._exchange_in(None, [("INFO", "server")], deadline)[0]
-        text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
-        version = _VERSION.search(text)
+        major = parse_info(None if isinstance(reply, ReplyError) else reply).get("redis_version", "").partition(".")[0]
         # A user who may not run INFO has access rules, and servers with access rules are mostly version 7 or later.
-        self.has_sharded_channels = version is None or int(version[1]) >= 7
+        self.has_sharded_channels = not major.isdigit() or int(major) >= 7
         return self.has_sharded_channels
 
     def slot_map(self, deadline: float) -> SlotMap:

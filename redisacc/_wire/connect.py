@@ -9,7 +9,6 @@ import contextlib
 import encodings.idna  # noqa: F401
 import logging
 import os
-import re
 import weakref
 from typing import Any
 
@@ -22,6 +21,7 @@ from redisacc._wire.clients import ACCEPTED, Endpoint, endpoint_of, instead_of, 
 from redisacc._wire.cluster import Cluster, cluster_of
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.node import Node
+from redisacc._wire.replies import info_number, parse_info
 from redisacc._wire.slot_map import Address
 from redisacc._wire.transport import Transport
 from redisacc._wire.waits import BLOCKING, Waits
@@ -167,10 +167,6 @@ def _at(url: str, given_url: str | None = None) -> Endpoint:
 logger = logging.getLogger("redisacc")
 
 
-_UPTIME = re.compile(r"^uptime_in_seconds:(\d{1,15})\r?$", re.M)
-_FLUSHED = re.compile(r"^cmdstat_flush(?:all|db):calls=[1-9]", re.M)
-
-
 def may_have_lost_data(transport: Transport, key: str) -> bool:
     """Returns whether a server was started in the last seconds, or FLUSHALL or FLUSHDB was called since its start.
 
@@ -180,10 +176,10 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
     """
     if not durations.young:
         return False
-    texts = []
+    info: dict[str, str] = {}
     for section in ("server", "commandstats"):
         try:
-            texts.append(_info(transport, section, key))
+            info |= parse_info(transport.call("INFO", section, beside=key))
         except NotPermittedError as error:
             # It is unknown.
             logger.debug("%s: cannot tell how old its data are: %s", transport.address, error)
@@ -191,8 +187,9 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
         except ServerError:
             # fakeredis, which lacks the command, forgets nothing.
             return False
-    uptime = _UPTIME.search(texts[0])
-    return (uptime is not None and int(uptime[1]) < durations.young) or _FLUSHED.search(texts[1]) is not None
+    uptime, flushes = info_number(info, "uptime_in_seconds"), ("cmdstat_flushall", "cmdstat_flushdb")
+    was_flushed = any(not info.get(name, "calls=0,").startswith("calls=0,") for name in flushes)
+    return (uptime is not None and uptime < durations.young) or was_flushed
 
 
 # The policy that was last warned of, for each transport.
@@ -207,25 +204,18 @@ def warn_if_evicting(transport: Transport, key: str) -> None:
         key: in a cluster, the node that owns this one is asked.
     """
     try:
-        text = _info(transport, "memory", key)
+        info = parse_info(transport.call("INFO", "memory", beside=key))
     except ServerError as error:
         # This user may not read the policy. Eviction is noticed anyway, when a key is missing.
         logger.debug("%s: cannot read the eviction policy: %s", transport.address, error)
         return
-    policy, limit = (re.search(rf"^{name}:([\w-]+)", text, re.M) for name in ("maxmemory_policy", "maxmemory"))
-    if policy is None or limit is None or policy[1] == "noeviction" or limit[1] == "0":
-        return
-    if _warned_of.get(transport) != policy[1]:
-        _warned_of[transport] = policy[1]
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and info_number(info, "maxmemory") and _warned_of.get(transport) != policy:
+        _warned_of[transport] = policy
         logger.warning(
             "%s: the server may evict keys of accumulators, and gradients with them, when it is full "
             "(maxmemory-policy %s). Set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its "
             "configuration file",
             transport.address,
-            policy[1],
+            policy,
         )
-
-
-def _info(transport: Transport, section: str, key: str) -> str:
-    reply = transport.call("INFO", section, beside=key)
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)

@@ -18,7 +18,7 @@ from typing import Any
 
 import hiredis
 
-from redisacc._text import shown
+from redisacc._text import QUOTED, printable, shown
 from redisacc._wire.faults import BrokenError, ReplyError
 from redisacc.errors import CorruptDataError
 
@@ -228,3 +228,17 @@ def check_form(command: Sequence[Any], reply: Any, address: str) -> None:
     form = _FORMS.get(command[0])
     if form is not None and not form.fits(reply, command):
         raise CorruptDataError(f"{address} replied {shown(reply)} to {command[0]}, which is not {form.text}")
+
+
+def parse_info(reply: Any) -> dict[str, str]:
+    """Returns a reply to INFO as a flat dict, which is empty if there is none."""
+    # A fake server, and a client that decodes, return a string.
+    lines = (reply.encode(errors="replace") if isinstance(reply, str) else bytes(reply or b"")).splitlines()
+    pairs = (line.partition(b":")[::2] for line in lines if b":" in line)
+    return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
+
+
+def info_number(info: Mapping[str, str], name: str) -> float | None:
+    """Returns a number in a reply to INFO; None if the server does not tell it."""
+    text = info.get(name, "")
+    return float(text) if len(text) <= 20 and text.replace(".", "", 1).isdigit() and text.isascii() else None

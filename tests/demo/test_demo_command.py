@@ -17,7 +17,7 @@ from redisacc.tools.cli.demo import demo
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(180)]
 
-SMALL = (
+SMALL = [
     "--workers",
     "2",
     "--dim",
@@ -30,7 +30,7 @@ SMALL = (
     "0.01",
     "--vocabulary",
     "1000",
-)
+]
 
 
 @pytest.fixture
@@ -141,18 +141,8 @@ def test_on_its_own_server(text):
 
 @pytest.mark.thorough
 def test_on_several_machines(text, real_client, real_server):
-    program = (
-        "--",
-        sys.executable,
-        "-m",
-        "redisacc.tools.demo.training",
-        "apart",
-        "--text",
-        text,
-        *SMALL,
-        "--steps",
-        "15",
-    )
+    words = "-- {} -m redisacc.tools.demo.training apart --steps 15 --text"
+    program = [*words.format(sys.executable).split(), text, *SMALL]
     with contextlib.ExitStack() as stack:
 
         def start(*options):

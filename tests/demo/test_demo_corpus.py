@@ -20,9 +20,6 @@ def corpus_of(words, vocabulary=1000):
 def test_words():
     sentence = "The __init__ of x1 isn't 42, 3rd or “Über-Größe”_!"
     found = build_corpus(" ".join([sentence] * 3 + WORDS * 4), 1000)
-    assert sorted(set(found.words) - set(WORDS)) == sorted(
-        ["the", "__init__", "of", "x1", "isn't", "rd", "or", "über", "größe"]
-    )
     assert [found.words[token] for token in found.tokens[:9]] == [
         *("the", "__init__", "of", "x1", "isn't", "rd", "or", "über", "größe"),
     ]

@@ -3,7 +3,7 @@
 from support.rows import every_row
 
 from redisacc._protocol.lifecycle.events import Event
-from redisacc.tools.monitoring.nodes import parse_info
+from redisacc._wire.replies import parse_info
 from redisacc.tools.monitoring.rounds import ROUNDS, Histogram, RoundHistory
 
 

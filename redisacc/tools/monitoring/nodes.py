@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from redisacc._text import QUOTED, printable
+from redisacc._wire.replies import info_number, parse_info
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import ServerError, ServerUnavailableError
 
@@ -37,13 +36,6 @@ class Node:
     sent_per_second: float | None = None
 
 
-def parse_info(text: Any) -> dict[str, str]:
-    """Returns a reply to INFO as a flat dict."""
-    lines = bytes(text or b"").splitlines()
-    pairs = (line.partition(b":")[::2] for line in lines if b":" in line)
-    return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
-
-
 def version_of(info: dict[str, str]) -> tuple[str, str]:
     """Returns "Redis" or "Valkey", and its version."""
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -67,7 +59,7 @@ def read_nodes(transport: Transport, *, timeout: float = TIMEOUT) -> list[Node]:
 
 
 def _node(address: str, info: dict[str, str]) -> Node:
-    received, sent = (_number(info, f"instantaneous_{way}_kbps") for way in ("input", "output"))
+    received, sent = (info_number(info, f"instantaneous_{way}_kbps") for way in ("input", "output"))
     maxmemory = _integer(info, "maxmemory")
     return Node(
         address,
@@ -82,11 +74,6 @@ def _node(address: str, info: dict[str, str]) -> Node:
     )
 
 
-def _number(info: dict[str, str], name: str) -> float | None:
-    text = info.get(name, "")
-    return float(text) if len(text) <= 20 and text.replace(".", "", 1).isdigit() and text.isascii() else None
-
-
 def _integer(info: dict[str, str], name: str) -> int | None:
-    number = _number(info, name)
+    number = info_number(info, name)
     return None if number is None else int(number)

@@ -20,6 +20,7 @@ from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.replies import parse_info
 from redisacc._wire.slot_map import SLOTS, Address, key_slot
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
@@ -27,7 +28,6 @@ from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.cli.checks.server import setting_in
 from redisacc.tools.monitoring.facts import count_text
-from redisacc.tools.monitoring.nodes import parse_info
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 # How long replicas have to confirm what their master had when it was asked, in seconds. They do so once a second.

@@ -19,11 +19,12 @@ from redisacc._handles.options import Limits
 from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.connect import DEFAULT_URL
 from redisacc._wire.faults import NotPermittedError
+from redisacc._wire.replies import parse_info
 from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError, ServerError
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.monitoring.facts import bytes_text, count_text
-from redisacc.tools.monitoring.nodes import parse_info, version_of
+from redisacc.tools.monitoring.nodes import version_of
 
 _OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
 _PINGS = 100
