@@ -170,7 +170,7 @@ def _lines(view: View) -> list[RenderableType]:
     if info.unacknowledged:
         facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
     lines: list[RenderableType] = [head, bar, facts]
-    if training := _training(view):
+    if training := training_text(view.info, view.parameters, view.step_seconds):
         lines.append(_hanging("  ", training, style=""))
     for state, workers in _absent(view):
         # A line for those that are expected comes and goes with every round, and the board would jump with it.
@@ -183,10 +183,6 @@ def _lines(view: View) -> list[RenderableType]:
 
 def _step(view: View) -> str:
     return progress_text(view.info.global_step, None if view.parameters is None else view.parameters.until)
-
-
-def _training(view: View) -> str:
-    return training_text(view.info, view.parameters, view.step_seconds)
 
 
 def _hanging(label: str, text: str, *, style: str) -> RenderableType:
@@ -215,7 +211,7 @@ def _print(board: Board, *, as_json: bool) -> None:
     if board.problem:
         click.echo(f"redisacc: {printable(board.problem)}", err=True)
     for view in board.views.values():
-        info = view.info
+        info, training = view.info, training_text(view.info, view.parameters, view.step_seconds)
         applied, stale, takes = view.rates
         if as_json:
             facts = {
@@ -231,7 +227,7 @@ def _print(board: Board, *, as_json: bool) -> None:
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {_step(view)}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
                 + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
-                + (f"  {training}" if (training := _training(view)) else "")
+                + (f"  {training}" if training else "")
                 + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view) if of)
             )
     sys.stdout.flush()

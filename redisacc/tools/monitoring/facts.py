@@ -157,7 +157,7 @@ def schema_shape_text(info: AccumulatorInfo) -> str:
     """Returns the declared shape of an accumulator as text, for example "[100,None]"; "7 leaves" for a tree."""
     if info.num_leaves is None:
         return declared_shape_text(info.shape)
-    return "1 leaf" if info.num_leaves == 1 else f"{info.num_leaves} leaves"
+    return count_text(info.num_leaves, "leaf", "leaves")
 
 
 def staleness_text(staleness: Mapping[int, int]) -> str:

@@ -130,7 +130,7 @@ def _shares(owners: Counter[Any]) -> list[str]:
 
 def _replicas_text(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
-    return f"{low if low == high else f'{low} to {high}'} {'replica' if low == high == 1 else 'replicas'} each"
+    return f"{count_text(low, 'replica') if low == high else f'{low} to {high} replicas'} each"
 
 
 def _setting(transport: Transport, name: str) -> str:
