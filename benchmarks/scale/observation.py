@@ -106,7 +106,7 @@ def _start_reducers(connect: Callable[[], Any], servers: Sequence[Any], stack: c
 
 def _wait_for_reducers(chief: redisacc.Chief) -> None:
     """Waits until each part of the gradients has a reducer; without one, the chief fetches the parts itself."""
-    gradients = chief._lead._accumulator
+    gradients = chief._accumulator
     give_up = time.monotonic() + PATIENCE
     while not all(gradients._transport.call("EXISTS", key) for key in gradients._keys.reducers):
         if time.monotonic() > give_up:

@@ -264,6 +264,10 @@ class Manifest:
             found.append(self.state)
         return {blob.id: blob for blob in (*found, *self.slots)}
 
+    def brought(self, version: str, schema: Schema) -> list[Blob]:
+        """Returns the blobs that the version with this id brings itself. Takes the schema as ``blobs`` does."""
+        return [blob for blob in self.blobs(schema).values() if blob.id.startswith(f"{version}-")]
+
     def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
         """Returns each full blob, and the leaves that it holds and no later one does."""
         shares = schema.shares(tuple([blob.leaves for blob in self.full]))

@@ -16,8 +16,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
-from redisacc._protocol.sums.reduction import LONGEST_IDLE, Reduction
-from redisacc._protocol.updates.updater import PartUpdater
+from redisacc._protocol.updates.reduction import LONGEST_IDLE, Reduction
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import printable, shown
 from redisacc._wire import forks
@@ -249,7 +248,6 @@ class Reducer(Closing):
                 position,
                 holder=self._holder,
                 who=host_and_process(os.getpid()),
-                updates=PartUpdater(self._transport, keys),
             )
             listening = contextlib.ExitStack()
             for channel in reduction.channels:

@@ -410,7 +410,7 @@ def confirmed(where: str, replies: Sequence[object]) -> int:
     raise CorruptDataError(f"{where}: WAIT replied {shown(replies)}, not a number of replicas")
 
 
-def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int) -> None:
+def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int, advice: str = "") -> None:
     """Raises NotReplicatedError if fewer than ``min_replicas`` replicas have confirmed a write.
 
     Args:
@@ -418,11 +418,12 @@ def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int) 
         done: the write, as a clause: "the gradient was counted".
         replicas: how many replicas confirmed it in time.
         min_replicas: how many should have.
+        advice: what else the message says.
     """
     if replicas < min_replicas:
         raise NotReplicatedError(
             f"{shown(name)}: {done}, but only {replicas} of the {min_replicas} replicas that should have it "
-            "confirmed it in time",
+            f"confirmed it in time{advice}",
             replicas=replicas,
             min_replicas=min_replicas,
         )

@@ -30,8 +30,8 @@ from redisacc._format.parameter_record import TRAINING
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.updates.record import read_update_record
 from redisacc._text import shown
-from redisacc._training.exact_parameters import unpacked
 from redisacc._training.options import Checkpoints
+from redisacc._training.program_weights import unpacked
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, RedisAccError
 

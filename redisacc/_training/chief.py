@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Self, Unpack
 
 from redisacc._arrays import validation
 from redisacc._arrays.results import Round
-from redisacc._format.history_entries import PastStep
-from redisacc._handles.environment import place
+from redisacc._arrays.trees import as_arrays
+from redisacc._arrays.weights import is_nothing
+from redisacc._clock import clock, durations
+from redisacc._format.history_entries import PastStep, history_text
+from redisacc._handles import exit_code
+from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.options import check_names, with_options
-from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.lead import Lead
+from redisacc._protocol.parameters.announcements import conclude
+from redisacc._protocol.parts.sweep import sweep_quietly
+from redisacc._training.decision import Action, next_action
 from redisacc._training.options import LeaderOptions, checkpoints, gradient_options
-from redisacc._training.program_weights import ProgramWeights
+from redisacc._training.program_weights import ProgramWeights, pack_state, unpack_state
 from redisacc._training.quorum import CrewQuorum
-from redisacc._training.reconciliation import LeadOptions
+from redisacc._training.reconciliation import SURPRISES, LeadOptions, Reconciliation
 from redisacc._training.updating import Updating, check_optimizer
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    NotReplicatedError,
+    RedisAccError,
+)
 from redisacc.optim import Optimizer
 
 
@@ -56,7 +65,7 @@ def lead_options(
     )
 
 
-class Chief(Closing):
+class Chief(Reconciliation):
     """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
@@ -193,38 +202,56 @@ class Chief(Closing):
             encoding=encoding,
             standby=standby,
         )
-        self._lead = Lead(shared_name, given)
+        self._lead(shared_name, given)
+
+    @classmethod
+    def _standing_by(cls, shared_name: str, options: LeadOptions) -> Self:
+        """Returns the chief of a ``Training``, as the constructor does, also in a process of a worker."""
+        chief = cls.__new__(cls)
+        chief._lead(shared_name, options)
+        return chief
+
+    def _lead(self, shared_name: str, options: LeadOptions) -> None:
+        super().__init__(shared_name, options)
+        self._next_look = 0.0
+        self._is_disturbed = False
+        with self._closed_on_failure():
+            self._make(lambda: None, "to begin the training")
+        workers, there = options.quorum.workers or options.quorum.least, options.here.workers
+        if there is not None and workers > there:
+            self._warn(
+                "%d workers are expected, and %s says that there are only %d. Leave workers= out, and the data is "
+                "shared among those",
+                workers,
+                WORKERS,
+                there,
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
 
     @property
-    def shared_name(self) -> str:
-        """The name of the training."""
-        return self._lead.shared_name
-
-    @property
     def workers(self) -> int:
         """How many workers there are, as this chief last announced it."""
-        return self._lead.workers
+        return self._quorum.workers
 
     @property
     def step(self) -> int:
         """The step of the parameters, and of the next round."""
-        return self._lead.weights.step
+        return self._weights.step
 
     @property
     def parameters(self) -> Any:
         """The parameters of the step. With an ``optimizer``, the chief has none: see ``latest``."""
-        return self._weights("parameters", "latest()").tree
+        return self._of_program("parameters", "latest()").tree
 
     @property
     def state(self) -> Any:
         """The state that was published with the parameters. With an ``optimizer``, see ``latest_state``."""
-        return self._weights("state", "latest_state()").state
+        return self._of_program("state", "latest_state()").state
 
-    def _weights(self, name: str, instead: str) -> ProgramWeights:
-        weights = self._lead.weights
+    def _of_program(self, name: str, instead: str) -> ProgramWeights:
+        weights = self._weights
         if isinstance(weights, Updating):
             raise InvalidArgumentError(
                 f"a chief with an optimizer has no {name}, since they are updated elsewhere: {instead} fetches what is "
@@ -239,14 +266,14 @@ class Chief(Closing):
         They are those that workers gave to ``apply``. Empty if they gave none. ``rounds()`` yields them as
         ``Round.metrics``.
         """
-        return self._lead.metrics
+        return dict(self._weights.metrics) if isinstance(self._weights, Updating) else {}
 
     def latest(self) -> tuple[int, Any]:
         """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
 
         Blocks until they have been fetched. The arrays are read-only.
         """
-        return self._lead.read(self._lead.parameters.latest, "to read the parameters")
+        return self._read(self._parameters.latest, "to read the parameters")
 
     def latest_state(self) -> tuple[int, Any]:
         """Returns the step, and the state that is published for it, as ``Parameters.latest_state`` does.
@@ -254,12 +281,12 @@ class Chief(Closing):
         With an ``optimizer``, that is a dict from the name of each of its slots, such as "exp_avg", to a tree like the
         parameters, and "updates", the number of updates that it has seen. Blocks until it has been fetched.
         """
-        step, found = self._lead.read(self._lead.parameters.latest_state, "to read the state")
+        step, found = self._read(self._parameters.latest_state, "to read the state")
         return step, unpack_state(found)[1]
 
     def history(self) -> list[PastStep]:
         """Returns the steps of the training until now, as ``Parameters.history`` does."""
-        return self._lead.history()
+        return self._patience.call(self._parameters.history, "to read the history")
 
     def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
@@ -291,10 +318,9 @@ class Chief(Closing):
             RedisAccError: the body of the loop has not called ``publish``, and the round stays; or any other error of
                 ``take``.
         """
-        lead = self._lead
-        if isinstance(lead.weights, Updating):
+        if isinstance(self._weights, Updating):
             raise InvalidArgumentError("this chief has an optimizer: its loop is one over updates(), and not rounds()")
-        return lead.rounds(None if until is None else validation.integer(until, "until"))
+        return self._rounds(None if until is None else validation.integer(until, "until"))
 
     def updates(self, until: int | None = None) -> Iterator[int]:
         """Yields the step after each update that the optimizer makes, for a loop that evaluates, logs or stops.
@@ -333,10 +359,9 @@ class Chief(Closing):
             InvalidArgumentError: the chief has no ``optimizer``; or its schedule has returned no learning rate.
             ConflictError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
         """
-        lead = self._lead
-        if not isinstance(lead.weights, Updating):
+        if not isinstance(self._weights, Updating):
             raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
-        return lead.updates(None if until is None else validation.integer(until, "until"))
+        return self._updates(None if until is None else validation.integer(until, "until"))
 
     def publish(
         self,
@@ -368,10 +393,28 @@ class Chief(Closing):
                 Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        lead = self._lead
-        if not lead.is_with_program:
+        finished = validation.flag(finished, "finished")
+        if not self._is_with_program:
             raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
-        lead.publish(parameters, changed, state, finished=validation.flag(finished, "finished"))
+        weights, found, step = self._weights, self._found, self._weights.step + 1
+        assert isinstance(weights, ProgramWeights)
+        # In one request: between two, the workers would compute one more gradient, in vain.
+        is_last = finished or step == self._last
+        # As after a restart, so that no program breaks only then.
+        tree, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
+        stored, taken, ended = pack_state(self._parameters, tree, state), found.round, found.ended
+        ended.past = history_text(step - 1, taken.num_accumulated, taken.metrics)
+        # If the network was away for longer than the lease, a successor may have published this step and later ones.
+        self._make(
+            lambda: self._parameters._publish(tree, step, changed, stored, is_last, ended=ended),
+            f"to publish step {step}",
+        )
+        weights.keep(step, tree, state)
+        self._advance(finished=is_last)
+        self._is_with_program = False
+        if not ended.has_ended:
+            # The server has lost the round, or the reply was lost. What else is lost, the next look shows.
+            self._view.may_be_left = self._must_look = True
 
     def finish(self) -> None:
         """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
@@ -383,12 +426,187 @@ class Chief(Closing):
         Raises:
             ConflictError: another process has become the chief.
         """
-        self._lead.finish()
+        self._make(self._declare_finished, "to finish the training")
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
-        self._lead.delete()
+        if self._accumulator is not None:
+            self._patience.call(self._accumulator.delete, "to delete the gradients")
+        self._patience.call(self._parameters.delete, "to delete the parameters")
 
-    def close(self) -> None:
-        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
-        self._lead.close()
+    # The loops
+
+    def _rounds(self, until: int | None) -> Iterator[Round[Any]]:
+        """Yields the round of each step, for a loop that publishes what follows."""
+        view = self._view
+        self._aim(until)
+        while (found := self._round()) is not None:
+            self._is_with_program = True
+            try:
+                if is_nothing(found.round.num_accumulated, found.round.total_weight):
+                    assert isinstance(self._weights, ProgramWeights)
+                    self.publish(self._weights.tree, state=self._weights.state)
+                    continue
+                yield found.round
+                if self._is_with_program:
+                    raise RedisAccError(
+                        f"{self.shared_name}: the parameters that follow from the round of step {view.memory} were not "
+                        "published. Call publish() once in the body of the loop"
+                    )
+            finally:
+                if self._is_with_program:
+                    # The next round may be this one.
+                    self._hold(None)
+                    self._is_with_program, view.may_be_left, self._must_look = False, True, True
+        self._end()
+
+    def _updates(self, until: int | None) -> Iterator[int]:
+        """Yields the step after each update that the optimizer makes."""
+        self._aim(until)
+        while (found := self._round()) is not None:
+            if self._commit(found):
+                yield self._weights.step
+        self._end()
+
+    def _aim(self, last: int | None) -> None:
+        """Begins a loop. If the training is finished, but its last step is to be a later one, continues it."""
+        self._last, self._must_look = last, True
+
+        def begin() -> None:
+            if self._is_finished and last is not None and self._weights.step < last:
+                self._parameters.finish(False)
+                self._is_finished = False
+            self._quorum.aim(last)
+
+        self._make(begin, "to announce the last step")
+
+    def _round(self) -> Any:
+        """Returns the round of the step. Blocks until it is complete; None means the training is finished."""
+        while not self._is_finished and (self._last is None or self._weights.step < self._last):
+            what = f"to take the round of step {self._weights.step}"
+            self._make(self._grant, what)
+            # The wait may have been long, and another process may have led, or the round may be one that was used.
+            found = self._make(lambda: self._found, what)
+            if found is not None:
+                return found
+        return None
+
+    def _grant(self) -> None:
+        """Takes a round, unless this process has one."""
+        if self._found is not None:
+            return
+        # Whatever goes wrong from here on.
+        self._view.may_be_left, self._must_look, self._is_disturbed = True, True, False
+        self._next_look = clock.now() + durations.look_every
+        self._quorum.follow()
+        try:
+            found = self._weights.grant(
+                min_weight=self._options.quorum.quorum.min_weight,
+                cancel=self._looks_disturbed,
+                describe=self._crew.text,
+            )
+        except InvalidArgumentError:
+            if not self._quorum.restore():
+                raise
+        except CancelledError:
+            if not self._is_disturbed:
+                raise
+        else:
+            self._hold(found)
+            self._view.may_be_left = self._must_look = False
+
+    def _looks_disturbed(self) -> bool:
+        """Looks, once a second, whether waiting for the round still makes sense, and for how many gradients."""
+        if self._options.stops():
+            return True
+        self._quorum.follow()
+        now = clock.now()
+        if now < self._next_look:
+            return False
+        self._next_look, self._view.may_be_left = now + durations.look_every, False
+        try:
+            self._look()
+            self._check_that_it_leads()
+            self._is_disturbed = self._is_finished or next_action(self._view) is not Action.PROCEED
+        except SURPRISES as error:
+            self._is_disturbed, self._error = True, error
+        self._view.may_be_left = self._must_look = True
+        return self._is_disturbed
+
+    # Steps
+
+    def _commit(self, found: Any) -> bool:
+        """Updates the weights with a round. Returns False if the step has to begin again."""
+        step = self._weights.step
+        is_last = step + 1 == self._last
+
+        def attempt() -> bool:
+            weights = self._weights
+            assert isinstance(weights, Updating)
+            if self._found is found and weights.step == step:
+                try:
+                    is_published = weights.commit(found, finished=is_last)
+                finally:
+                    # Also if the server has lost the version since.
+                    self._view.memory = weights.step
+                self._hold(None)
+                if not is_published:
+                    # Somebody has published a version.
+                    self._view.is_learned, self._must_look = False, True
+            return weights.step == step + 1
+
+        try:
+            is_published = self._make(attempt, f"to publish step {step + 1}")
+        except NotReplicatedError:
+            # It is published, and another loop continues with the next step.
+            assert isinstance(self._weights, Updating)
+            self._patience.call(self._weights.refresh, "to read the parameters")
+            self._advance(finished=is_last)
+            raise
+        if is_published:
+            self._advance(finished=is_last)
+        return is_published
+
+    def _advance(self, *, finished: bool) -> None:
+        """Notes that the next step has begun."""
+        view, step = self._view, self._weights.step
+        view.published = view.memory = view.gradients = step
+        self._hold(None)
+        self._is_finished = self._is_finished or finished
+        exit_code.advanced()
+        if self._checkpointer is not None:
+            self._checkpointer.note(step, last=finished)
+
+    # Endings
+
+    def _end(self) -> None:
+        """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
+        self._view.may_be_left = self._must_look = True
+        self._make(self._conclude, "to finish the training")
+
+    def _conclude(self) -> None:
+        handle = self._accumulator
+        assert handle is not None
+        if self._found is not None:
+            raise self._ending(Action.END_AHEAD)
+        if handle._keys.partitions:
+            # A predecessor may have died before it removed what its last round had there.
+            sweep_quietly(self._transport, handle._keys, min_replicas=handle._scripts.min_replicas)
+        # Usually the last publication has declared it. But a loop that was to continue may have published that step, or
+        # the server may have lost the declaration.
+        self._declare_finished()
+
+    def _declare_finished(self) -> None:
+        if self._options.here.run_id is not None:
+            # Also if it is finished already: the workers of this run, which may have begun a moment ago, cannot know
+            # yet that this chief does not continue it.
+            conclude(self._transport, self._keys, self._options.here.run_id)
+        elif not self._parameters.finished():
+            self._parameters.finish()
+        self._is_finished = True
+
+    def _read(self, read: Callable[[], tuple[int, Any] | None], what: str) -> tuple[int, Any]:
+        """Returns what is published, as ``read`` does."""
+        while (found := self._make(read, what)) is None:
+            self._must_look = True
+        return found

@@ -12,22 +12,34 @@ import logging
 from typing import Any
 
 from redisacc._clock import clock, durations
-from redisacc._format.crew_entries import Claim
+from redisacc._format.crew_entries import Claim, parse_claims
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.stored_text import clock_ms
 from redisacc._handles.environment import is_first_start
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of
-from redisacc._protocol.parameters.claims import read_claims
 from redisacc._protocol.parameters.deletion import listed_objects
 from redisacc._protocol.parameters.marks import deleted_incarnations
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts import Reply, Scripts
-from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._wire.connect import may_have_lost_data
+from redisacc._wire.scans import scan_command, scan_whole
 from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError
+
+
+def read_claims(transport: Transport, keys: ParameterKeys) -> list[Claim]:
+    """Returns the claims, the newest step first.
+
+    Raises:
+        CorruptDataError: redisacc did not write one of them.
+    """
+    clock, first = transport.pipeline([("TIME",), scan_command(keys.claims)])
+    return parse_claims(keys.claims, scan_whole(transport, keys.claims, first), clock_ms(clock))
+
 
 logger = logging.getLogger("redisacc")
 

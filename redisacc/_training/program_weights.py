@@ -1,4 +1,8 @@
-"""What a leader has of a training whose program updates the weights, in a loop over ``rounds()``."""
+"""What a leader has of a training whose program updates the weights, in a loop over ``rounds()``.
+
+A chief that continued with rounded parameters would not compute the same as one without an interruption. If its
+parameters travel as bfloat16, a chief therefore also publishes the exact float32 ones, as a part of its state.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,86 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._arrays.trees import flatten
+from redisacc._arrays.trees import flatten, flatten_arrays
+from redisacc._format.parameter_record import EXACT
 from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.rounds.taker import TakenRound
-from redisacc._training.exact_parameters import pack_state, read_exact
+from redisacc._protocol.scripts import OF_PARAMETERS, refused
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def pack_state(handle: Parameters, parameters: Any, state: Any) -> Any:
+    """Returns the state that is published with parameters.
+
+    If the handle rounds them, that is the parameters of float32, if there are any, and the chief's own state.
+    """
+    if handle._encoding != "bfloat16":
+        return state
+    _, arrays = flatten_arrays(parameters, "parameters")
+    exact = [values for values in arrays if values.dtype == _FLOAT32]
+    return {EXACT: exact, "state": state} if exact else state
+
+
+def unpack_state(published: Any) -> tuple[list[Any] | None, Any]:
+    """Returns the parameters of float32 in a state that was published, None if it has none, and the chief's own state.
+
+    A chief whose parameters are not rounded publishes its own state alone.
+    """
+    if isinstance(published, dict) and EXACT in published:
+        return published[EXACT], published.get("state")
+    return None, published
+
+
+def unpacked(tree: Any, published: Any, name: str) -> tuple[Any, Any]:
+    """Returns parameters with the exact ones in place of the rounded ones, and the chief's own state.
+
+    Args:
+        tree: the parameters as workers get them. They are returned as they are if the state has no exact ones.
+        published: the state that was published with them.
+        name: the name of the training, for errors.
+
+    Raises:
+        CorruptDataError: the two do not belong together.
+    """
+    exact, state = unpack_state(published)
+    return tree if exact is None else _with_exact(tree, exact, name), state
+
+
+def read_exact(handle: Parameters) -> tuple[int, Any, Any, Any]:
+    """Returns the step that is published, its parameters as workers get them, and what ``unpacked`` makes of them.
+
+    Raises:
+        NotFoundError: nothing is published.
+        RedisAccError: any other error of ``Parameters.latest``.
+    """
+    latest, found = handle.latest(), handle.latest_state()
+    if latest is None or found is None:
+        raise refused(OF_PARAMETERS["missing"], handle._keys)
+    step, sent = latest
+    return step, sent, *unpacked(sent, found[1], handle.shared_name)
+
+
+def _with_exact(tree: Any, exact: list[Any], name: str) -> Any:
+    """Returns parameters with the exact float32 ones in place of the rounded ones. Their memory is the caller's."""
+    structure, leaves = flatten(tree, "parameters")
+    expected = [(_FLOAT32, leaf.shape) for leaf in leaves if leaf.dtype == _FLOAT32]
+    # Any publisher may have written a state with this key, with anything in it.
+    if not isinstance(exact, list) or [_described(values) for values in exact] != expected:
+        raise CorruptDataError(
+            f"{shown(name)}: the state of the parameters has {shown(EXACT)}, but not the leaves of float32 that the "
+            "parameters have"
+        )
+    left = iter(exact)
+    return structure.build([next(left) if leaf.dtype == _FLOAT32 else np.array(leaf) for leaf in leaves])
+
+
+def _described(values: Any) -> tuple[Any, Any]:
+    return (values.dtype, values.shape) if isinstance(values, np.ndarray) else (None, None)
 
 
 class ProgramWeights:

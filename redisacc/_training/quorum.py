@@ -1,7 +1,7 @@
 """How many gradients a step of a training needs, as set by the chief, while its crew grows or shrinks.
 
 The chief keeps the quorum of the accumulator, and announces to the workers among how many they share the data
-(``redisacc._protocol.parameters.announced_workers``).
+(``redisacc._protocol.parameters.announcements``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import WORKERS, Place
 from redisacc._protocol.leases.crew import Crew
-from redisacc._protocol.parameters.announced_workers import announce_workers
+from redisacc._protocol.parameters.announcements import announce_workers
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._text import shown

@@ -18,16 +18,15 @@ from redisacc._handles.environment import Place
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.scripts import StaleSequenceError
-from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._text import shown
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.decision import ENDS, Action, View, next_action, source_of
-from redisacc._training.exact_parameters import pack_state
 from redisacc._training.gradients import has_no_gradients, open_gradients
 from redisacc._training.loss import Inquiry, give_up
 from redisacc._training.options import Checkpoints, GradientOptions
 from redisacc._training.participant import Participant
-from redisacc._training.program_weights import ProgramWeights
+from redisacc._training.program_weights import ProgramWeights, pack_state
 from redisacc._training.quorum import CrewQuorum, QuorumKeeper
 from redisacc._training.updating import Updating
 from redisacc.errors import (
@@ -101,12 +100,6 @@ class Reconciliation(Participant):
     Args:
         shared_name: the name of the training.
         options: what the leader is told.
-
-    Attributes:
-        weights: what this process has of the weights, and how they are updated.
-        is_finished: whether the step that is published is declared the last one.
-        is_with_program: whether the body of the program's loop has the round.
-        last: the step with which the loop ends.
     """
 
     _quorum: QuorumKeeper
@@ -132,9 +125,12 @@ class Reconciliation(Participant):
         self._given: tuple[Any, Any] | None = options.parameters, options.state
         self._state = options.state
         self._options = replace(options, parameters=None, state=None)
-        self.weights = self._unknown_weights()
-        self.is_finished = self.is_with_program = False
-        self.last: int | None = None
+        # What this process has of the weights, and how they are updated.
+        self._weights = self._unknown_weights()
+        # Whether the step that is published is declared the last one; whether the body of the program's loop has the
+        # round; and the step with which the loop ends.
+        self._is_finished = self._is_with_program = False
+        self._last: int | None = None
         # What is known; replies keep it current, and after a surprise, it is to be looked at again.
         self._view, self._must_look = View(lease="none"), True
         self._accumulator: ConditionalAccumulatorBase[Any] | None = None
@@ -168,16 +164,16 @@ class Reconciliation(Participant):
 
     # The loop
 
-    def make(self, attempt: Callable[[], Value], what: str) -> Value:
+    def _make(self, attempt: Callable[[], Value], what: str) -> Value:
         """Returns the result of an attempt, which is made once nothing is missing, and again after whatever goes wrong.
 
         Args:
             attempt: may be repeated without harm.
             what: its purpose, for log records, as in "to publish step 7".
         """
-        return self._patience.call(lambda: self._make(attempt), what, in_steps=True)
+        return self._patience.call(lambda: self._reconciled(attempt), what, in_steps=True)
 
-    def _make(self, attempt: Callable[[], Value]) -> Value:
+    def _reconciled(self, attempt: Callable[[], Value]) -> Value:
         before: tuple[Action, View] | None = None
         pause, log = FIRST_PAUSE, WaitLog(clock.now())
         while True:
@@ -238,7 +234,7 @@ class Reconciliation(Participant):
         if error.gradient is None:
             # A part of the version, which a look may not notice.
             self._view.is_complete = self._must_look = False
-        elif isinstance(self.weights, Updating):
+        elif isinstance(self._weights, Updating):
             self._view.is_useless = True
         else:
             # The program decides what becomes of the round.
@@ -289,7 +285,7 @@ class Reconciliation(Participant):
                 self._parameters.check(self._given[0], state=self._given[1])
             # Most records are read once: only one with partitions that lacks a part may have been replaced meanwhile.
             is_complete = self._parameters._reader.is_complete(record) or self._parameters.is_complete()
-            self.is_finished, view.is_complete = record.finished, is_complete
+            self._is_finished, view.is_complete = record.finished, is_complete
 
     def _look_at_gradients(self, view: View) -> None:
         handle, view.is_open = self._accumulator, False
@@ -321,13 +317,13 @@ class Reconciliation(Participant):
         if self._accumulator is not None:
             self._accumulator.close()
         self._accumulator = None
-        if not self.is_with_program:
+        if not self._is_with_program:
             self._hold(None)
 
     def _hold(self, found: Any) -> None:
         """Notes the round that this process has."""
         self._found = found
-        self._view.round = None if found is None else self.weights.step_of(found)
+        self._view.round = None if found is None else self._weights.step_of(found)
 
     def _look_for_sources(self, view: View) -> None:
         """Looks for weights that this process does not know yet."""
@@ -369,9 +365,9 @@ class Reconciliation(Participant):
             )
         )
         self._opened_before.add(handle._scripts.incarnation)
-        self.weights.reopen(handle)
+        self._weights.reopen(handle)
         self._quorum = QuorumKeeper(self._options.quorum, handle, self._crew, self._transport, self.shared_name)
-        self._quorum.until = self.last
+        self._quorum.until = self._last
         # This process has the chief's lease, so they are of predecessors.
         handle._end_takes()
         self._view.has_quorum, self._view.may_be_left = False, True
@@ -391,10 +387,10 @@ class Reconciliation(Participant):
 
     def _restore(self) -> None:
         """Publishes what this process has: the server has lost it, has an older version, or has lost a part of it."""
-        view, step, source = self._view, self.weights.step, "the memory of the chief"
+        view, step, source = self._view, self._weights.step, "the memory of the chief"
         self._begin_anew()
         if view.published is None:
-            source += " and of reducers" if isinstance(self.weights, Updating) else ""
+            source += " and of reducers" if isinstance(self._weights, Updating) else ""
             self._warn(
                 "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d "
                 "from %s; workers apply their gradients of this step again",
@@ -409,7 +405,7 @@ class Reconciliation(Participant):
                 step,
                 view.published,
             )
-        self._know(lambda: self.weights.publish_again(self._check_lease, is_lost=view.published is None))
+        self._know(lambda: self._weights.publish_again(self._check_lease, is_lost=view.published is None))
 
     def _know(self, attempt: Callable[[], bool]) -> bool:
         """Makes an attempt that needs all parts of a version. If nobody has them all, others may have something."""
@@ -419,9 +415,9 @@ class Reconciliation(Participant):
             self._lost = self._error = error
             self._hold(None)
             self._view.memory, self._looks_for_saved = None, True
-            self.weights = self._unknown_weights()
+            self._weights = self._unknown_weights()
             if self._accumulator is not None:
-                self.weights.reopen(self._accumulator)
+                self._weights.reopen(self._accumulator)
             return False
         return True
 
@@ -463,40 +459,40 @@ class Reconciliation(Participant):
             self._parameters._forget()
         self._inquiry.end()
         self._begin_anew()
-        if isinstance(self.weights, Updating):
-            self.weights.learn((tree, state))
+        if isinstance(self._weights, Updating):
+            self._weights.learn((tree, state))
         else:
             tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
             self._parameters.publish(tree, 0, state=pack_state(self._parameters, tree, state))
-            self.weights.keep(0, tree, state)
+            self._weights.keep(0, tree, state)
         self._has_learned()
 
     def _learn(self) -> None:
         def learned() -> bool:
-            self.weights.learn()
+            self._weights.learn()
             return True
 
         if not self._know(learned):
             return
         if self._is_rescued:
             self._inquiry.end()
-            if isinstance(self.weights, ProgramWeights):
+            if isinstance(self._weights, ProgramWeights):
                 # Workers have none.
-                self.weights.state = as_arrays(self._state, "state")
+                self._weights.state = as_arrays(self._state, "state")
             self._warn(
                 "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
                 "state of the chief, such as the optimizer's, is lost, and begins as it was given",
-                self.weights.step,
+                self._weights.step,
             )
         elif self._view.memory is None:
-            step = self.weights.step
+            step = self._weights.step
             extra = {"accumulator": self.shared_name, "step": step}
             logger.info("%s: continuing at step %d", self.shared_name, step, extra=extra)
         self._has_learned()
 
     def _has_learned(self) -> None:
         """Notes that this process has what is published."""
-        self._view.memory, self._view.is_learned = self.weights.step, True
+        self._view.memory, self._view.is_learned = self._weights.step, True
         self._is_rescued, self._lost, self._given, self._saved = False, None, None, None
 
     def _set_step(self) -> None:
@@ -513,7 +509,7 @@ class Reconciliation(Participant):
         Its gradients may belong to earlier steps, and were used before. If a gradient of the current step is thrown
         away with them, its worker applies it again.
         """
-        handle, view, step = self._accumulator, self._view, self.weights.step
+        handle, view, step = self._accumulator, self._view, self._weights.step
         assert handle is not None
         self._check_lease()
         # If the take raises, its round is left.
@@ -553,13 +549,13 @@ class Reconciliation(Participant):
             handle.close()
 
     def _recover(self) -> None:
-        self._hold(self.weights.recover())
+        self._hold(self._weights.recover())
         self._view.may_be_left = self._must_look = False
 
     def _discard(self) -> None:
         found, self._view.may_be_left = self._found, True
         self._hold(None)
-        self.weights.discard(found)
+        self._weights.discard(found)
 
     def _store_quorum(self) -> None:
         self._quorum.store()

@@ -22,10 +22,7 @@ from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._text import shown
 from redisacc._training.checkpointer import folder_of
-from redisacc._training.chief import lead_options
-from redisacc._training.exact_parameters import unpack_state
-from redisacc._training.follow import ASK_EVERY, Follow, FollowOptions
-from redisacc._training.lead import Lead
+from redisacc._training.chief import Chief, lead_options
 from redisacc._training.local_steps import OUTER, InnerModel, LocalLoop, LocalModel, LocalSteps
 from redisacc._training.options import (
     SKIP,
@@ -36,10 +33,11 @@ from redisacc._training.options import (
     checkpoints,
     gradient_options,
 )
-from redisacc._training.patience import Patience
-from redisacc._training.program_weights import ProgramWeights
+from redisacc._training.participant import Patience
+from redisacc._training.program_weights import ProgramWeights, unpack_state
 from redisacc._training.quorum import CrewQuorum
 from redisacc._training.upload import Upload
+from redisacc._training.worker import ASK_EVERY, FollowOptions, Worker
 from redisacc._wire.connect import connect
 from redisacc.errors import (
     CancelledError,
@@ -157,7 +155,7 @@ class Training(Closing):
         # For weights that each process updates itself: the step of the last snapshot, and what looks after it.
         self.snapshot: int | None = None
         self.meanwhile: Callable[[], None] = lambda: None
-        self._worker: Follow | None = None
+        self._worker: Worker | None = None
         self._opened = ExitStack()
         with ExitStack() as on_failure:
             on_failure.callback(self._opened.close)
@@ -170,7 +168,7 @@ class Training(Closing):
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
                 told = FollowOptions(number, redis, encoding, finite, patience, here, self)
-                self._worker = first.call(lambda: Follow(name, told), "to begin to work", in_steps=True)
+                self._worker = first.call(lambda: Worker._beside_leader(name, told), "to begin to work", in_steps=True)
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
             # Each process may lead, also after it has changed its working directory.
@@ -187,7 +185,7 @@ class Training(Closing):
             on_failure.pop_all()
         # On an event loop, the worker is not to be reached from another thread.
         is_reached = transport is transport.blocking
-        brings = self._worker.ahead.bring if self._worker is not None and is_reached else None
+        brings = self._worker._ahead.bring if self._worker is not None and is_reached else None
         # Each process may lead, and gives what it has been given.
         self._options = replace(
             lead_options(
@@ -202,7 +200,7 @@ class Training(Closing):
             # A thread of its own leads, also beside an event loop, which a step may keep for itself for long.
             redis=transport.blocking,
             stops=self._stops.is_set,
-            own=lambda: None if self._worker is None else self._worker.latest,
+            own=lambda: None if self._worker is None else self._worker._latest,
             snapshot=lambda: self.snapshot,
             brings=brings,
         )
@@ -225,7 +223,7 @@ class Training(Closing):
             InvalidArgumentError: ``workers`` is "all", so the number is known in the loop only.
             RedisAccError: as ``Worker.workers``.
         """
-        if self._worker is not None and self._worker.step is not None:
+        if self._worker is not None and self._worker._step is not None:
             return self._worker.workers
         if self._workers is None:
             # To wait for it would be to wait for this process itself, which leads in the loop only.
@@ -330,7 +328,7 @@ class Training(Closing):
             while not self._stops.is_set():
                 try:
                     with self._patience.call(
-                        lambda: Lead(self.shared_name, self._options), "to stand by", in_steps=True
+                        lambda: Chief._standing_by(self.shared_name, self._options), "to stand by", in_steps=True
                     ) as lead:
                         self._leads = True
                         self._update_each(lead)
@@ -349,21 +347,21 @@ class Training(Closing):
         except BaseException as error:  # noqa: BLE001 - it is raised where the program is
             self._failure = error
 
-    def _update_each(self, lead: Lead) -> None:
+    def _update_each(self, lead: Chief) -> None:
         if self._update is None:
             for step in lead.updates(self._until):
                 if self._log is not None:
                     self._call(self._log, self._step_of(step) - 1, lead.metrics)
             return
         for taken in lead.rounds(self._until):
-            weights = lead.weights
+            weights = lead._weights
             assert isinstance(weights, ProgramWeights)
             updated = self._call(self._update, taken, weights.tree, weights.state)
             if not (isinstance(updated, tuple) and len(updated) == 2):
                 raise InvalidArgumentError(
                     f"update must return the parameters and the state, a tuple of two, not {type(updated).__name__}"
                 )
-            lead.publish(updated[0], None, updated[1], finished=False)
+            lead.publish(updated[0], state=updated[1])
             if self._log is not None:
                 self._call(self._log, taken.global_step, taken.metrics)
 

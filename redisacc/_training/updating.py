@@ -23,12 +23,11 @@ from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.committer import Committer
-from redisacc._protocol.updates.gathering import KnownVersion
 from redisacc._protocol.updates.model import check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
-from redisacc._protocol.updates.record import UpdateRecord, parse_update_record, update_command
+from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, parse_update_record, update_command
 from redisacc._text import shown
-from redisacc._training.exact_parameters import pack_state, read_exact
+from redisacc._training.program_weights import pack_state, read_exact
 from redisacc.errors import DataLossError, InvalidArgumentError
 from redisacc.optim import Optimizer
 

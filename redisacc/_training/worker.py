@@ -2,20 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, SupportsFloat
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, Self, SupportsFloat, TypeVar
 
+from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.results import ApplyResult
-from redisacc._handles.environment import place
-from redisacc._protocol.waiting.lifetime import Closing
-from redisacc._training.follow import Follow, FollowOptions
-from redisacc._training.options import Finite
-from redisacc._training.upload import Upload
-from redisacc.errors import InvalidArgumentError
+from redisacc._arrays.weights import checked_weight
+from redisacc._clock import clock, durations
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._handles import exit_code
+from redisacc._handles.environment import MAX_WORKERS, Place, place
+from redisacc._handles.existing import open_existing
+from redisacc._handles.tree import TreeAccumulator
+from redisacc._protocol.leases.process_identity import fate_of
+from redisacc._protocol.parameters.ahead import PartsAhead
+from redisacc._protocol.parameters.announcements import is_concluded_by, read_workers
+from redisacc._protocol.parameters.marks import whereabouts
+from redisacc._protocol.rounds.who_contributed import (
+    contributors_of_round,
+    has_contributed,
+    read_contributors,
+    states_text,
+)
+from redisacc._protocol.scripts import StaleSequenceError
+from redisacc._protocol.waiting.wait import WaitLog, until
+from redisacc._training.decision import Found, Next, next_of_follower
+from redisacc._training.gradients import (
+    apply_gradient,
+    gradient_as_encoded,
+    has_no_gradients,
+    no_gradient,
+    warn_of_skip,
+)
+from redisacc._training.loss import Claimant
+from redisacc._training.options import SKIP, Finite, checked_finite
+from redisacc._training.participant import Participant
+from redisacc._training.upload import OpenUpload, Upload
+from redisacc.errors import (
+    CancelledError,
+    DataLossError,
+    FinishedError,
+    InvalidArgumentError,
+    NotFiniteError,
+    NotFoundError,
+    RedisAccError,
+)
+
+logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
+
+# A worker looks less and less often whether its gradient is still there, but at least this often, in seconds: the
+# server may lose it after a long wait, too.
+LOOK_AT_LEAST_EVERY = 30.0
 
 
-class Worker(Closing):
+# How often a worker asks for the number of workers before there is a chief, in seconds.
+ASK_EVERY = 0.2
+
+# How often a worker asks whether a finished training is continued, in seconds.
+ASK_FINISHED_EVERY = 0.1
+
+
+class Beside(Protocol):
+    """The training of which a worker is a part, beside a thread that may lead."""
+
+    # The step with which its loop ends, and the error of that thread.
+    _until: int | None
+    _failure: BaseException | None
+
+    def _raise_failure(self) -> None:
+        """Raises that error, if there is one."""
+
+    def meanwhile(self) -> None:
+        """Does what is to be done once a second while this worker waits for the next step."""
+
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """What a worker is told. ``Worker`` describes most of it.
+
+    Attributes:
+        number: its number; None means the one of its predecessor, or the lowest that is free.
+        redis: the way to the server.
+        encoding: how its gradients travel.
+        finite: what it does with a gradient that holds NaN or an infinity.
+        patience: for how many seconds to wait for a silent server; None means forever.
+        here: the place of this process in a run.
+        beside: the training of which it is a part; None means it is a worker by itself.
+    """
+
+    number: int | None
+    redis: object
+    encoding: Encoding | None
+    finite: Finite
+    patience: float | None
+    here: Place
+    beside: Beside | None = None
+
+
+class Worker(Participant):
     """A worker of a training: for each step it gets the parameters, and applies a gradient.
 
     Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
@@ -74,20 +165,61 @@ class Worker(Closing):
         here = place()
         if here.role == "chief":
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
-        self._follow = Follow(shared_name, FollowOptions(number, redis, encoding, finite, patience, here))
+        self._follow(shared_name, FollowOptions(number, redis, encoding, finite, patience, here))
+
+    @classmethod
+    def _beside_leader(cls, shared_name: str, options: FollowOptions) -> Self:
+        """Returns the worker of a ``Training``. Blocks until this process has a number."""
+        worker = cls.__new__(cls)
+        worker._follow(shared_name, options)
+        return worker
+
+    def _follow(self, shared_name: str, options: FollowOptions) -> None:
+        here, number = options.here, options.number
+        given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
+        checked_finite(options.finite)
+        super().__init__("worker", shared_name, here, redis=options.redis, patience=options.patience)
+        self._options, self._beside = options, options.beside
+        with self._closed_on_failure():
+            self.number = self._patience.call(lambda: self._take_number(given), "to get a number", in_steps=True)
+            self._keep(f"worker {self.number}")
+        self._ahead = PartsAhead(self._transport)
+        self._opened.callback(self._ahead.close)
+        self._parameters._reader.fetch_ahead(self._ahead)
+        self._accumulator: Any = None
+        self._upload = OpenUpload()
+        self._claimant = Claimant(self._transport, self._parameters, self._place)
+        self._lease.on_missing = self._claimant.claim_quietly
+        # The step of the parameters that the loop got last; and what was applied in it: the gradient, its weight and
+        # metrics.
+        self._step: int | None = None
+        self._applied: tuple[Any, float, Mapping[str, SupportsFloat] | None] | None = None
+        # Whether a gradient of this step was refused because of NaN; and how many were skipped for that.
+        self._has_refused, self._skipped = False, 0
+        self._next_check = self._next_look = 0.0
+        self._pause = durations.look_after
+        self._went_back = False
+        # Whether the server has lost the gradient of this step for sure.
+        self._has_lost_gradient = False
+        # Among how many workers the data is shared, as the chief announced for this step; None means it was not read
+        # yet.
+        self._workers: int | None = None
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
 
-    @property
-    def shared_name(self) -> str:
-        """The name of the training."""
-        return self._follow.shared_name
+    def _take_number(self, given: int | None) -> int:
+        if given is None:
+            return self._crew.take_number()
+        self._crew.wait_for(f"worker {given}")
+        return given
 
     @property
-    def number(self) -> int:
-        """The number of this worker."""
-        return self._follow.number
+    def _latest(self) -> tuple[int, Any, str] | None:
+        """The step and the parameters that this worker has got last, and their incarnation."""
+        latest = self._claimant.latest
+        return None if latest is None else (*latest, self._claimant.incarnation)
 
     @property
     def workers(self) -> int:
@@ -104,7 +236,33 @@ class Worker(Closing):
             NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        return self._follow.workers
+        if self._workers is None:
+            self._workers = self._patience.call(self._read_workers, "to read how many workers there are")
+        if self.number >= self._workers and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "this is worker %d, and the data is shared among %d workers, 0 to %d, so it has no share of its own. "
+                "Start the chief with more workers=; if workers come and go, draw examples at random instead",
+                self.number,
+                self._workers,
+                self._workers - 1,
+            )
+        return self._workers
+
+    def _read_workers(self) -> int:
+        keys = ParameterKeys(self.shared_name)
+        found = until(
+            self._transport.waits,
+            lambda: read_workers(self._transport, keys),
+            every=ASK_EVERY,
+            check=self._lease.check,
+            describe=lambda: (
+                f"{self.shared_name}: still waiting for a chief to say how many workers there are; {self._crew.text()}"
+            ),
+            name=self.shared_name,
+        )
+        assert found is not None
+        return found
 
     def steps(self) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
@@ -123,7 +281,215 @@ class Worker(Closing):
             NotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        return self._follow.steps()
+        if self._is_finished():
+            return
+        log: WaitLog | None = None
+        while True:
+            self._check_lease()
+            if self._has_refused and self._applied is None:
+                # The program has gone on to the next step. Without this, the others would wait for it.
+                self.skip()
+            try:
+                step, tree = self._made(self._wait, "to wait for parameters")
+            except FinishedError:
+                return
+            except DataLossError as error:
+                # Only the chief can publish them again.
+                now = clock.now()
+                if log is None or log.is_due(now):
+                    self._warn("%s; waiting for the chief", error)
+                log = log or WaitLog(now)
+                self._transport.waits.sleep(durations.look_every)
+                continue
+            except CancelledError:
+                self._check_lease()
+                if not self._went_back:
+                    raise
+                # The server was restarted from older data, so the gradients of an earlier step are needed again.
+                self._warn(
+                    "the server has lost the parameters of step %s; continuing with those that it has", self._step
+                )
+                self._step, self._went_back = None, False
+                continue
+            log = None
+            self._upload.end()
+            if self._step is not None:
+                exit_code.advanced()
+            self._step, self._applied, self._has_refused = step, None, False
+            self._claimant.latest = step, tree
+            # Another chief may need another number.
+            self._workers = None
+            yield step, tree
+
+    def _made(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of an attempt, which is made again when a training that the server has lost is restored.
+
+        Raises:
+            NotFoundError: the training, or its accumulator alone, was deleted.
+        """
+        while True:
+            try:
+                return self._patience.call(attempt, what)
+            except NotFoundError as error:
+                gone = error
+            self._wait_until_restored(gone)
+
+    def _wait_until_restored(self, gone: NotFoundError) -> None:
+        """Blocks until what is there can be worked with; in the meantime, claims what this worker has."""
+        log, is_said = WaitLog(clock.now()), False
+        give_up = clock.now() + durations.replaced_within
+        while True:
+            found = self._patience.call(self._look, "to look for the training")
+            found.has_waited = clock.now() >= give_up
+            action = next_of_follower(found)
+            if action is Next.END:
+                raise gone
+            if action is not Next.WAIT:
+                break
+            if not (found.is_there or is_said):
+                is_said = True
+                self._warn(
+                    "the server has lost this training: it was flushed, or restarted without its data. Waiting for a "
+                    "chief to restore it"
+                )
+            self._check_lease()
+            if log.is_due(clock.now()):
+                self._warn("still waiting for a chief to restore this training; %s", self._crew.text())
+            self._transport.waits.sleep(ASK_EVERY if found.is_there else durations.look_every)
+        if action is Next.BEGIN_AGAIN:
+            self._warn("a chief has begun this training again from other parameters; continuing with those")
+            self._parameters._forget()
+            self._step = None
+        # The accumulator is another one.
+        self._upload.end()
+        if self._accumulator is not None:
+            self._accumulator.close()
+            self._accumulator = None
+        self._has_lost_gradient = True
+        if self._beside is not None:
+            # What else was lost.
+            with suppress(NotFoundError):
+                self._patience.call(self._beside.meanwhile, "to look at what was restored")
+
+    def _look(self) -> Found:
+        """Looks at what there is, and claims, or publishes, what this worker has if there is nothing."""
+        keys, incarnation = ParameterKeys(self.shared_name), self._parameters._reader.incarnation
+        found = Found(is_deleted=whereabouts(self._transport, keys, incarnation) == "deleted")
+        if not found.is_deleted and self._claimant.look():
+            try:
+                found.is_there = self._parameters.step() is not None
+            except NotFoundError:
+                # Unless the server has lost them again.
+                there = whereabouts(self._transport, keys, incarnation)
+                found.is_there = found.is_other = there in ("deleted", "replaced")
+        found.has_gradients = found.is_there and not has_no_gradients(self._transport, self.shared_name)
+        return found
+
+    def _is_finished(self) -> bool:
+        """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
+
+        A program that may lead knows the last step. Else, the chief of this worker's run says what it does, and for
+        another one, this waits a moment.
+        """
+        began, here = clock.now(), self._options.here
+        log = WaitLog(began)
+        while self._patience.call(self._parameters.finished, "to read the parameters"):
+            if self._beside is not None:
+                step, until = self._patience.call(self._parameters.step, "to read the step"), self._beside._until
+                if until is None or step is None or step >= until:
+                    return True
+            elif here.chief_run_id is None:
+                members = self._patience.call(self._crew.members, "to look for the chief")
+                chief = any(member.number is None and member.left > 0 for member in members)
+                if not (chief or here.role) or clock.now() - began >= durations.continued_within:
+                    return True
+            elif self._patience.call(
+                partial(is_concluded_by, self._transport, ParameterKeys(self.shared_name), here.chief_run_id),
+                "to read the parameters",
+            ):
+                return True
+            elif log.is_due(clock.now()):
+                self._warn("the training is finished; still waiting for the chief, which may continue it")
+            self._check_lease()
+            self._transport.waits.sleep(ASK_FINISHED_EVERY)
+        return False
+
+    def _check_lease(self) -> None:
+        if self._beside is not None:
+            self._beside._raise_failure()
+        super()._check_lease()
+
+    def _wait(self) -> tuple[int, Any]:
+        self._next_check = clock.now() + durations.look_every
+        self._pause = durations.look_after
+        self._next_look = clock.now() + (0.0 if self._has_lost_gradient else self._pause)
+        self._has_lost_gradient = False
+        return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
+
+    def _is_over(self) -> bool:
+        """Looks, once a second, whether waiting for the next step still makes sense."""
+        if self._beside is not None and self._beside._failure is not None:
+            return True
+        now = clock.now()
+        if now < self._next_check:
+            return False
+        self._next_check = now + durations.look_every
+        if self._lease.lost:
+            return True
+        if self._step is None:
+            return False
+        if self._beside is not None:
+            self._beside.meanwhile()
+        published = self._parameters.step()
+        if published is not None and published < self._step:
+            self._went_back = True
+            return True
+        if self._applied is not None and now >= self._next_look:
+            self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
+            self._next_look = now + self._pause
+            self._look_after_gradient(*self._applied, self._step)
+        return False
+
+    def _look_after_gradient(
+        self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None, step: int
+    ) -> None:
+        """Applies the gradient of a step again if the server has lost it."""
+        # In this order: if the round is taken between the two, the step has moved on.
+        is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
+        if not is_there and self._gradients().global_step() <= step:
+            self._warn(
+                "the gradient of step %s is not in the round, because the server has lost it; applying it again",
+                step,
+            )
+            self._apply(gradient, weight, metrics, step)
+
+    def _describe(self) -> str | None:
+        """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
+        clauses = [self._crew.text()]
+        if self._step is not None and self._applied is None:
+            clauses.append(
+                f"this process has applied no gradient of step {self._step}: if others wait for it, call skip() before "
+                "the loop continues"
+            )
+        try:
+            # Once the round of this step is taken, this worker waits for the chief, and not for other workers.
+            if self._accumulator is not None and (self._step is None or self._accumulator.global_step() <= self._step):
+                if self._beside is not None and self._applied is not None and self._is_said_by_another():
+                    return None
+                clauses = states_text(read_contributors(self._transport, Keys(self.shared_name))) + clauses
+        except RedisAccError as error:
+            logger.debug("%s: %s", self.shared_name, error)
+        return "; ".join(filter(None, clauses))
+
+    def _is_said_by_another(self) -> bool:
+        """Returns whether the process that leads says what is missing, or a waiting one with a lower number does."""
+        in_round = contributors_of_round(self._transport, Keys(self.shared_name))
+        return any(
+            member.number is None or (member.number < self.number and member.place in in_round)
+            for member in self._crew.members()
+            # Known to live, so it is on this machine, and writes to the same terminal or log.
+            if member.left > 0 and fate_of(member.process) == "alive"
+        )
 
     def apply(
         self, gradient: Any, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None
@@ -157,7 +523,8 @@ class Worker(Closing):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``apply_grad``.
         """
-        return self._follow.apply(gradient, weight=weight, metrics=metrics)
+        step = self._started("apply()")
+        return self._kept(gradient, weight, metrics, lambda: self._apply(gradient, weight, metrics, step))
 
     def skip(self) -> ApplyResult:
         """Ends the current step of ``steps()`` without a gradient of this worker, which the step does not wait for.
@@ -173,7 +540,41 @@ class Worker(Closing):
             InvalidArgumentError: there is no step; or each gradient counts, in a mean of integers.
             RedisAccError: as ``apply``.
         """
-        return self._follow.skip()
+        step = self._started("skip()")
+        nothing, weight = self._made(lambda: no_gradient(self._gradients()), "to open the accumulator")
+        result = self._apply(nothing, weight, None, step)
+        self._applied = nothing, weight, None
+        return replace(result, outcome="skipped") if result else result
+
+    def _started(self, call: str) -> int:
+        """Returns the current step, in which a call begins that sends a gradient."""
+        if self._step is None:
+            raise InvalidArgumentError(f"{call} needs the step of a loop over steps()")
+        self._check_lease()
+        self._upload.end()
+        return self._step
+
+    def _kept(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, SupportsFloat] | None,
+        apply: Callable[[], ApplyResult],
+    ) -> ApplyResult:
+        """Applies a gradient and keeps it, in case that the server loses it; or skips the step."""
+        if not checked_weight(weight, or_zero=True):
+            return self.skip()
+        try:
+            result = apply()
+        except NotFiniteError as error:
+            self._has_refused = True
+            if self._options.finite != SKIP:
+                raise
+            self._skipped += 1
+            warn_of_skip(self.shared_name, self._step or 0, self._skipped, error)
+            return self.skip()
+        self._applied = gradient, weight, metrics
+        return result
 
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step of ``steps()``, leaf by leaf.
@@ -188,7 +589,31 @@ class Worker(Closing):
             InvalidArgumentError: there is no step.
             ConflictError, NotFoundError, ServerUnavailableError: as for ``apply``.
         """
-        return self._follow.begin()
+        step = self._started("begin()")
+        gradients = self._made(self._gradients, "to open the accumulator")
+        spec = None
+        if isinstance(gradients, TreeAccumulator):
+            spec = gradients._spec
+            self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
+        streamed = self._upload.streamed
+
+        def commit(
+            gradient: Any, missing: str, weight: float, metrics: Mapping[str, SupportsFloat] | None
+        ) -> ApplyResult:
+            if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
+                raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
+            self._check_lease()
+
+            def apply() -> ApplyResult:
+                try:
+                    return self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
+                finally:
+                    self._upload.end()
+
+            # An incomplete gradient is of a step that is over.
+            return apply() if missing else self._kept(gradient, weight, metrics, apply)
+
+        return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
     def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``encoding``).
@@ -209,8 +634,75 @@ class Worker(Closing):
             NotFoundError: the training does not exist, or was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        return self._follow.as_encoded(gradient, weight=weight)
+        gradients = self._made(self._gradients, "to open the accumulator")
+        return gradient_as_encoded(gradients, gradient, weight)
 
-    def close(self) -> None:
-        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
-        self._follow.close()
+    def _apply(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, SupportsFloat] | None,
+        step: int,
+        *,
+        upload: OpenUpload | None = None,
+        missing: str = "",
+    ) -> ApplyResult:
+        while True:
+            try:
+                return self._patience.call(
+                    lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing),
+                    f"to apply the gradient of step {step}",
+                )
+            except NotFoundError as error:
+                gone = error
+            except (DataLossError, StaleSequenceError) as error:
+                # The handle has noticed that the server lost something. Applying it again cannot count it twice.
+                self._warn("%s", error)
+                continue
+            self._wait_until_restored(gone)
+            published = self._made(self._parameters.step, "to read the step")
+            if self._step is None or published is None or published < step:
+                # The gradient belongs to parameters that nobody continues. The loop gets others.
+                return ApplyResult("stale", published or 0, 0)
+
+    def _apply_once(
+        self,
+        gradient: Any,
+        weight: float,
+        metrics: Mapping[str, SupportsFloat] | None,
+        step: int,
+        *,
+        upload: OpenUpload | None,
+        missing: str,
+    ) -> ApplyResult:
+        gradients = self._gradients()
+        if upload is not None and upload.streamed is not None:
+            return upload.commit(gradient, weight, metrics, missing)
+        if missing:
+            # The upload was over, and is lost now.
+            return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
+        return apply_gradient(gradients, gradient, weight, step, metrics)
+
+    def _gradients(self) -> Any:
+        """Returns the accumulator, and opens it first if it is not open yet.
+
+        Raises:
+            NotFoundError: the training was deleted or lost, or another one has its name now.
+        """
+        if self._accumulator is None:
+            # The chief creates the accumulator before it publishes parameters.
+            opened = open_existing(
+                Keys(self.shared_name),
+                redis=self._options.redis,
+                worker=self._place,
+                encoding=self._options.encoding,
+                finite=bool(self._options.finite),
+            )
+            with ExitStack() as on_failure:
+                on_failure.callback(opened.close)
+                # A gradient must not reach the accumulator of another training that was begun under this name since.
+                self._parameters.step()
+                on_failure.pop_all()
+            self._accumulator = self._opened.enter_context(opened)
+            self._opened.callback(self._upload.end)
+        return self._accumulator

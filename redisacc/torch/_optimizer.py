@@ -296,14 +296,14 @@ class Optimizer(torch.optim.Optimizer):
     def _write_again(self, has_gradients: bool) -> None:
         """Writes the weights of the step into a model that the program has changed since this was made."""
         worker, changed = self.training._worker, self._changes and self._changes.find()
-        if changed is None or worker is None or worker.latest is None:
+        if changed is None or worker is None or worker._latest is None:
             return
         before = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
         if self._mean is not None:
             self._mean.step = -1
-            self._mean.follow(self._step, worker.latest[1])
+            self._mean.follow(self._step, worker._latest[1])
         else:
-            self._write(worker.latest[1])
+            self._write(worker._latest[1])
         self._note()
         changed = next((name for name, tensor in self._tensors.items() if not torch.equal(before[name], tensor)), None)
         if changed is not None:

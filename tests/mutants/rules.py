@@ -326,7 +326,7 @@ RULES = (
     # Training.
     Rule(
         "A worker applies its gradient again if the server has lost it",
-        "redisacc/_training/follow.py",
+        "redisacc/_training/worker.py",
         "            self._apply(gradient, weight, metrics, step)\n",
         "            return\n",
         "tests/training/test_lost_data.py -k server_has_lost_is_applied",

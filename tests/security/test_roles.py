@@ -280,8 +280,8 @@ def test_a_training_needs_a_taker_and_workers(place, background, until, duration
             chief.publish({"w": taken.gradient["w"]}, state={"m": np.zeros(2)})
             if chief.step == 1:
                 # It lags behind, and is brought back.
-                chief._lead._accumulator.set_global_step(0)
-                chief._lead._must_look = True
+                chief._accumulator.set_global_step(0)
+                chief._must_look = True
     for one in crew:
         one.result()
     assert place.refused() == []

@@ -290,7 +290,7 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     first.publish({"w": np.full(2, 1)})
     until(lambda: 1 in begun)
     # As if the process stood still: its lease is not extended.
-    first._lead._lease._over.set()
+    first._lease._over.set()
     began = clock.now()
     until(lambda: clock.now() - began > 12)
     second = training.chief()
@@ -302,7 +302,7 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     second_rounds.close()
     second.close()
     real_client.flushall()
-    first._lead._lease._over.clear()
+    first._lease._over.clear()
     with pytest.raises(redisacc.ConflictError, match=r"has published step 3, while .* was at step 1"):
         background(next, rounds).result(60)
     first.close()

@@ -18,7 +18,7 @@ def test_the_take_of_a_chief_that_died_is_removed(training, client, until, backg
     until(lambda: client.zcard(QUEUE) == 1)
     # The process ends without a word: nobody renews its take, and its lease of the chief is over.
     (token,) = client.zrange(QUEUE, 0, -1)
-    first._lead._accumulator._lifetime.close()
+    first._accumulator._lifetime.close()
     with pytest.raises(redisacc.CancelledError):
         waiting.result(20)
     seconds, micros = client.time()

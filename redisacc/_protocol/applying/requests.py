@@ -1,17 +1,24 @@
-"""Requests that are executed at most once, whatever breaks, and whose sender learns whether they were."""
+"""Requests that are executed at most once, whatever breaks, and whose sender learns whether they were.
+
+A signal handler may raise between any two instructions of the main thread: while a reply is on its way, or after it has
+arrived and before the caller has seen it. So every change of ``Outcomes`` is a single assignment, and a request stays
+open until its outcome is known.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from redisacc._arrays.results import Tally
-from redisacc._protocol.applying.request_outcomes import Outcomes, OutcomesOfThreads
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts
 from redisacc._protocol.sessions import Request, SessionPool
 from redisacc._wire.transport import Transport
+from redisacc._wire.waits import Waits
 from redisacc.errors import (
     DataLossError,
     NotFoundError,
@@ -20,6 +27,67 @@ from redisacc.errors import (
     ServerError,
     ServerUnavailableError,
 )
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class Outcomes:
+    """The outcomes of the requests of one thread on one handle.
+
+    Attributes:
+        pid: the process that they belong to. After a fork, a child ignores its parent's.
+        state: the requests whose outcome is not known, the oldest first; and how many requests had each outcome.
+    """
+
+    __slots__ = ("pid", "state")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.state: tuple[tuple[Request, ...], Mapping[str, int]] = (), _NOTHING
+
+    @property
+    def tally(self) -> Tally:
+        """How many requests of each outcome there were."""
+        counts = self.state[1]
+        return Tally(*(counts.get(outcome, 0) for outcome in ("applied", "stale", "repeated", "unknown")))
+
+    def begin(self, request: Request) -> None:
+        """Notes that a request may be sent from now on."""
+        under_way, counts = self.state
+        self.state = (*under_way, request), counts
+
+    def close(self, request: Request, fate: str) -> None:
+        """Notes the outcome of a request. A request is counted once, however often it is closed."""
+        request.fate = fate
+        under_way, counts = self.state
+        if request in under_way:
+            self.state = _without(request, under_way), {**counts, fate: counts.get(fate, 0) + 1}
+
+    def drop(self, request: Request) -> None:
+        """Forgets a request that was not executed, or whose outcome the caller learns by an error's ``settle()``."""
+        under_way, counts = self.state
+        if request in under_way:
+            self.state = _without(request, under_way), counts
+
+
+def _without(request: Request, under_way: tuple[Request, ...]) -> tuple[Request, ...]:
+    place = under_way.index(request)
+    return under_way[:place] + under_way[place + 1 :]
+
+
+class OutcomesOfThreads:
+    """The outcomes of the threads, or tasks, of one handle."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._local = waits.local()
+
+    def mine(self) -> Outcomes:
+        """Returns the outcomes of the calling thread or task."""
+        found: Outcomes | None = getattr(self._local, "outcomes", None)
+        if found is None or found.pid != os.getpid():
+            found = self._local.outcomes = Outcomes()
+        return found
+
 
 logger = logging.getLogger("redisacc")
 

@@ -89,6 +89,18 @@ class Crew:
             if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
         }
 
+    def text(self) -> str:
+        """Returns clauses for a message: how many workers hold a lease, and whether no chief does; "" if unknown."""
+        try:
+            members = [member for member in self.members() if member.left > 0]
+        except RedisAccError as error:
+            # The message that it is for matters more.
+            logger.debug("cannot read the crew: %s", error)
+            return ""
+        workers = sum(member.number is not None for member in members)
+        text = f"{workers} worker{'' if workers == 1 else 's'} with a lease"
+        return text if workers < len(members) else f"{text}; no chief"
+
     def hold(
         self,
         place: str,

@@ -10,7 +10,7 @@ from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
 from redisacc._format.stored_text import clock_ms, parse_time, parsed, time_of
-from redisacc._protocol.parameters.announced_workers import parse_until, parse_workers
+from redisacc._protocol.parameters.announcements import parse_until, parse_workers
 from redisacc._text import printable
 from redisacc._wire.transport import Transport
 

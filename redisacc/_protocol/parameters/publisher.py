@@ -19,18 +19,15 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys, automatic_partitions, choose_partitions
 from redisacc._format.leaves import Layout, Leaf, Schema, packed, packed_rows, ranges_text
 from redisacc._format.parameter_record import (
-    FORMAT,
     MAX_BLOB_BYTES,
     Blob,
     Manifest,
     ParameterRecord,
-    announcement,
 )
 from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.rounds.granted_rounds import EndedRound, still_listed
@@ -185,14 +182,7 @@ class Publisher:
                 return
             schema = self._reader.schema()
             blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
-        confirm_version(
-            self._transport,
-            keys,
-            incarnation=self._reader.incarnation,
-            step=wanted.step,
-            blobs=blobs,
-            min_replicas=self._min_replicas,
-        )
+        VersionWriter(self._transport, keys, self._min_replicas).confirm(self._reader.incarnation, wanted.step, blobs)
 
     def check_agrees(self, tree: object, state: object) -> None:
         """Raises InvalidArgumentError unless a tree is like what is published."""
@@ -239,7 +229,7 @@ class Publisher:
         writer = VersionWriter(self._transport, keys)
         stored = wanted.schema.stored(self._encoding)
         plan_of = cache(lambda version: self._plan(wanted, version, last, has_losses))
-        version = writer.begin(follows, lambda version: plan_of(version).brought(stored))
+        version = writer.begin(follows, lambda version: plan_of(version).manifest.brought(version, stored))
         if isinstance(version, str):
             planned = plan_of(version)
             reply = writer.write(self._packed(wanted, planned, version, follows, publisher))
@@ -342,32 +332,22 @@ class Publisher:
         pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
         if planned.rows:
             pieces[f"{version}-rows"] = packed_rows(stored, wanted.arrays, planned.rows)
-        fields = [*planned.manifest.fields(), "publisher", publisher, "encoding", self._encoding, "state_structure"]
-        if wanted.state is None:
-            fields.append("")
-        else:
+        fields = ["state_structure", "" if wanted.state is None else wanted.state[0].text]
+        if wanted.state is not None:
             schema, arrays = wanted.state
-            fields.append(schema.text)
             pieces[f"{version}-state"] = packed(schema, arrays, _whole(schema))
-        if wanted.finished:
-            fields += ["finished", "1"]
-        if not follows.previous:
-            fields += ["format", FORMAT, "structure", wanted.schema.text]
-            fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
-        blobs = {blob: pieces[blob.id] for blob in planned.brought(stored)}
-        kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
-        # Readers do not fetch the state.
-        event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
         return Version(
             id=version,
             follows=follows,
-            event=event,
+            publisher=publisher,
+            schema=wanted.schema,
+            encoding=self._encoding,
+            manifest=planned.manifest,
             fields=fields,
-            brought=[*blobs],
-            pieces=blobs,
-            kept=kept,
+            pieces={blob: pieces[blob.id] for blob in planned.manifest.brought(version, stored)},
             retired=planned.retired,
             removed=planned.removed,
+            finished=wanted.finished,
             round=wanted.round,
         )
 

@@ -43,19 +43,6 @@ class UploadPlan:
     retired: Sequence[Blob]
     removed: Sequence[Blob]
 
-    def brought(self, schema: Schema) -> list[Blob]:
-        """Returns all blobs that it uploads, the publisher's state included.
-
-        Args:
-            schema: the schema of the leaves in blobs.
-        """
-        uploaded = {blob.id for blob in self.full}
-        if self.rows:
-            uploaded.add(self.manifest.rows[-1].id)
-        if self.manifest.state is not None:
-            uploaded.add(self.manifest.state.id)
-        return [blob for blob in self.manifest.blobs(schema).values() if blob.id in uploaded]
-
 
 def plan(
     schema: Schema,

@@ -20,20 +20,30 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from redisacc._clock import durations, running_time
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys, partitions_text
-from redisacc._format.parameter_record import Blob
+from redisacc._format.leaves import Schema
+from redisacc._format.parameter_record import FORMAT, Blob, Manifest, announcement
 from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
-from redisacc._protocol.parts.write import write_parts
+from redisacc._protocol.parts.write import by_partition, write_parts
 from redisacc._protocol.rounds.granted_rounds import EndedRound
-from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
+from redisacc._protocol.scripts import (
+    OF_PARAMETERS,
+    Reply,
+    Scripts,
+    check_replicated,
+    confirmed,
+    refused,
+    wait_commands,
+)
 from redisacc._text import shown
 from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
@@ -82,26 +92,51 @@ class Version:
     Attributes:
         id: its id. In partitions, it ends with the number under which it is registered.
         follows: which version it is.
-        event: the message to waiting readers.
+        publisher: who publishes it.
+        schema: the leaves as readers get them.
+        encoding: how they are stored.
+        manifest: its blobs.
         fields: further fields of the record: names and values, alternately.
-        brought: the blobs that it brings.
-        pieces: the bytes of those that this process brings.
-        kept: blobs of the version before that it needs.
+        pieces: the bytes of the blobs that this process brings.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
+        finished: whether it is the last one.
         round: the round from which it follows, which ends when it is published; None means it belongs to none.
     """
 
     id: str
     follows: Follows
-    event: str
+    publisher: str
+    schema: Schema
+    encoding: str
+    manifest: Manifest
     fields: Sequence[str]
-    brought: Sequence[Blob]
     pieces: Mapping[Blob, Sequence[memoryview]]
-    kept: Sequence[Blob]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
+    finished: bool = False
     round: EndedRound | None = None
+
+    @cached_property
+    def brought(self) -> list[Blob]:
+        """The blobs that it brings."""
+        return self.manifest.brought(self.id, self.schema.stored(self.encoding))
+
+    @property
+    def event(self) -> str:
+        """The message to waiting readers, who do not fetch the state."""
+        state = (self.manifest.state, *self.manifest.slots)
+        return announcement(self.follows.step, [blob for blob in self.brought if blob not in state])
+
+    def every_field(self) -> list[str]:
+        """Returns the fields of the record that it sets: names and values, alternately."""
+        fields = [*self.manifest.fields(), "publisher", self.publisher, "encoding", self.encoding, *self.fields]
+        if self.finished:
+            fields += ["finished", "1"]
+        if not self.follows.previous:
+            fields += ["format", FORMAT, "structure", self.schema.text]
+            fields += ["leaves", str(len(self.schema.leaves)), "bytes", str(self.schema.nbytes)]
+        return fields
 
 
 class Tries:
@@ -156,12 +191,13 @@ class VersionWriter:
     Args:
         transport: the way to the server, or to the nodes.
         keys: the keys of the parameters, with their partitions.
+        min_replicas: how many replicas of each node ``confirm`` waits for.
     """
 
-    def __init__(self, transport: Transport, keys: ParameterKeys) -> None:
+    def __init__(self, transport: Transport, keys: ParameterKeys, min_replicas: int = 0) -> None:
         self._transport = transport
         self._keys = keys
-        self._scripts = Scripts(transport, keys, OF_PARAMETERS)
+        self._scripts = Scripts(transport, keys, OF_PARAMETERS, min_replicas=min_replicas)
 
     def begin(self, follows: Follows, brought: Callable[[str], Sequence[Blob]]) -> str | Reply:
         """Begins an attempt to publish a version that no optimizer makes. In one slot, the server learns of it later.
@@ -260,7 +296,7 @@ class VersionWriter:
             blobs=self._listed(version.brought),
             retired=self._listed(version.retired),
             removed=self._listed(version.removed),
-            fields=version.fields,
+            fields=version.every_field(),
             before=() if is_registered else [*before, *self._stored(version.pieces)],
             # Nobody refers to these in any case. One to a command, because freeing a large string takes the server some
             # time: others get between.
@@ -293,7 +329,9 @@ class VersionWriter:
 
     def _write_to_partitions(self, version: Version, attempts: Sequence[StoredAttempt]) -> Reply:
         transport, keys = self._transport, self._keys
-        if differing(transport, [part for blob in version.kept for part in blob.parts(keys)]):
+        every = version.manifest.blobs(version.schema.stored(version.encoding)).values()
+        kept = [blob for blob in every if blob not in version.brought]
+        if differing(transport, [part for blob in kept for part in blob.parts(keys)]):
             sweep_quietly(transport, keys, attempts)
             return Reply(outcome="lost")
         if not self.write_parts(version.pieces):
@@ -319,6 +357,40 @@ class VersionWriter:
         partitions = len(self._keys.partitions)
         parts = {blob.id: cut(pieces, blob.lengths(partitions)) for blob, pieces in blobs.items()}
         return write_parts(self._transport, self._keys, parts) is not None
+
+    def confirm(self, incarnation: str, step: int, blobs: Iterable[Blob]) -> None:
+        """Blocks until replicas have a version that was published, for up to 5 s for its parts, and 5 s for its record.
+
+        Replicas confirm what a connection has written, so this writes something that changes no value: the number of
+        replicas into the record, and nothing to the end of each part. Their confirmation then covers every earlier
+        write of the same server, also those of a publisher who died, and those that were sent twice
+        (see ``parts/write.py``).
+
+        Args:
+            incarnation: which parameters of that name.
+            step: the step of the version, for the error.
+            blobs: its blobs. Those in the slot of the record are covered by its confirmation.
+
+        Raises:
+            NotReplicatedError: fewer have confirmed it in time. The version is published all the same.
+            NotFoundError: the parameters were deleted.
+        """
+        keys, needed, counts = self._keys, self._scripts.min_replicas, list[int]()
+        if keys.partitions:
+            batches = by_partition([key for blob in blobs for key in blob.keys(keys)])
+            found = self._transport.scatter(
+                [[("APPEND", key, b"") for key in batch] for batch in batches], after=wait_commands(needed)
+            )
+            counts += [confirmed(batch[0], replies[-1:]) for batch, replies in zip(batches, found, strict=True)]
+        fields = ["min_replicas", str(needed)]
+        reply = self._scripts.amend(incarnation=incarnation, event="confirming", fields=fields, replicated=True)
+        check_replicated(
+            keys.name,
+            f"step {step} is published",
+            replicas=min([*counts, reply.replicas]),
+            min_replicas=needed,
+            advice=". If their master fails now, the step is lost. Publish the same again, which waits again",
+        )
 
     def _listed(self, blobs: Iterable[Blob]) -> Sequence[str]:
         """Returns blobs as the list of attempts has them; in one slot, it has none."""

@@ -25,9 +25,8 @@ from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
-from redisacc._format.parameter_record import Blob, Manifest, announcement, kept_in, tables_of
+from redisacc._format.parameter_record import Blob, Manifest, kept_in, tables_of
 from redisacc._format.update_order import Order
-from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.parts.fetch import differing, read_all
@@ -38,10 +37,9 @@ from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, refused
 from redisacc._protocol.sums.expected_gradients import counted
-from redisacc._protocol.updates.gathering import KnownVersion, gather
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.patience import Patience
-from redisacc._protocol.updates.record import UpdateRecord, update_command, update_fields
+from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, update_command, update_fields
 from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._text import EVICTED, shown
@@ -179,7 +177,7 @@ class Committer:
         record, step = before.record, before.record.step
         of = self._known(found, before)
         follows = Follows(record.incarnation, record.version, step + 1)
-        writer = VersionWriter(self._transport, record.keys)
+        writer = VersionWriter(self._transport, record.keys, self._min_replicas)
         update = _Update(of, before, optimizer, finished, follows, writer)
         if of.divisor:
             scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
@@ -239,7 +237,7 @@ class Committer:
     def gather(
         self, of: KnownVersion, record: UpdateRecord | None, check: Callable[[], object]
     ) -> dict[str, list[Array]]:
-        """Returns the leaves of a version for each sort of blob: see ``gathering``. Reducers have no tables.
+        """Returns the leaves of a version for each sort of blob: see ``VersionValues.gather``. Reducers have no tables.
 
         Args:
             of: the version.
@@ -258,7 +256,7 @@ class Committer:
                 f"parameters {shown(of.model.keys.name)}: the server has lost step {of.step}, and this process lacks "
                 "the tables of its sparse leaves. Start the chief again: a checkpoint or a living worker may have them"
             )
-        dense = gather(self._transport, self._values, of, check)
+        dense = self._values.gather(of, check)
         for place, leaves in enumerate(dense.values()):
             leaves.update({leaf: arrays[place] for leaf, arrays in tables.items()})
         return {sort: [leaves[leaf] for leaf in sorted(leaves)] for sort, leaves in dense.items()}
@@ -504,25 +502,21 @@ class Committer:
         before, model, step = update.before, update.model, update.follows.step
         manifest, retired, removed = version_manifest(before, version, step, tables, self._snapshot())
         updates = self.updates = before.updates + bool(update.of.divisor)
-        fields = [*manifest.fields(), "publisher", self._publisher, "state_structure", ""]
         # The schedule may end with the last step.
         scalars = None if update.finished else update.optimizer.scalars_ahead(step, updates + 1)
-        fields += update_fields(model, updates, scalars)
-        if update.finished:
-            fields += ["finished", "1"]
-        brought = blobs_of(model, version, tables)
-        sent = brought[:1] if tables is None else [brought[0], *tables.sent]
         return update.writer.publish(
             Version(
                 id=version,
                 follows=update.follows,
-                event=announcement(step, sent),
-                fields=fields,
-                brought=brought,
+                publisher=self._publisher,
+                schema=model.schema,
+                encoding=model.encoding,
+                manifest=manifest,
+                fields=update_fields(model, updates, scalars),
                 pieces={} if tables is None else tables.pieces,
-                kept=(),
                 retired=retired,
                 removed=removed,
+                finished=update.finished,
                 round=update.of.ended,
             ),
             before=stored,
@@ -533,14 +527,8 @@ class Committer:
         """Waits until replicas have a version."""
         before, model = update.before, update.model
         manifest, *_ = version_manifest(before, version, update.follows.step, tables, None)
-        confirm_version(
-            self._transport,
-            model.keys,
-            incarnation=before.record.incarnation,
-            step=update.follows.step,
-            blobs=manifest.blobs(model.schema.stored(model.encoding)).values(),
-            min_replicas=self._min_replicas,
-        )
+        blobs = manifest.blobs(model.schema.stored(model.encoding)).values()
+        update.writer.confirm(before.record.incarnation, update.follows.step, blobs)
 
 
 def version_manifest(

@@ -198,6 +198,11 @@ class UpdateModel:
         return {FLAT: self.sent_lengths, **dict.fromkeys(kept, self.lengths)}
 
     @property
+    def full_sorts(self) -> tuple[str, ...]:
+        """The sorts of blobs that hold float32 or float64 as they are, the weights first."""
+        return (self.base, *self.optimizer.slots)
+
+    @property
     def num_kept(self) -> int:
         """How many arrays workers do not read: the slots, and the weights themselves if theirs are rounded."""
         return len(self.sorts) - 1

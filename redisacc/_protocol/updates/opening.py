@@ -10,7 +10,7 @@ from functools import cache
 from redisacc._arrays.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, packed
-from redisacc._format.parameter_record import FORMAT, Blob, announcement
+from redisacc._format.parameter_record import Blob
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.upload_plan import retire
@@ -174,19 +174,25 @@ def _try(
         log = before.log if follows.replaces and before is not None else ()
         manifest, retired = replace(manifest, retired=log), [*blobs_before.values(), *(() if log else waiting)]
         removed = retired
-    fields = [*manifest.fields(), "publisher", publisher, "state_structure", ""]
-    fields += update_fields(model, whole.updates, model.optimizer.scalars_ahead(step, whole.updates + 1))
-    if record is None:
-        fields += ["format", FORMAT, "structure", schema.text]
-        fields += ["leaves", str(len(schema.leaves)), "bytes", str(schema.nbytes)]
+    scalars = model.optimizer.scalars_ahead(step, whole.updates + 1)
     exact = {EXACT: whole.weights, **whole.state}
     sent, *slots = blobs_of(model, version, None)
     pieces: dict[Blob, Sequence[memoryview]] = {sent: packed(stored, whole.weights, model.sent_flat.layout)}
     pieces.update({blob: [model.flatten(exact[blob.id.rpartition("-")[2]]).data] for blob in slots})
     pieces.update({} if tables is None else tables.pieces)
-    event = announcement(step, [sent, *([] if tables is None else tables.sent)])
     reply = writer.write(
-        Version(version, follows, event, fields, [*pieces], pieces, kept=(), retired=retired, removed=removed)
+        Version(
+            id=version,
+            follows=follows,
+            publisher=publisher,
+            schema=schema,
+            encoding=model.encoding,
+            manifest=manifest,
+            fields=update_fields(model, whole.updates, scalars),
+            pieces=pieces,
+            retired=retired,
+            removed=removed,
+        )
     )
     if reply.outcome != "published":
         return reply

@@ -19,10 +19,10 @@ from redisacc._format.parameter_record import (
 from redisacc._format.stored_text import foreign
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
-from redisacc._protocol.updates.model import EXACT, FLAT, UpdateModel
+from redisacc._protocol.updates.model import UpdateModel
 from redisacc._text import shown
 from redisacc._wire.sockets import Command
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
 from redisacc.optim.scalars import pack_scalars, unpack_scalars
@@ -54,11 +54,31 @@ class UpdateRecord:
     scalars: tuple[Scalars, ...] | None
     number: int
 
-    @property
-    def blobs(self) -> dict[str, str]:
-        """Returns the id of each blob that is cut by elements, by its sort."""
-        every = [self.manifest.full[0].id, *(blob.id for blob in self.manifest.slots if blob.number)]
-        return {blob.rpartition("-")[2]: blob for blob in every}
+
+@dataclass(frozen=True)
+class KnownVersion:
+    """A version that an optimizer has made, as a chief knows it without the server.
+
+    Attributes:
+        id: its id.
+        step: its step.
+        updates: how many updates its state has seen.
+        model: the leaves and the optimizer.
+    """
+
+    id: str
+    step: int
+    updates: int
+    model: UpdateModel
+
+    @classmethod
+    def of(cls, record: UpdateRecord) -> KnownVersion:
+        """Returns the version that a record names."""
+        return cls(record.record.version, record.record.step, record.updates, record.model)
+
+    def following(self, version: str, updates: int) -> KnownVersion:
+        """Returns the version that an update has made of this one."""
+        return KnownVersion(version, self.step + 1, updates, self.model)
 
 
 def update_command(keys: ParameterKeys) -> Command:
@@ -67,10 +87,10 @@ def update_command(keys: ParameterKeys) -> Command:
 
 
 def read_update_record(
-    transport: Transport, keys: ParameterKeys, known: UpdateRecord | None = None, *, timeout: float = TIMEOUT
+    transport: Transport, keys: ParameterKeys, known: UpdateRecord | None = None
 ) -> UpdateRecord | None:
     """Returns the version that is published, as ``parse_update_record`` does."""
-    return parse_update_record(transport, keys, transport.call(*update_command(keys), timeout=timeout), known)
+    return parse_update_record(transport, keys, transport.call(*update_command(keys)), known)
 
 
 def parse_update_record(
@@ -105,7 +125,8 @@ def parse_update_record(
     cut = (part_bytes, record.encoding, record.keys.partitions, tables)
     if cut != (model.part_bytes, model.encoding, model.keys.partitions, model.tables):
         model = UpdateModel(model.schema, model.optimizer, record.keys, record.encoding, part_bytes, tables)
-    if manifest.full[0].leaves != model.dense:
+    dense = {manifest.full[0].id, *(blob.id for blob in manifest.slots if blob.number)}
+    if manifest.full[0].leaves != model.dense or dense != {f"{record.version}-{sort}" for sort in model.sorts}:
         return None
     found = UpdateRecord(
         record,
@@ -115,8 +136,6 @@ def parse_update_record(
         _scalars(keys, scalars, model) if scalars else None,
         _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
     )
-    if {*found.blobs} != {*model.sorts}:
-        return None
     check_kept(keys, model.schema, manifest, model.num_kept)
     return found
 
@@ -195,9 +214,4 @@ def update_fields(model: UpdateModel, updates: int, scalars: tuple[Scalars, ...]
         scalars: the numbers of the next step; None if there is none.
     """
     numbers = pack_scalars(scalars) if scalars else ""
-    return ("optimizer", model.config, "updates", str(updates), "scalars", numbers, "encoding", model.encoding)
-
-
-def full_sorts(model: UpdateModel) -> tuple[str, ...]:
-    """Returns the sorts of blobs that hold float32 or float64 as they are, the weights first."""
-    return (EXACT, *model.optimizer.slots) if model.is_rounded else (FLAT, *model.optimizer.slots)
+    return ("optimizer", model.config, "updates", str(updates), "scalars", numbers, "state_structure", "")

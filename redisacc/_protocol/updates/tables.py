@@ -24,7 +24,7 @@ from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.upload_plan import LeavesPlan, plan_leaves
 from redisacc._protocol.updates.model import FLAT, UpdateModel
-from redisacc._protocol.updates.record import UpdateRecord, full_sorts
+from redisacc._protocol.updates.record import UpdateRecord
 from redisacc._wire.transport import Transport
 from redisacc.optim.kernel import sum_of_squares, updated_rows
 
@@ -53,14 +53,14 @@ class NewRows(NamedTuple):
 
     Attributes:
         indices: which, ascending.
-        arrays: the rows for each sort in ``full_sorts``.
+        arrays: the rows for each sort in ``UpdateModel.full_sorts``.
     """
 
     indices: Array
     arrays: Sequence[Array]
 
 
-# Number of a table → its arrays, for each sort in ``full_sorts``: the weights come first.
+# Number of a table → its arrays, for each sort in ``UpdateModel.full_sorts``: the weights come first.
 Arrays = Mapping[int, Sequence[Array]]
 
 
@@ -71,13 +71,11 @@ class TablesVersion:
     Attributes:
         weights: the blobs with weights.
         kept: those with state.
-        sent: the blobs that it brings and workers read.
         pieces: the blobs that it brings, and their bytes.
     """
 
     weights: Manifest
     kept: tuple[Blob, ...]
-    sent: Sequence[Blob]
     pieces: Mapping[Blob, Sequence[memoryview]]
 
 
@@ -209,11 +207,9 @@ def _laid_out(model: UpdateModel, planned: LeavesPlan, whole: Arrays, rows: Mapp
     schema, stored = model.schema, model.schema.stored(model.encoding)
     tables = Manifest(planned.full, planned.listed, planned.rows_since)
     kept = kept_blobs(schema, tables, model.num_kept)
-    sent: list[Blob] = []
     pieces: dict[Blob, Sequence[memoryview]] = {}
 
     def bring(blob: Blob, weights: Sequence[memoryview], of_state: Sequence[memoryview]) -> None:
-        sent.append(blob)
         pieces[blob] = weights
         if blob.id in kept:
             pieces[kept[blob.id]] = of_state
@@ -240,12 +236,12 @@ def _laid_out(model: UpdateModel, planned: LeavesPlan, whole: Arrays, rows: Mapp
             for leaf, new in changed
         ]
         bring(Blob(planned.listed[-1].id, planned.listed[-1].nbytes(stored)), weights, of_state)
-    return TablesVersion(tables, tuple(kept.values()), sent, pieces)
+    return TablesVersion(tables, tuple(kept.values()), pieces)
 
 
 def _kept_places(model: UpdateModel) -> range:
     """Returns which arrays of a table workers do not read: its state, and its weights if theirs are rounded."""
-    number = len(full_sorts(model))
+    number = len(model.full_sorts)
     return range(number - model.num_kept, number)
 
 

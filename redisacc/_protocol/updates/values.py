@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import numpy as np
 
 from redisacc._arrays.validation import Array
+from redisacc._clock import clock, durations
 from redisacc._format.buffered import PartMissingError
+from redisacc._format.update_order import wanted
 from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts, differing
 from redisacc._protocol.updates.model import PartValues, UpdateModel
-from redisacc._protocol.updates.record import UpdateRecord, full_sorts
-from redisacc._wire.transport import Transport
+from redisacc._protocol.updates.record import KnownVersion, UpdateRecord
+from redisacc._protocol.waiting.wait import until
+from redisacc._text import listed, shown
+from redisacc._wire.transport import Hint, Transport
+from redisacc.errors import DataLossError
+
+# How often reducers are asked for parts that are lost, in seconds.
+ASK_EVERY = 0.5
+# How often the nodes are asked what is there, in seconds.
+PAUSE = 0.05
+# How many numbers of lost parts a message names.
+MOST_NAMED = 10
 
 
 class VersionValues:
@@ -59,10 +72,6 @@ class VersionValues:
         """Keeps a part of a version that follows."""
         self._next[number] = version, values
 
-    def put(self, number: int, values: PartValues) -> None:
-        """Notes a part of the version itself."""
-        self._parts[number] = values
-
     def get(self, of: UpdateRecord, number: int) -> PartValues:
         """Returns a part of the version, and fetches it if it is not known.
 
@@ -73,16 +82,61 @@ class VersionValues:
         self.fetch(of, (number,))
         return self._parts[number]
 
-    def missing(self, model: UpdateModel) -> list[int]:
+    def gather(self, of: KnownVersion, check: Callable[[], object]) -> dict[str, dict[int, Array]]:
+        """Returns the dense leaves of a version for each sort of blob. Blocks until all parts of it are there.
+
+        A reducer has the parts that it updates in memory. If it hears that a version is wanted, it writes those again,
+        under their names, with an expiry (``PartUpdater``). They are read from the nodes then, like those that were
+        never lost.
+
+        Args:
+            of: the version.
+            check: raises an error if this process is no longer the chief.
+
+        Raises:
+            DataLossError: some parts are on no node, and no process has written them again in time.
+        """
+        model, transport, asked_at = of.model, self._transport, 0.0
+
+        def probe() -> bool | None:
+            self._fetch_there(model)
+            return None if self._missing(model) else True
+
+        def check_and_ask() -> None:
+            nonlocal asked_at
+            check()
+            if clock.now() >= asked_at + ASK_EVERY:
+                asked_at = clock.now()
+                transport.pipeline([Hint(("PUBLISH", model.keys.events, wanted(of.id)))])
+
+        self.begin(of.id)
+        until(
+            transport.waits,
+            probe,
+            every=PAUSE,
+            check=check_and_ask,
+            describe=lambda: (
+                f"{model.keys.name}: still waiting for reducers to write {len(self._missing(model))} lost parts of "
+                f"step {of.step} again"
+            ),
+            deadline=clock.now() + durations.gathering,
+            name=model.keys.name,
+        )
+        if lost := self._missing(model):
+            part = model.keys.part(f"{of.id}-{model.base}", lost[0])
+            named = listed(lost, MOST_NAMED)
+            raise DataLossError(
+                f"parameters {shown(model.keys.name)}: the server has lost step {of.step}, and no living process has "
+                f"part {named} of {len(model.parts)} of its weights and state, such as {part}. A chief can continue "
+                "from a checkpoint, or with the weights of a living worker and a new state",
+                part=part,
+            )
+        every = [self._parts[number] for number in range(len(model.parts))]
+        return {sort: model.unflatten([values[sort] for values in every]) for sort in model.full_sorts}
+
+    def _missing(self, model: UpdateModel) -> list[int]:
         """Returns the numbers of the parts of the version that are not known."""
         return [number for number in range(len(model.parts)) if number not in self._parts]
-
-    def whole(self, model: UpdateModel) -> dict[str, dict[int, Array]] | None:
-        """Returns the dense leaves of the version for each sort of blob, or None if a part is not known."""
-        if self.missing(model):
-            return None
-        every = [self._parts[number] for number in range(len(model.parts))]
-        return {sort: model.unflatten([values[sort] for values in every]) for sort in full_sorts(model)}
 
     def fetch(self, of: UpdateRecord, numbers: Iterable[int]) -> None:
         """Fetches the parts that are not known.
@@ -97,43 +151,31 @@ class VersionValues:
         """
         self.begin(of.record.version)
         missing = [number for number in numbers if number not in self._parts]
-        if not missing:
-            return
-        keys, blobs = of.record.keys, of.blobs
-        wanted = {(sort, number): keys.part(blobs[sort], number) for number in missing for sort in full_sorts(of.model)}
-        check_parts(
-            self._transport,
-            [(key, of.model.lengths[number]) for (_, number), key in wanted.items()],
-            STATED_BY,
-        )
-        self._fetch(of.model, wanted)
+        if missing:
+            parts = [part for number in missing for part in self._keys(of.model, number)]
+            check_parts(self._transport, parts, STATED_BY)
+            self._fetch(of.model, missing)
 
-    def fetch_there(self, model: UpdateModel) -> None:
-        """Fetches the parts that are not known, as far as they are there. No record need name the version.
-
-        Args:
-            model: the leaves and the optimizer.
-        """
-        keys, sorts = model.keys, full_sorts(model)
-        parts = {
-            number: [(keys.part(f"{self.version}-{sort}", number), model.lengths[number]) for sort in sorts]
-            for number in self.missing(model)
-        }
-        gone = differing(self._transport, [part for of_number in parts.values() for part in of_number])
+    def _fetch_there(self, model: UpdateModel) -> None:
+        """Fetches the parts that are not known, as far as they are there. No record need name the version."""
+        parts = {number: self._keys(model, number) for number in self._missing(model)}
+        gone = differing(self._transport, chain.from_iterable(parts.values()))
         there = [number for number, of_number in parts.items() if not any(key in gone for key, _ in of_number)]
         # One that expires now is looked for again.
         with contextlib.suppress(PartMissingError):
-            self._fetch(model, {(sort, n): parts[n][at][0] for n in there for at, sort in enumerate(sorts)})
+            self._fetch(model, there)
 
-    def _fetch(self, model: UpdateModel, wanted: Mapping[tuple[str, int], str]) -> None:
-        """Fetches parts: sort of the blob and number of the part → the key."""
-        if not wanted:
-            return
-        found: dict[int, dict[str, Array]] = {number: {} for _, number in wanted}
+    def _keys(self, model: UpdateModel, number: int) -> list[tuple[str, int]]:
+        """Returns the key of a part for each of ``full_sorts``, and how many bytes it has."""
+        return [(model.keys.part(f"{self.version}-{sort}", number), model.lengths[number]) for sort in model.full_sorts]
+
+    def _fetch(self, model: UpdateModel, numbers: Iterable[int]) -> None:
+        found: dict[int, dict[str, Array]] = {}
         arrivals = WholeParts(model.keys.homes, STATED_BY, lanes=1)
-        for (sort, number), key in wanted.items():
-            memory = np.empty(model.lengths[number], np.uint8)
-            found[number][sort] = memory
-            arrivals.expect(key, number, memory)
-        self._transport.fetch(arrivals)
-        self._parts.update(found)
+        for number in numbers:
+            found[number] = {sort: np.empty(model.lengths[number], np.uint8) for sort in model.full_sorts}
+            for (key, _), memory in zip(self._keys(model, number), found[number].values(), strict=True):
+                arrivals.expect(key, number, memory)
+        if found:
+            self._transport.fetch(arrivals)
+            self._parts.update(found)

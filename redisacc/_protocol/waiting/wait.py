@@ -11,11 +11,31 @@ from typing import ClassVar, Generic, Required, TypedDict, TypeVar
 
 from redisacc._clock import clock, durations, running_time
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._wire.pubsub import pubsub_of
 from redisacc._wire.transport import LIMITS, Transport
 from redisacc._wire.waits import Alarm, Waits
 from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError
+
+
+class WaitLog:
+    """When a wait is logged: soon for the first time, because that shows a mistake, and then less often.
+
+    Attributes:
+        due: the time of the next message, on the caller's clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._pause = durations.report
+        self.due = now + durations.report
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether it is time for a message. If so, the next one is due later."""
+        if now < self.due:
+            return False
+        self._pause = min(2 * self._pause, durations.report_pause)
+        self.due = now + self._pause
+        return True
+
 
 logger = logging.getLogger("redisacc")
 

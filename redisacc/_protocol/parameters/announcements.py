@@ -1,4 +1,4 @@
-"""What a chief writes into the record of the parameters: among how many workers the data is shared, and the last step.
+"""What a chief writes into the record of the parameters: how many workers share the data, the last step, and the end.
 
 ``redisacc._training.quorum`` decides the first number.
 """
@@ -63,3 +63,23 @@ def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
         CorruptDataError: redisacc did not write it.
     """
     return parsed(keys.record, "until", text, parse_int64) if text else None
+
+
+def conclude(transport: Transport, keys: ParameterKeys, chief: str) -> None:
+    """Says that the latest version is the last one, and who says it. Something must have been published.
+
+    Args:
+        transport: the way to the server.
+        keys: of the parameters.
+        chief: the run id of the chief's place.
+
+    Raises:
+        NotFoundError: the parameters were deleted.
+    """
+    amend_latest(transport, keys, event="finished", fields=["finished", "1", "finished_by", chief])
+
+
+def is_concluded_by(transport: Transport, keys: ParameterKeys, chief: str) -> bool:
+    """Returns whether the latest version is the last one, and this chief has said so."""
+    # The rules for workers let them read the record by this command only.
+    return list(transport.call("HMGET", keys.record, "finished", "finished_by")) == [b"1", chief.encode()]

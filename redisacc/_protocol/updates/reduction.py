@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from redisacc._format.record import Record
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
+from redisacc._protocol.updates.updater import PartUpdater
 from redisacc._text import printable
 from redisacc._wire.faults import WritesRefusedError
 from redisacc._wire.sockets import Command, Pieces
@@ -52,44 +52,6 @@ SHORT_PAUSE = 1.0
 LONG_PAUSE = 30.0
 
 
-class Updates(Protocol):
-    """Updates parameters with parts of sums, if an optimizer was given for them."""
-
-    @property
-    def channel(self) -> str:
-        """The channel of events that concern it."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether something was heard that is still to be used."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a chief asks for what may be here."""
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether parameters are here that the server may have lost."""
-
-    def answer(self) -> None:
-        """Writes what a chief asks for."""
-
-    def hear(self, event: str | None) -> bool:
-        """Notes an event; None means events were missed. Returns whether there is work."""
-
-    def work(self) -> None:
-        """Reads what has changed, and computes what was ordered."""
-
-    def update(self, part: SumPart, divisor: float) -> bool:
-        """Updates a part. Returns whether there is an optimizer that does."""
-
-    def exists(self) -> bool:
-        """Returns whether there is an optimizer that updates the parameters."""
-
-    def forget(self) -> None:
-        """Drops everything that was read and computed."""
-
-
 @dataclass(eq=False)
 class Reduction:
     """A reducer's work for one accumulator, or for one of its partitions. One thread works; another one listens.
@@ -110,7 +72,6 @@ class Reduction:
     position: int | None
     holder: str
     who: str
-    updates: Updates
     due: float = 0.0
     is_over: bool = False
     _spec: AccumulatorSpec | None = None
@@ -133,6 +94,7 @@ class Reduction:
     _gone_at: float | None = None
 
     def __post_init__(self) -> None:
+        self.updates = PartUpdater(self.transport, self.keys)
         self._wake = self.keys.wake_of(self.position)
         self._scripts = Scripts(
             self.transport, self.keys, reducer=self.keys.reducer(self.position), holder=self.holder, who=self.who

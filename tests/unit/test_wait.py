@@ -4,8 +4,7 @@ import pytest
 
 import redisacc
 from redisacc import _clock
-from redisacc._protocol.waiting.wait import until
-from redisacc._protocol.waiting.wait_log import WaitLog
+from redisacc._protocol.waiting.wait import WaitLog, until
 
 
 def test_messages_about_a_wait_become_rarer():
