@@ -23,7 +23,7 @@ _FIRST_WITH_SHARD_IDS = (7, 2)
 
 
 class NoNodeAnswersError(ServerError):
-    """No other node answers, which may pass."""
+    """No other node answers, or a replica has not taken over yet, which may pass."""
 
 
 class _Line(NamedTuple):
@@ -135,9 +135,10 @@ def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
         if replica is None:
             return
         if time.monotonic() >= deadline:
-            raise ServerError(f"the replica at {replica.where} did not take over from its master in time")
-        # Without a vote: the master is gone, and this call comes from the host that has it.
-        if "slave" in _flags_of_itself(replica):
+            raise NoNodeAnswersError(f"the replica at {replica.where} did not take over from its master in time")
+        # Without a vote: the master is gone, and this call comes from the host that has it. It is refused if the others
+        # have voted for the replica just now.
+        with contextlib.suppress(redis.RedisError):
             replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
         time.sleep(_PAUSE)
 
@@ -147,10 +148,6 @@ def _answers(node: Node) -> bool:
         return bool(node.ask("PING"))
     except redis.RedisError:
         return False
-
-
-def _flags_of_itself(node: Node) -> list[str]:
-    return next((line.flags for line in _view([node])[0] if "myself" in line.flags), [])
 
 
 def find_master_to_follow(identity: str, others: Sequence[Node], host: str) -> str | None:

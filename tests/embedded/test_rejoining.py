@@ -1,6 +1,7 @@
 """A node that has lost its directory returns to its cluster as the same node."""
 
 import re
+import time
 
 import pytest
 import redis
@@ -9,9 +10,9 @@ from owners import REAL
 from redisacc.embedded import Cluster
 from redisacc.embedded.addresses import TCPAddress
 from redisacc.embedded.cluster_node import CONFIGURATION
-from redisacc.embedded.forming import is_complete
+from redisacc.embedded.forming import is_complete, own_slots
 from redisacc.embedded.program import find_program
-from redisacc.embedded.rejoining import configuration_of
+from redisacc.embedded.rejoining import configuration_of, hand_over
 from redisacc.errors import ServerError
 
 
@@ -58,6 +59,26 @@ def test_a_node_without_its_directory_returns(executable, until, replicas, lost)
         else:
             assert set(shards_in_file(node).values()) == {""}
         assert all(other.running for other in cluster.nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.servers("valkey")
+def test_a_replica_that_the_others_vote_for_while_it_is_told_to_take_over(executable):
+    with Cluster(2, 1, executable=executable) as cluster:
+        master, other, replica, _ = cluster.nodes
+
+        class Elected:
+            where = replica.where
+
+            def ask(self, *command):
+                for _ in range(1 + ("TAKEOVER" in command)):
+                    reply = replica.ask(*command)
+                return reply
+
+        identity = master.ask("CLUSTER", "MYID")
+        master.stop()
+        hand_over(identity, [other, Elected()], time.monotonic() + 30)
+        assert own_slots(replica)
 
 
 class Told:

@@ -100,8 +100,9 @@ class Training:
 
         until(has_continued, 150, details=self._said)
         for run in self._refused:
-            assert run.code(60) == 1, run.err
-            assert re.search(REFUSED, run.err.splitlines()[-1]), run.err
+            # The processes of the other command of its host may be in the same directory.
+            assert run.process.wait(60) == 1, run.err
+            until(lambda run=run: re.search(REFUSED, run.err.splitlines()[-1]), details=lambda run=run: run.err)
         self._refused.clear()
 
     def fail(self):

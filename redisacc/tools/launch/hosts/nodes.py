@@ -171,12 +171,9 @@ class Nodes:
         node, folder = self._nodes[number], self._directories[number]
         others: list[Node] = [*self._others(), *(other for other in self._nodes if other is not node and other.running)]
         if folder is None or not (folder / CONFIGURATION).exists():
-            try:
-                if self._has_replicas:
-                    hand_over(identity, others, time.monotonic() + _HANDING_OVER)
-                node.configure(configuration_of(identity, others, find_program(None).release))
-            except redis.RedisError as error:
-                raise ServerError(f"the cluster does not let the node return: {error}") from error
+            if self._has_replicas:
+                hand_over(identity, others, time.monotonic() + _HANDING_OVER)
+            node.configure(configuration_of(identity, others, find_program(None).release))
         node.start()
         if self._has_replicas:
             self._follow(node, identity, others)
