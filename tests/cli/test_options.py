@@ -5,6 +5,7 @@ from terminals import on_a_terminal
 
 from redisacc.embedded import Server
 from redisacc.embedded.addresses import free_port
+from redisacc.tools.cli import main
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_wrong_usage(offline_cli, words, message):
 
 
 @pytest.mark.servers("valkey")
-def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli):
+def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli, monkeypatch):
     with Server(port=(port := free_port()), password="a:b@c d"):
         where = f"127.0.0.1:{port}"
         for url, password, code in [
@@ -44,6 +45,9 @@ def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli):
         ]:
             for words, variable in ((["--redis", url], {}), ([], {"REDISACC_URL": url})):
                 assert cli("ls", *words, env={"REDISACC_PASSWORD": password, **variable}).exit_code == code
+    monkeypatch.setenv("REDISACC_PASSWORD", "a:b")
+    monkeypatch.delenv("REDISACC_URL", raising=False)
+    assert main.get_command(None, "ls").make_context("ls", []).params["url"] == "redis://:a%3Ab@localhost:6379/0"
 
 
 @pytest.mark.slow

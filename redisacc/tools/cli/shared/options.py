@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from redisacc._clock import durations
 from redisacc._format.keys import PREFIX, Keys
 from redisacc._text import is_unicode, shown
-from redisacc._wire.connect import connect
+from redisacc._wire.connect import DEFAULT_URL, connect
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, RedisAccError
 from redisacc.tools.admin.catalog import escape_glob, list_names
@@ -57,7 +57,7 @@ PASSWORD = "REDISACC_PASSWORD"  # noqa: S105 - the name of a variable
 
 def _with_password(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
     """Returns a URL with the password of the environment, if it has none."""
-    scheme, mark, rest = (url or "").partition("://")
+    scheme, mark, rest = (url or DEFAULT_URL).partition("://")
     password = os.environ.get(PASSWORD)
     if not password or not mark or "@" in rest or "password=" in rest:
         return url
@@ -70,7 +70,8 @@ def _redis(*, password: bool) -> click.Option:
         envvar="REDISACC_URL",
         metavar="URL",
         callback=_with_password if password else None,
-        help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+        help=f"The server{f', with the password in {PASSWORD} if the URL has none' * password}.  "
+        f"[default: REDISACC_URL, else {DEFAULT_URL}]",
     )
 
 
