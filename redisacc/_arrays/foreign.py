@@ -22,8 +22,6 @@ from redisacc._interrupts import interrupt_in
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
-__all__ = ["Rows", "host_array", "rows_of"]
-
 
 class _Sparse(NamedTuple):
     """How a sparse array of another library is read.

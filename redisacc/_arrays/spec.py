@@ -75,21 +75,6 @@ class SectionSpec:
     is_sparse: bool
     bound: int | None = None
 
-    def empty_sum(self, shape: tuple[int, ...], where: str, normalize: Normalize = "weights") -> DenseSum | SparseSum:
-        """Returns an empty sum for this section of the gradients of one round.
-
-        Args:
-            shape: the shape of the section, or of each row of a sparse one.
-            where: the source of the gradients, for errors.
-            normalize: what means are divided by.
-        """
-        by_weights = normalize == "weights"
-        if self.is_sparse:
-            if len(shape) >= LEAST_MOST_DIMENSIONS:
-                _check_rows(shape, where)
-            return SparseSum(self.dtype, shape, bound=self.bound, where=where, counts_weights=by_weights)
-        return DenseSum(self.dtype, shape, has_weights=by_weights or self.label != PRESENT)
-
 
 @dataclass(frozen=True)
 class Sparse:
@@ -379,9 +364,15 @@ class AccumulatorSpec:
             round_shape: as for ``section_shapes``.
             where: the source of the gradients, for errors.
         """
-        sections = []
-        for section, shape in zip(self.sections, self.shapes or (round_shape,), strict=True):
-            sections.append(section.empty_sum(shape, where, self.normalize))
+        sections: list[DenseSum | SparseSum] = []
+        weighs = self.normalize == "weights"
+        for of, shape in zip(self.sections, self.shapes or (round_shape,), strict=True):
+            if not of.is_sparse:
+                sections.append(DenseSum(of.dtype, shape, has_weights=weighs or of.label != PRESENT))
+                continue
+            if len(shape) >= LEAST_MOST_DIMENSIONS:
+                _check_rows(shape, where)
+            sections.append(SparseSum(of.dtype, shape, bound=of.bound, where=where, counts_weights=weighs))
         return RoundSum(sections, where)
 
     def result(self, round_sum: RoundSum, divisor: float) -> Any:

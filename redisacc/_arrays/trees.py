@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -40,7 +40,7 @@ _TUPLE = "tuple"
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 # Stands for a node that one of two trees lacks.
-_MISSING = object()
+_MISSING = False, "missing"
 
 # A node: a dict, list or tuple of nodes, None, or the number of a leaf.
 _Node = Any
@@ -190,37 +190,25 @@ class Difference:
 
 def difference(first: tuple[Structure, list[str]], second: tuple[Structure, list[str]]) -> Difference | None:
     """Returns the first place in which two trees differ, given their structures and the texts of their leaves."""
-
-    def described(node: _Node, texts: list[str]) -> tuple[bool, str]:
-        if isinstance(node, int):
-            return True, texts[node]
-        if node is _MISSING or node is None:
-            return False, "None" if node is None else "missing"
-        return False, f"a {type(node).__name__}"
-
-    def compare(one: _Node, other: _Node, keys: tuple[str, ...]) -> Difference | None:
-        (is_leaf, ours), (other_is_leaf, theirs) = described(one, first[1]), described(other, second[1])
-        if (is_leaf, ours) != (other_is_leaf, theirs):
-            return Difference("/".join(keys) or ROOT, is_leaf or other_is_leaf, ours, theirs)
-        if one is None or is_leaf:
-            return None
-        return compare_children(_by_key(one), _by_key(other), keys, is_dict=isinstance(one, dict))
-
-    def compare_children(
-        ours: dict[str, _Node], theirs: dict[str, _Node], keys: tuple[str, ...], *, is_dict: bool
-    ) -> Difference | None:
-        for key in sorted(ours | theirs) if is_dict else ours | theirs:
-            found = compare(ours.get(key, _MISSING), theirs.get(key, _MISSING), (*keys, key))
-            if found:
-                return found
-        return None
-
-    return compare(first[0].node, second[0].node, ())
+    ours, theirs = (dict(_nodes(structure.node, texts, ())) for structure, texts in (first, second))
+    for path in ours | theirs:
+        (is_leaf, one), (other_is_leaf, other) = ours.get(path, _MISSING), theirs.get(path, _MISSING)
+        if (is_leaf, one) != (other_is_leaf, other):
+            return Difference(path, is_leaf or other_is_leaf, one, other)
+    return None
 
 
-def _by_key(node: _Node) -> dict[str, _Node]:
-    """Returns the children of a node by key. A place in a list or tuple is a key, too."""
-    return node if isinstance(node, dict) else {str(place): child for place, child in enumerate(node)}
+def _nodes(node: _Node, texts: Sequence[str], keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[bool, str]]]:
+    """Yields the path of each node of a tree, whether it is a leaf, and what it is."""
+    is_leaf = isinstance(node, int)
+    yield (
+        "/".join(keys) or ROOT,
+        (is_leaf, texts[node] if is_leaf else "None" if node is None else f"a {type(node).__name__}"),
+    )
+    # A place in a list or tuple is a key, too.
+    children = node.items() if isinstance(node, dict) else enumerate(() if is_leaf or node is None else node)
+    for key, child in children:
+        yield from _nodes(child, texts, (*keys, str(key)))
 
 
 def _branches(

@@ -184,15 +184,6 @@ def shape_text(dims: tuple[int | None, ...] | None) -> str:
     return "unknown" if dims is None else "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
 
 
-def reduction_type(value: object) -> str:
-    """Returns "MEAN" or "SUM". None means "MEAN"."""
-    if value is None:
-        return "MEAN"
-    if isinstance(value, str) and value in ("MEAN", "SUM"):
-        return value
-    raise InvalidArgumentError(f"reduction_type must be 'MEAN' or 'SUM', not {shown(value)}")
-
-
 def array(value: object, what: str) -> Array:
     """Converts anything that numpy can turn into an array, and dense arrays of other libraries.
 

@@ -235,8 +235,8 @@ def parse_known_workers(
     keys: Keys,
     sessions: Mapping[bytes, bytes],
     in_round: Mapping[str, int],
-    crew: Sequence[Member] = (),
-    now: datetime.datetime | None = None,
+    crew: Sequence[Member],
+    now: datetime.datetime,
 ) -> tuple[list[WorkerInfo], list[datetime.datetime]]:
     """Returns the workers sorted by name, and when each session was last seen.
 
@@ -259,7 +259,7 @@ def parse_known_workers(
             if known is not one:
                 latest = replace(latest, applied=known.applied + one.applied, stale=known.stale + one.stale)
             found[one.name] = replace(latest, in_round=in_round.get(one.name, 0))
-    if crew and now is not None:
+    if crew:
         for name, worker in found.items():
             if number_of_worker(name) is not None:
                 # Unless its lease is found, it has given it back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
@@ -346,16 +346,15 @@ def _together(start: int, stop: int, leaves: Sequence[tuple[int, Array]]) -> mem
     return data.data
 
 
-def packed_rows(schema: Schema, arrays: Sequence[Array], rows: Mapping[int, Array]) -> list[memoryview]:
+def packed_rows(schema: Schema, rows: Iterable[tuple[int, Array, Array]]) -> list[memoryview]:
     """Returns the bytes of a blob of changed rows, in pieces.
 
     Args:
         schema: the schema of the leaves.
-        arrays: all leaves.
-        rows: leaf → the indices of its rows, ascending, in the order of the leaves.
+        rows: leaves in ascending order, each with the indices of its rows, which ascend, and the rows.
     """
     pieces = []
-    for leaf, chosen in rows.items():
-        pieces.append(chosen.astype("<i8", copy=False).view(np.uint8).data)
-        pieces.append(schema.leaves[leaf].bytes_of(arrays[leaf].take(chosen, axis=0)).data)
+    for leaf, indices, values in rows:
+        pieces.append(indices.astype("<i8", copy=False).view(np.uint8).data)
+        pieces.append(schema.leaves[leaf].bytes_of(values).data)
     return pieces

@@ -277,11 +277,6 @@ class Record(RecordValues):
         return ("HGET", keys.record, "tree")
 
     @staticmethod
-    def partitions_command(keys: Keys) -> tuple[str, ...]:
-        """Returns the command that reads the partitions, for those who need nothing else of the record."""
-        return ("HGET", keys.record, "partitions")
-
-    @staticmethod
     def wanted_command(keys: Keys) -> tuple[str, ...]:
         """Returns the command that reads how many gradients the latest take that waited requires."""
         return ("HGET", keys.record, "wanted")

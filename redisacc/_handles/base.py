@@ -9,33 +9,53 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import EllipsisType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.results import Round, Tally
 from redisacc._arrays.spec import AccumulatorSpec
+from redisacc._arrays.weights import CONSTANT
 from redisacc._clock import clock
+from redisacc._format.buffered import INLINE_BYTES
+from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum, quorum_change
-from redisacc._handles.assembly import Assembled
-from redisacc._handles.options import AccumulatorOptions, checked_name, checked_options, options_of_a_copy
-from redisacc._handles.pickling import check_picklable, picklable_where
+from redisacc._format.record import SETTINGS
+from redisacc._handles.options import (
+    AccumulatorOptions,
+    Limits,
+    check_picklable,
+    checked_name,
+    checked_options,
+    options_of_a_copy,
+    picklable_where,
+)
+from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
+from redisacc._protocol.applying.attempts import Way
+from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.leases import private_leases
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.events import Events
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifecycle.opening import open_accumulator
 from redisacc._protocol.lifecycle.step_wait import StepWait
-from redisacc._protocol.rounds.current_round import read_round
-from redisacc._protocol.rounds.take_wait import demand_of, leave
-from redisacc._protocol.rounds.taker import TakenRound
-from redisacc._protocol.waiting.lifetime import Closing
+from redisacc._protocol.rounds.current_round import RecordReader, read_round
+from redisacc._protocol.rounds.take_wait import History, demand_of, leave
+from redisacc._protocol.rounds.taker import TakenRound, Taker
+from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
+from redisacc._protocol.sessions import SessionPool
+from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
+from redisacc._wire.connect import connect, warn_if_evicting
 from redisacc.errors import CorruptDataError
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
+
 
 # How many takes that wait are removed for a chief that begins. Usually there is one, its predecessor's.
 _MOST_TAKES = 16
@@ -49,7 +69,7 @@ def host_and_process(process: int) -> str:
     return f"{socket.gethostname()}:{process}"
 
 
-class ConditionalAccumulatorBase(Assembled[G], Closing):
+class ConditionalAccumulatorBase(Closing, Generic[G]):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
     Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
@@ -155,6 +175,89 @@ class ConditionalAccumulatorBase(Assembled[G], Closing):
                 self, private_leases.release, transport, self._keys, self._scripts.incarnation, os.getpid()
             )
             private_leases.owner.add(transport, self._keys, lease_ms)
+
+    def _assemble(
+        self,
+        spec: AccumulatorSpec,
+        shared_name: str | None,
+        options: AccumulatorOptions,
+        incarnation: str | None = None,
+    ) -> int:
+        """Opens the accumulator, or creates it, and makes the parts.
+
+        Args:
+            spec: what the caller expects the accumulator to be.
+            shared_name: its name; None means a new private one.
+            options: valid ones.
+            incarnation: the only one that is opened, and none is created. None means any.
+
+        Returns:
+            How long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+
+        Raises:
+            NotFoundError: there is none, and none was to be created, or it is another incarnation.
+            InvalidArgumentError: it was created as something else.
+            ServerUnavailableError: no server answers.
+            ServerError: this user may not do what the handle has to do.
+        """
+        self._transport = transport = connect(options["redis"])
+        is_private = shared_name is None
+        min_replicas = options["min_replicas"]
+        limits = options["limits"] or Limits()
+        keys = Keys(shared_name or private_leases.new_name())
+        opened = open_accumulator(
+            transport,
+            keys,
+            spec,
+            {field.name: field.chosen(options) for field in SETTINGS},
+            partitions=options["partitions"],
+            create=options["create"],
+            lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
+            incarnation=incarnation,
+        )
+        warn_if_evicting(transport, keys.record)
+        if min_replicas:
+            # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
+            transport.call("WAIT", 0, 1, beside=keys.record)
+        self._keys = keys = Keys(keys.name, opened.partitions)
+        self._scripts = scripts = Scripts(
+            transport, keys, OF_ACCUMULATORS, min_replicas=min_replicas, incarnation=opened.incarnation
+        )
+        self._spec = spec = replace(spec, chunk=opened.chunk, normalize=opened.normalize, order=opened.order)
+        self._telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
+        self._lifetime = Lifetime(keys.name)
+        sessions = SessionPool(opened.now_ms)
+        self._requests = Requests(transport, scripts, sessions)
+        in_place_limit = IN_PLACE_LIMIT if limits.in_place is None else limits.in_place
+        way = Way(
+            transport,
+            keys,
+            scripts,
+            spec,
+            self._telemetry,
+            inline_bytes=INLINE_BYTES if limits.inline is None else limits.inline,
+            min_replicas=min_replicas,
+            lease_ms=opened.lease_ms,
+        )
+        self._applier = Applier(
+            way,
+            self._requests,
+            in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+            staleness_weighs=opened.staleness_weight != CONSTANT,
+        )
+        self._taker: Taker[G] = Taker(
+            transport,
+            keys,
+            scripts,
+            spec,
+            sessions=sessions,
+            lifetime=self._lifetime,
+            min_replicas=min_replicas,
+            history=History(opened.takes, opened.losses),
+        )
+        self._records = RecordReader(transport, keys, opened.incarnation, self._lifetime)
+        lease_ms: int = opened.lease_ms
+        return lease_ms
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.

@@ -36,8 +36,6 @@ from typing import Literal, cast
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
-__all__ = ["CHIEF_RUN_ID", "MAX_WORKERS", "ROLE", "RUN_ID", "VARIABLES", "WORKERS", "WORKER_NUMBER", "Place", "place"]
-
 ROLE = "REDISACC_ROLE"
 WORKER_NUMBER = "REDISACC_WORKER_NUMBER"
 WORKERS = "REDISACC_WORKERS"

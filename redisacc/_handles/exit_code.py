@@ -12,8 +12,6 @@ from typing import ParamSpec, TypeVar
 from redisacc._handles.environment import RESTARTED, RUN_ID
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
-__all__ = ["FAILS_AGAIN", "advanced", "install", "noting_its_first_call"]
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 

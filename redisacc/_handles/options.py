@@ -15,6 +15,7 @@ from redisacc._arrays.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.keys import MOST_PARTITIONS
 from redisacc._format.stored_text import MOST_STALENESS
 from redisacc._text import shown
+from redisacc._wire.connect import holds_password
 from redisacc.errors import InvalidArgumentError
 
 Init = TypeVar("Init", bound=Callable[..., Any])
@@ -236,7 +237,7 @@ def checked_mean(kind: Kind, reduction_type: object, value: object) -> dict[str,
         one_of(mean.by, "mean.by", "weights", "count")
     rows = ("round" if kind == "tree" else "index") if mean.rows is None else mean.rows
     return {
-        "reduction_type": validation.reduction_type(reduction_type),
+        "reduction_type": one_of("MEAN" if reduction_type is None else reduction_type, "reduction_type", "MEAN", "SUM"),
         "sparse_mean": one_of(rows, "mean.rows", "index", "round"),
         "missing": one_of("zero" if mean.missing is None else mean.missing, "mean.missing", "zero", "skip"),
     }
@@ -292,3 +293,32 @@ def group_of(value: object, what: str, kind: type[Group]) -> Group:
 
 def _integer(value: object, what: str) -> int | None:
     return None if value is None else validation.integer(value, what, low=0)
+
+
+def picklable_where(redis: object) -> object:
+    """Returns what a handle remembers of ``redis=``: None or a URL, which a pickle may hold, or a client's class."""
+    return redis if redis is None or isinstance(redis, str) else type(redis)
+
+
+def check_picklable(where: object, shared_name: str | None) -> None:
+    """Raises TypeError, with the reason and the remedy, if a handle cannot be pickled.
+
+    Args:
+        where: what ``picklable_where`` returned.
+        shared_name: the name under which the copy would open the same; None for a private accumulator.
+    """
+    if shared_name is None:
+        why = "its accumulator is private and ends with it. Give the accumulator a shared_name"
+    elif isinstance(where, type):
+        why = (
+            f"it was opened with a client, {where.__name__}, whose connections belong to this process. Open "
+            f"it with a URL or redis=None, or open {shared_name!r} by name in the other process"
+        )
+    elif isinstance(where, str) and holds_password(where):
+        why = (
+            "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
+            f"every process and open it with redis=None, or open {shared_name!r} by name in the other process"
+        )
+    else:
+        return
+    raise TypeError(f"this handle cannot be pickled or copied: {why}")

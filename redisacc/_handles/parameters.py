@@ -13,8 +13,7 @@ from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ENCODINGS
 from redisacc._handles.base import host_and_process
-from redisacc._handles.options import checked_partitions
-from redisacc._handles.pickling import check_picklable, picklable_where
+from redisacc._handles.options import check_picklable, checked_partitions, picklable_where
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.history import read_history

@@ -26,8 +26,6 @@ from redisacc._wire.pubsub import PubSub, pubsub_everywhere, pubsub_of
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import InvalidArgumentError, NotFoundError, RedisAccError, ServerUnavailableError
 
-__all__ = ["Reducer"]
-
 logger = logging.getLogger("redisacc")
 
 # How many accumulators a reducer works on at a time, unless the caller says otherwise.

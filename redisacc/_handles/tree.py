@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from typing import Any, Self, SupportsFloat, Unpack
 
@@ -14,7 +13,6 @@ from redisacc._arrays.metrics import metric_notes
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
 from redisacc._handles.accumulator import Accumulator
-from redisacc._handles.base import host_and_process
 from redisacc._handles.options import AccumulatorOptions, checked_mean, with_options
 from redisacc._protocol.applying.upload import Upload
 from redisacc.errors import InvalidArgumentError
@@ -206,8 +204,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         layout = self._applier.layout_for(self._encoding)
         if layout is None:
             return None
-        worker = self._options["worker"] or host_and_process(os.getpid())
-        return self._applier.begin(layout, local_step=local_step, worker=worker)
+        return self._applier.begin(layout, local_step=local_step, worker=self._worker)
 
     def _commit(
         self, upload: Upload, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None, missing: str

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self, SupportsFloat
+from typing import Any, NamedTuple, Self, SupportsFloat
 
 import numpy as np
 
@@ -20,6 +20,22 @@ from redisacc.errors import InvalidArgumentError
 
 # At most this many paths are listed in an error.
 LISTED = 10
+
+
+class Given(NamedTuple):
+    """A gradient as a program gives it.
+
+    Attributes:
+        gradient: the gradient.
+        weight: its weight.
+        metrics: what travels with it.
+        missing: which leaves were not put, if it is incomplete, because others have completed the step; else "".
+    """
+
+    gradient: Any
+    weight: float
+    metrics: Mapping[str, SupportsFloat] | None
+    missing: str = ""
 
 
 class OpenUpload:
@@ -38,14 +54,12 @@ class OpenUpload:
         self._gradients = gradients
         self.streamed = gradients._begin(step)
 
-    def commit(
-        self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None, missing: str
-    ) -> ApplyResult:
+    def commit(self, given: Given) -> ApplyResult:
         """Counts its gradient, once: a second attempt sends the whole gradient."""
         assert self._gradients is not None
         assert self.streamed is not None
         streamed, self.streamed = self.streamed, None
-        return self._gradients._commit(streamed, gradient, weight, metrics, missing)
+        return self._gradients._commit(streamed, *given)
 
     def end(self) -> None:
         """Abandons it, if there is one."""
@@ -89,7 +103,7 @@ class Upload:
         self,
         spec: AccumulatorSpec | None,
         streamed: Streamed | None,
-        commit: Callable[[Any, str, float, Mapping[str, SupportsFloat] | None], ApplyResult],
+        commit: Callable[[Given], ApplyResult],
         abandon: Callable[[], object],
     ) -> None:
         self._spec = spec
@@ -185,13 +199,13 @@ class Upload:
                 raise InvalidArgumentError("this upload has ended: begin another one")
             self._has_ended = True
         if self._spec is None:
-            return self._commit(self._values[0], "", weight, metrics)
+            return self._commit(Given(self._values[0], weight, metrics))
         leaves = self._spec.leaves
         if self._streamed is not None and not missing and self._spec.missing == "skip":
             there = [self._values[number] is not None for number in range(len(leaves))]
             self._streamed.put(len(leaves), np.array(there, np.int32))
         tree = self._spec.structure.build([self._values.get(number) for number in range(len(leaves))])
-        return self._commit(tree, missing, weight, metrics)
+        return self._commit(Given(tree, weight, metrics, missing))
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

@@ -42,7 +42,7 @@ from redisacc._training.gradients import (
 from redisacc._training.loss import Claimant
 from redisacc._training.options import SKIP, Finite, checked_finite
 from redisacc._training.participant import Participant
-from redisacc._training.upload import OpenUpload, Upload
+from redisacc._training.upload import Given, OpenUpload, Upload
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -190,10 +190,9 @@ class Worker(Participant):
         self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly
-        # The step of the parameters that the loop got last; and what was applied in it: the gradient, its weight and
-        # metrics.
+        # The step of the parameters that the loop got last; and what was applied in it.
         self._step: int | None = None
-        self._applied: tuple[Any, float, Mapping[str, SupportsFloat] | None] | None = None
+        self._applied: Given | None = None
         # Whether a gradient of this step was refused because of NaN; and how many were skipped for that.
         self._has_refused, self._skipped = False, 0
         self._next_check = self._next_look = 0.0
@@ -447,12 +446,10 @@ class Worker(Participant):
         if self._applied is not None and now >= self._next_look:
             self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
             self._next_look = now + self._pause
-            self._look_after_gradient(*self._applied, self._step)
+            self._look_after_gradient(self._applied, self._step)
         return False
 
-    def _look_after_gradient(
-        self, gradient: Any, weight: float, metrics: Mapping[str, SupportsFloat] | None, step: int
-    ) -> None:
+    def _look_after_gradient(self, given: Given, step: int) -> None:
         """Applies the gradient of a step again if the server has lost it."""
         # In this order: if the round is taken between the two, the step has moved on.
         is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
@@ -461,7 +458,7 @@ class Worker(Participant):
                 "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
             )
-            self._apply(gradient, weight, metrics, step)
+            self._apply(given, step)
 
     def _describe(self) -> str | None:
         """Returns None if another process on this machine says the same: each of a hundred would say it otherwise."""
@@ -524,7 +521,8 @@ class Worker(Participant):
             RedisAccError: any other error of ``apply_grad``.
         """
         step = self._started("apply()")
-        return self._kept(gradient, weight, metrics, lambda: self._apply(gradient, weight, metrics, step))
+        given = Given(gradient, weight, metrics)
+        return self._kept(given, lambda: self._apply(given, step))
 
     def skip(self) -> ApplyResult:
         """Ends the current step of ``steps()`` without a gradient of this worker, which the step does not wait for.
@@ -542,8 +540,9 @@ class Worker(Participant):
         """
         step = self._started("skip()")
         nothing, weight = self._made(lambda: no_gradient(self._gradients()), "to open the accumulator")
-        result = self._apply(nothing, weight, None, step)
-        self._applied = nothing, weight, None
+        given = Given(nothing, weight, None)
+        result = self._apply(given, step)
+        self._applied = given
         return replace(result, outcome="skipped") if result else result
 
     def _started(self, call: str) -> int:
@@ -554,15 +553,9 @@ class Worker(Participant):
         self._upload.end()
         return self._step
 
-    def _kept(
-        self,
-        gradient: Any,
-        weight: float,
-        metrics: Mapping[str, SupportsFloat] | None,
-        apply: Callable[[], ApplyResult],
-    ) -> ApplyResult:
+    def _kept(self, given: Given, apply: Callable[[], ApplyResult]) -> ApplyResult:
         """Applies a gradient and keeps it, in case that the server loses it; or skips the step."""
-        if not checked_weight(weight, or_zero=True):
+        if not checked_weight(given.weight, or_zero=True):
             return self.skip()
         try:
             result = apply()
@@ -573,7 +566,7 @@ class Worker(Participant):
             self._skipped += 1
             warn_of_skip(self.shared_name, self._step or 0, self._skipped, error)
             return self.skip()
-        self._applied = gradient, weight, metrics
+        self._applied = given
         return result
 
     def begin(self) -> Upload:
@@ -597,21 +590,19 @@ class Worker(Participant):
             self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
         streamed = self._upload.streamed
 
-        def commit(
-            gradient: Any, missing: str, weight: float, metrics: Mapping[str, SupportsFloat] | None
-        ) -> ApplyResult:
+        def commit(given: Given) -> ApplyResult:
             if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
                 raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
             self._check_lease()
 
             def apply() -> ApplyResult:
                 try:
-                    return self._apply(gradient, weight, metrics, step, upload=self._upload, missing=missing)
+                    return self._apply(given, step, self._upload)
                 finally:
                     self._upload.end()
 
             # An incomplete gradient is of a step that is over.
-            return apply() if missing else self._kept(gradient, weight, metrics, apply)
+            return apply() if given.missing else self._kept(given, apply)
 
         return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
@@ -637,22 +628,19 @@ class Worker(Participant):
         gradients = self._made(self._gradients, "to open the accumulator")
         return gradient_as_encoded(gradients, gradient, weight)
 
-    def _apply(
-        self,
-        gradient: Any,
-        weight: float,
-        metrics: Mapping[str, SupportsFloat] | None,
-        step: int,
-        *,
-        upload: OpenUpload | None = None,
-        missing: str = "",
-    ) -> ApplyResult:
+    def _apply(self, given: Given, step: int, upload: OpenUpload | None = None) -> ApplyResult:
+        def attempt() -> ApplyResult:
+            gradients = self._gradients()
+            if upload is not None and upload.streamed is not None:
+                return upload.commit(given)
+            if given.missing:
+                # The upload was over, and is lost now.
+                return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
+            return apply_gradient(gradients, given.gradient, given.weight, step, given.metrics)
+
         while True:
             try:
-                return self._patience.call(
-                    lambda: self._apply_once(gradient, weight, metrics, step, upload=upload, missing=missing),
-                    f"to apply the gradient of step {step}",
-                )
+                return self._patience.call(attempt, f"to apply the gradient of step {step}")
             except NotFoundError as error:
                 gone = error
             except (DataLossError, StaleSequenceError) as error:
@@ -664,24 +652,6 @@ class Worker(Participant):
             if self._step is None or published is None or published < step:
                 # The gradient belongs to parameters that nobody continues. The loop gets others.
                 return ApplyResult("stale", published or 0, 0)
-
-    def _apply_once(
-        self,
-        gradient: Any,
-        weight: float,
-        metrics: Mapping[str, SupportsFloat] | None,
-        step: int,
-        *,
-        upload: OpenUpload | None,
-        missing: str,
-    ) -> ApplyResult:
-        gradients = self._gradients()
-        if upload is not None and upload.streamed is not None:
-            return upload.commit(gradient, weight, metrics, missing)
-        if missing:
-            # The upload was over, and is lost now.
-            return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
-        return apply_gradient(gradients, gradient, weight, step, metrics)
 
     def _gradients(self) -> Any:
         """Returns the accumulator, and opens it first if it is not open yet.

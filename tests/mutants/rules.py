@@ -327,7 +327,7 @@ RULES = (
     Rule(
         "A worker applies its gradient again if the server has lost it",
         "redisacc/_training/worker.py",
-        "            self._apply(gradient, weight, metrics, step)\n",
+        "            self._apply(given, step)\n",
         "            return\n",
         "tests/training/test_lost_data.py -k server_has_lost_is_applied",
     ),

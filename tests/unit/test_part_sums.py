@@ -21,9 +21,7 @@ from redisacc._protocol.applying.attempts import written
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums import expected_gradients
 from redisacc._protocol.sums.cells import SumOptions
-from redisacc._protocol.sums.part_fetch import PartFetch
-from redisacc._protocol.sums.part_sums import PartSums
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.sums.part_sums import PartFetch, PartSums, ReducerReliance
 from redisacc._wire.waits import BLOCKING
 
 KEYS = Keys("name")

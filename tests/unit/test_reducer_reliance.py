@@ -1,6 +1,6 @@
 """For how long a taker does without a reducer that was late."""
 
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.sums.part_sums import ReducerReliance
 
 
 def test_reliance_doubles_its_pauses_and_success_ends_them(clock):

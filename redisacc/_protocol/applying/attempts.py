@@ -235,8 +235,7 @@ class SlotAttempt(Attempt):
             message_bytes = (MESSAGE_BYTES * LOCAL_MESSAGES if way.transport.is_local else MESSAGE_BYTES) * announced
             before = written(way.keys, self._name, parts, message_bytes)
             if announced and self._is_announced:
-                header = self._header
-                before.insert(0, announcement(self._way.scripts, self._request, gradient=self._name, header=header))
+                before.insert(0, self._announcement())
         return self._counted(before=before, asks=asks)
 
     def begin(self) -> str:
@@ -278,8 +277,26 @@ class SlotAttempt(Attempt):
             logger.debug("%s: parts are left to expire: %s", keys.name, error)
 
     def _announcement(self, holds_ms: int = 0) -> Hint:
-        scripts, request = self._way.scripts, self._request
-        return announcement(scripts, request, gradient=self._name, header=self._header, holds_ms=holds_ms)
+        """Returns the call that gives the gradient its place, and announces it. Its reply is not needed.
+
+        Args:
+            holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
+        """
+        request = self._request
+        about = request.arguments()
+        return self._way.scripts.hint(
+            "stage",
+            worker=request.worker,
+            local_step=request.local_step,
+            once=request.once,
+            round_shape=about["round_shape"],
+            weight=about["weight"],
+            gradient=self._name,
+            order=request.order,
+            header=self._header.hex(),
+            holds_ms=holds_ms,
+            expiry_ms=PART_MS,
+        )
 
 
 class PartitionAttempt(Attempt):
@@ -458,31 +475,3 @@ def written(keys: Keys, gradient: str, parts: Sequence[Part], message_bytes: int
         commands.append(("SET", keys.part(gradient, number), part, "NX", "PX", expiry))
         unannounced += part.nbytes
     return commands
-
-
-def announcement(
-    scripts: Scripts, request: GradientRequest, *, gradient: str, header: bytes, holds_ms: int = 0
-) -> Hint:
-    """Returns the call that gives a gradient in one slot its place, and announces it. Its reply is not needed.
-
-    Args:
-        scripts: the scripts of the accumulator.
-        request: the request that will apply it.
-        gradient: its id.
-        header: its header.
-        holds_ms: for how long it keeps its place although nothing arrives, in milliseconds; 0: as usual.
-    """
-    about = request.arguments()
-    return scripts.hint(
-        "stage",
-        worker=request.worker,
-        local_step=request.local_step,
-        once=request.once,
-        round_shape=about["round_shape"],
-        weight=about["weight"],
-        gradient=gradient,
-        order=request.order,
-        header=header.hex(),
-        holds_ms=holds_ms,
-        expiry_ms=PART_MS,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew, split_who
@@ -71,10 +71,6 @@ class Crew:
     def __post_init__(self) -> None:
         self._key = Keys(self.name).crew
         self._scripts = Scripts(self.transport, Keys(self.name), OF_CREWS, holder=self.holder)
-
-    def blocking(self) -> Crew:
-        """Returns the same for a thread of its own."""
-        return Crew(self.transport.blocking, self.name, holder=self.holder, who=self.who)
 
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
@@ -270,10 +266,6 @@ class Crew:
         """Gives a lease back, so that no process has to wait for it to expire."""
         self._scripts.release_lease(place=place, process=own_identity(), timeout=timeout)
 
-    def is_deleted(self, incarnation: str) -> bool:
-        """Returns whether the training was deleted whose parameters have this incarnation."""
-        return whereabouts(self.transport, ParameterKeys(self.name), incarnation) == "deleted"
-
 
 class Lease:
     """A lease that this process holds. A thread extends it until it is given back.
@@ -287,7 +279,7 @@ class Lease:
     def __init__(self, crew: Crew, place: str, incarnation: Callable[[], str]) -> None:
         # A task could not extend the lease while another one keeps the event loop for itself, which a step of a
         # training may do for long.
-        self._crew = crew.blocking()
+        self._crew = replace(crew, transport=crew.transport.blocking)
         self._waits = crew.transport.waits
         self._place = place
         self._incarnation = incarnation
@@ -387,7 +379,8 @@ class Lease:
             try:
                 self._hold_again(self.interval, extends=True)
             except NotFoundError:
-                if self._crew.is_deleted(self._incarnation()):
+                keys = ParameterKeys(self._crew.name)
+                if whereabouts(self._crew.transport, keys, self._incarnation()) == "deleted":
                     self._over.set()
                 self._hold_again(self.interval, renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed

@@ -98,20 +98,16 @@ def _remove_contents(transport: Transport, keys: Keys, timeout: float) -> None:
         # The key has another type, so there is no list of rounds. Deleting must succeed nevertheless.
         rounds = [keys.current]
     for round_keys in rounds:
-        for gradient, entry in _buffered(transport, round_keys.buffered, timeout).items():
+        buffered: Fields = {}
+        with contextlib.suppress(CorruptDataError):
+            buffered = scan(transport, round_keys.buffered, timeout=timeout)
+        for gradient, entry in buffered.items():
             _unlink_parts(transport, keys, gradient.decode(errors="replace"), entry, timeout)
         if round_keys != keys.current:
             # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove the hashes
             # of a new accumulator with the same name.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
     remove_attempted(transport, keys, timeout=timeout)
-
-
-def _buffered(transport: Transport, key: str, timeout: float) -> Fields:
-    try:
-        return scan(transport, key, timeout=timeout)
-    except CorruptDataError:
-        return {}
 
 
 def _unlink_parts(transport: Transport, keys: Keys, gradient: str, entry: bytes, timeout: float) -> None:

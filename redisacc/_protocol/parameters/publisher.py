@@ -331,7 +331,8 @@ class Publisher:
         stored = wanted.schema.stored(self._encoding)
         pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
         if planned.rows:
-            pieces[f"{version}-rows"] = packed_rows(stored, wanted.arrays, planned.rows)
+            rows = [(leaf, at, wanted.arrays[leaf].take(at, axis=0)) for leaf, at in planned.rows.items()]
+            pieces[f"{version}-rows"] = packed_rows(stored, rows)
         fields = ["state_structure", "" if wanted.state is None else wanted.state[0].text]
         if wanted.state is not None:
             schema, arrays = wanted.state

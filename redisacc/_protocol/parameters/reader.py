@@ -142,10 +142,7 @@ class ParameterReader:
     def schema(self) -> Schema:
         """Returns the schema of the leaves, which never changes. Call it after ``poll`` has returned a record."""
         if self._schema is None:
-            incarnation, text = self._transport.call("HMGET", self._keys.record, "incarnation", "structure")
-            if incarnation is None or incarnation.decode(errors="replace") != self.incarnation:
-                raise refused(OF_PARAMETERS["missing"], self._keys)
-            self._schema = parse_schema(self._keys, "structure", text)
+            self._schema = read_schema(self._transport, self._keys, self.incarnation)
         return self._schema
 
     def begun(self) -> tuple[str, ParameterKeys] | None:
@@ -373,3 +370,16 @@ class ParameterReader:
             else:
                 found[blob.id.rpartition("-")[2]] = self._build("tree", schema.structure, leaves)
         return found if exact is None else {EXACT: exact, "state": found}
+
+
+def read_schema(transport: Transport, keys: ParameterKeys, incarnation: str) -> Schema:
+    """Returns the schema of the leaves of an incarnation of parameters.
+
+    Raises:
+        NotFoundError: they were deleted, or replaced by others.
+        CorruptDataError: redisacc did not write it.
+    """
+    found, text = transport.call("HMGET", keys.record, "incarnation", "structure")
+    if found is None or found.decode(errors="replace") != incarnation:
+        raise refused(OF_PARAMETERS["missing"], keys)
+    return parse_schema(keys, "structure", text)

@@ -110,8 +110,10 @@ def fetch_blobs(
     *,
     fetched: Mapping[str, Any] = {},
     in_place: Collection[str] = (),
-) -> None:
-    """Fetches blobs of parameters. Memory is allocated only after the server has shown that it has as many bytes.
+) -> Sequence[Array]:
+    """Fetches blobs of parameters, and returns their bytes.
+
+    Memory is allocated only after the server has shown that it has as many bytes.
 
     Args:
         transport: the way to the nodes.
@@ -129,7 +131,8 @@ def fetch_blobs(
     check_parts(transport, list(chain.from_iterable(parts)), STATED_BY)
     # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
     arrivals = WholeParts(keys.homes, STATED_BY, lanes=1)
-    for of_blob, data in zip(parts, allocate(), strict=True):
+    memory = allocate()
+    for of_blob, data in zip(parts, memory, strict=True):
         start = 0
         for number, (key, length) in enumerate(of_blob):
             place = data[start : start + length]
@@ -145,6 +148,7 @@ def fetch_blobs(
                 raise wrong_length(key, len(there), length, STATED_BY)
     if arrivals.wanted():
         transport.fetch(arrivals)
+    return memory
 
 
 def read_all(transport: Transport, keys: Sequence[str]) -> list[Any]:
@@ -155,16 +159,9 @@ def read_all(transport: Transport, keys: Sequence[str]) -> list[Any]:
     return [found[key] for key in keys]
 
 
-def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> list[Array]:
+def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> Sequence[Array]:
     """Returns the bytes of blobs of parameters, in new memory. See ``fetch_blobs``."""
-    data: list[Array] = []
-
-    def allocate() -> list[Array]:
-        data.extend([np.empty(blob.nbytes, np.uint8) for blob in blobs])
-        return data
-
-    fetch_blobs(transport, keys, blobs, allocate)
-    return data
+    return fetch_blobs(transport, keys, blobs, lambda: [np.empty(blob.nbytes, np.uint8) for blob in blobs])
 
 
 def wrong_length(key: str, actual: int, stated: int, stated_by: str) -> CorruptDataError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -39,14 +40,14 @@ class InlineReader:
     ) -> None:
         self._transport = transport
         self._of = of
-        self._gradients = [gradient for gradient in gradients if gradient.inline]
-        self._next = 0
+        self._expected: deque[BufferedGradient] = deque()
+        self.expect(gradients)
         self._known = known
         self._fetched: dict[str, bytes | None] = {}
 
     def expect(self, gradients: Sequence[BufferedGradient]) -> None:
         """Notes gradients that will be asked for after all others."""
-        self._gradients += [gradient for gradient in gradients if gradient.inline]
+        self._expected += [gradient for gradient in gradients if gradient.inline and gradient.nbytes]
 
     def where(self, gradient: BufferedGradient) -> str:
         """Returns where the bytes of a gradient are, for errors."""
@@ -59,17 +60,11 @@ class InlineReader:
             PartMissingError: the hash does not have it.
             CorruptDataError: it is not as long as its header says.
         """
-        data: bytes | None = b""
-        if gradient.nbytes:
-            data = self._known.get(gradient.id.encode())
-            while data is None and gradient.id not in self._fetched and self._next < len(self._gradients):
-                self._fetch()
-            if data is None and gradient.id not in self._fetched:
-                # It was asked for before, or never expected.
-                self._gradients.append(gradient)
-                self._fetch()
-            if data is None:
-                data = self._fetched.pop(gradient.id)
+        data = self._known.get(gradient.id.encode()) if gradient.nbytes else b""
+        if data is None:
+            if gradient.id not in self._fetched:
+                self._fetch(gradient)
+            data = self._fetched.pop(gradient.id)
         if data is None:
             raise PartMissingError(self.where(gradient))
         if len(data) != gradient.nbytes:
@@ -78,16 +73,14 @@ class InlineReader:
             )
         return data
 
-    def _fetch(self) -> None:
-        """Fetches the next ones."""
-        ids: list[str] = []
-        size = 0
-        while self._next < len(self._gradients) and size < FETCH_BYTES and len(ids) < FETCH_GRADIENTS:
-            gradient = self._gradients[self._next]
-            self._next += 1
-            if gradient.nbytes and gradient.id.encode() not in self._known:
-                ids.append(gradient.id)
-                size += gradient.nbytes
+    def _fetch(self, gradient: BufferedGradient) -> None:
+        """Fetches a gradient, and with it the next ones that are expected."""
+        ids, size = [gradient.id], gradient.nbytes
+        while self._expected and size < FETCH_BYTES and len(ids) < FETCH_GRADIENTS:
+            following = self._expected.popleft()
+            if following.id != gradient.id and following.id.encode() not in self._known:
+                ids.append(following.id)
+                size += following.nbytes
         asked = [ids[start : start + INLINE_FIELDS] for start in range(0, len(ids), INLINE_FIELDS)]
         replies = self._transport.pipeline([("HMGET", self._of.inline, *some) for some in asked])
         for some, reply in zip(asked, replies, strict=True):

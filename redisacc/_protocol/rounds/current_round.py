@@ -62,7 +62,7 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
     Raises:
         CorruptDataError: redisacc did not write the record's list of partitions.
     """
-    text = transport.call(*Record.partitions_command(keys), timeout=timeout)
+    text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
     partitions = parsed(keys.record, "partitions", text or b"", parse_partitions)
     return Keys(keys.name, partitions)
 

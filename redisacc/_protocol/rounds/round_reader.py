@@ -17,7 +17,7 @@ from redisacc._format.keys import Keys, RoundKeys
 from redisacc._protocol.parts.fetch import lost_gradients
 from redisacc._protocol.parts.inline import INLINE_FIELDS, InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.sums.part_sums import ReducerReliance
 from redisacc._protocol.sums.round_so_far import RoundSoFar
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import EVICTED

@@ -21,7 +21,7 @@ from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, p
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
 from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
 from redisacc._protocol.sessions import Request, Session, SessionPool
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.sums.part_sums import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import WaitOptions
 from redisacc._telemetry.traceparent import TraceParent

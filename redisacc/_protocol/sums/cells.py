@@ -321,10 +321,8 @@ class Cells:
 
     def advance_all(self) -> None:
         """Queues all cells: more of their parts may be there."""
-        for cell in self.dense.values():
-            self._ready[cell.number % len(self._ready)][cell] = None
-            if self._store is not None:
-                self._offer(cell, self._store)
+        for number in self.dense:
+            self.advance(number)
 
     def advance(self, number: int) -> None:
         """Queues a cell, if there is one of this number: more of its parts may be there."""

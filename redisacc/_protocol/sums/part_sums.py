@@ -14,25 +14,165 @@ of another sum is never used. The taker itself adds up the parts that are not th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from redisacc._arrays.sums import RoundSum
+from redisacc._arrays.validation import Array
 from redisacc._clock import clock, durations
 from redisacc._format.attempts import PartsArrived
-from redisacc._format.buffered import BufferedGradient
+from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.part_cut import Cut, have_same_elements
-from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient
+from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient, wrong_length
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.buffered_sections import whole_gradient
-from redisacc._protocol.sums.cells import Cells, SumOptions
+from redisacc._protocol.sums.cells import Cells, Part, SumOptions
 from redisacc._protocol.sums.expected_gradients import ExpectedGradients, Upload
-from redisacc._protocol.sums.part_fetch import PartFetch
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
 from redisacc._protocol.waiting.wait import until
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
+
+# How often a handle calls for a reducer, in seconds.
+CALL_INTERVAL = 1.0
+
+
+class ReducerReliance:
+    """Decides for one handle whether its takes rely on a reducer.
+
+    After a take for which the sum came too late, they do without for 1, 2, 4, … 64 seconds. A sum that was there in
+    time ends that.
+    """
+
+    def __init__(self) -> None:
+        self._pause = durations.without_reducer
+        self._resumes_at = 0.0
+        self._call_again = 0.0
+
+    @property
+    def relies(self) -> bool:
+        """Whether a take that begins now relies on a reducer, if there is one."""
+        return clock.now() >= self._resumes_at
+
+    def calls(self) -> bool:
+        """Returns whether to call for a reducer now: once a second."""
+        now = clock.now()
+        if now < self._call_again:
+            return False
+        self._call_again = now + CALL_INTERVAL
+        return True
+
+    def call_no_more(self) -> None:
+        """Notes that the server refuses calls."""
+        self._call_again = math.inf
+
+    def succeed(self) -> None:
+        """Notes that the whole sum was there in time."""
+        self._pause, self._resumes_at = durations.without_reducer, 0.0
+
+    def fail(self) -> None:
+        """Notes that a part of the sum was not there in time."""
+        self._resumes_at = clock.now() + self._pause
+        self._pause = min(2 * self._pause, durations.longest_without_reducer)
+
+
+# How many bytes are requested from all nodes together before they are needed.
+MOST_WINDOW_BYTES = 64 * 2**20
+
+
+class PartFetch:
+    """The parts that are fetched, as ``Arrivals`` of the sockets.
+
+    Args:
+        cells: choose the parts, and add them.
+        options: of the sum.
+
+    Attributes:
+        homes: a key on each node, if each lane has a node of its own.
+        lanes: in how many lanes the parts travel.
+        in_flight: the parts that were requested and have not arrived, in the order of the requests.
+        on_pause: called after each part; it returns whether to request no further ones. None means nothing is called.
+    """
+
+    def __init__(self, cells: Cells, options: SumOptions) -> None:
+        self._cells = cells
+        self.homes, self.lanes = options.homes, options.lanes
+        self._window = min((len(self.homes) or 1) * options.window, MOST_WINDOW_BYTES)
+        self._nbytes = 0
+        self.in_flight: dict[Part, None] = {}
+        self.on_pause: Callable[[], bool] | None = None
+        # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
+        # because the processor's cache has it.
+        self._spare: list[Array] = []
+
+    def wanted(self) -> list[Part]:
+        """Returns the parts that have not arrived. Those that had begun to arrive will be sent from their beginning."""
+        for part in self.in_flight:
+            if part.lent is not None:
+                self._take_back(part)
+        self.more()
+        return list(self.in_flight)
+
+    def more(self) -> list[Part]:
+        """Returns the parts that are requested now: as many as the window has room for."""
+        requested: list[Part] = []
+        if self.on_pause is not None and self.on_pause():
+            return requested
+        while self._nbytes < self._window:
+            part = self._cells.next()
+            if part is None:
+                break
+            self.in_flight[part] = None
+            self._nbytes += part.length
+            requested.append(part)
+        return requested
+
+    def expected(self, part: Part) -> memoryview:
+        """Returns where a part goes if it is as long as its header says, which may be memory that is lent to it."""
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
+            part.memory = part.lent[: part.length]
+        return part.memory.data
+
+    def begin(self, part: Part, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != part.length:
+            raise wrong_length(part.key, length, part.length, "what is in it" if part.is_sum else "its header")
+        return self.expected(part)
+
+    def missing(self, part: Part) -> None:
+        """Notes that a part is not there.
+
+        Raises:
+            PartMissingError: it should be there.
+        """
+        if part.must_be_there:
+            raise PartMissingError(part.key)
+        self._cells.miss(part)
+        self.forget(part)
+
+    def finish(self, part: Part) -> None:
+        """Adds a part that has arrived."""
+        self._cells.finish(part)
+        self.forget(part)
+
+    def forget(self, part: Part) -> None:
+        """Notes that a part is no longer on its way."""
+        del self.in_flight[part]
+        self._nbytes -= part.length
+        if part.lent is not None:
+            self._take_back(part)
+
+    def _take_back(self, part: Part) -> None:
+        """Takes back the memory that was lent to a part. Its bytes stay until another part begins to arrive."""
+        assert part.lent is not None
+        self._spare.append(part.lent)
+        part.lent = part.memory = None
+
 
 # Gradients are left to a reducer if their dense parts have more than this many times the bytes of their sum.
 WORTHWHILE = 1.25

@@ -21,8 +21,7 @@ from redisacc._format.stored_text import round_shape_of
 from redisacc._protocol.parts.fetch import TRUSTED_BYTES, check_lengths
 from redisacc._protocol.parts.inline import InlineReader
 from redisacc._protocol.sums.cells import Store, SumOptions
-from redisacc._protocol.sums.part_sums import PartSums
-from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.sums.part_sums import PartSums, ReducerReliance
 from redisacc._wire.scans import Fields, scan_command, scan_whole
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -349,19 +349,14 @@ class Committer:
         numbers = range(len(model.parts))
         if of.has_updaters:
             keys = [self._gradients.squares(of.digest, number) for number in numbers]
-            self._patience.begin()
-            seen = 0
-            while True:
-                found = [_square(reply) for reply in read_all(self._transport, keys)]
-                known = [square for square in found if square is not None]
-                if len(known) == len(found):
-                    return added_in_order([*known, *of_tables])
-                if len(known) > seen:
-                    seen = len(known)
-                    self._patience.note_appeared()
-                if self._patience.is_over([number for number in numbers if found[number] is None]):
-                    break
-                self._sleep()
+            found: list[float | None] = []
+
+            def look() -> list[int]:
+                found[:] = [_square(reply) for reply in read_all(self._transport, keys)]
+                return [number for number, square in enumerate(found) if square is None]
+
+            if not self._wait(len(keys), look):
+                return added_in_order([*[square for square in found if square is not None], *of_tables])
         computed = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
         return added_in_order([*computed, *of_tables])
 
@@ -386,11 +381,15 @@ class Committer:
         of, model = update.of, update.model
         missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
         if of.has_updaters:
-            missing = self._wait(model, version, missing)
-            if not missing:
+
+            def look() -> Missing:
+                nonlocal missing
+                missing = self._missing(model, version, missing)
+                return missing
+
+            if not self._wait(len(missing), look):
                 self._patience.succeed()
-        if not missing:
-            return ()
+                return ()
         elements = {number: self._elements(of, model, number) for number in missing}
         try:
             self._values.fetch(update.before, missing)
@@ -422,22 +421,23 @@ class Committer:
         # In the slot of the record, the script that commits looks whether they are there.
         return None if model.keys.partitions and self._missing(model, version, missing) else ()
 
-    def _wait(self, model: UpdateModel, version: str, missing: Missing) -> Missing:
-        """Waits until updaters have written parts. Returns those that are missing when the patience is over."""
-        number = len(missing)
+    def _wait(self, number: int, look: Callable[[], Collection[int]]) -> Collection[int]:
+        """Waits until updaters have written as many parts. Returns those that are missing when the patience is over.
+
+        Args:
+            number: the number of parts.
+            look: returns the numbers of those that are missing.
+        """
         self._patience.begin()
-        while missing := self._missing(model, version, missing):
+        while missing := look():
             if len(missing) < number:
                 number = len(missing)
                 self._patience.note_appeared()
             if self._patience.is_over(missing):
                 logger.debug("%s: the chief computes %d parts itself", self._gradients.name, number)
                 break
-            self._sleep()
+            self._transport.waits.sleep(max(PAUSE, PAUSE_SHARE * self._patience.pause))
         return missing
-
-    def _sleep(self) -> None:
-        self._transport.waits.sleep(max(PAUSE, PAUSE_SHARE * self._patience.pause))
 
     def _store_commands(self, model: UpdateModel, version: str, number: int, values: PartValues) -> list[Command]:
         keys = model.keys

@@ -310,15 +310,6 @@ class UpdateModel:
         """Returns the sum of the squares of a part of the mean."""
         return added_in_order([sum_of_squares(elements, divisor) for elements in gradient])
 
-    def flatten(self, arrays: Sequence[Array]) -> Array:
-        """Returns the bytes of a blob in float32 or float64, given arrays of the shapes of all leaves."""
-        layout = self.flat.layout
-        data = np.zeros(layout.nbytes, np.uint8)
-        for number, offset in zip(layout.leaves, layout.offsets, strict=True):
-            leaf = self.schema.leaves[number]
-            data[offset : offset + leaf.nbytes] = leaf.bytes_of(arrays[number])
-        return data
-
     def unflatten(self, parts: Sequence[Array]) -> dict[int, Array]:
         """Returns the dense leaves, by their numbers, given all parts of a blob in float32 or float64."""
         return arrays_in(self.schema, self.flat.layout, np.concatenate(parts))

@@ -178,7 +178,7 @@ def _try(
     exact = {EXACT: whole.weights, **whole.state}
     sent, *slots = blobs_of(model, version, None)
     pieces: dict[Blob, Sequence[memoryview]] = {sent: packed(stored, whole.weights, model.sent_flat.layout)}
-    pieces.update({blob: [model.flatten(exact[blob.id.rpartition("-")[2]]).data] for blob in slots})
+    pieces.update({blob: packed(schema, exact[blob.id.rpartition("-")[2]], model.flat.layout) for blob in slots})
     pieces.update({} if tables is None else tables.pieces)
     reply = writer.write(
         Version(

@@ -6,8 +6,6 @@ from collections.abc import Collection
 
 from redisacc._clock import clock, durations
 
-__all__ = ["Patience"]
-
 # How long no part may appear, in terms of the longest pause that ended with one.
 PATIENCE_FACTOR = 3.0
 

@@ -13,12 +13,11 @@ from redisacc._format.parameter_record import (
     check_kept,
     parse_count,
     parse_optimizer,
-    parse_schema,
     tables_of,
 )
 from redisacc._format.stored_text import foreign
+from redisacc._protocol.parameters.reader import read_schema
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
-from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.model import UpdateModel
 from redisacc._text import shown
 from redisacc._wire.sockets import Command
@@ -147,10 +146,7 @@ def _model_of(transport: Transport, record: ParameterRecord, config: object, kno
             return known.model
         schema = known.model.schema
     else:
-        incarnation, text = transport.call("HMGET", record.keys.record, "incarnation", "structure")
-        if incarnation is None or incarnation.decode(errors="replace") != record.incarnation:
-            raise refused(OF_PARAMETERS["missing"], record.keys)
-        schema = parse_schema(record.keys, "structure", text)
+        schema = read_schema(transport, record.keys, record.incarnation)
     optimizer = parse_optimizer(record.keys, config)
     try:
         return UpdateModel.new(schema, optimizer, record.keys, record.encoding)

@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from redisacc._arrays.sums import put_rows
 from redisacc._arrays.validation import Array
-from redisacc._format.leaves import packed
+from redisacc._format.leaves import packed, packed_rows
 from redisacc._format.parameter_record import Blob, FullBlob, Manifest, array_bytes, kept_blobs, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.tables import fetch_tables
@@ -226,10 +224,7 @@ def _laid_out(model: UpdateModel, planned: LeavesPlan, whole: Arrays, rows: Mapp
         bring(Blob(full.id, layout.nbytes), weights, of_state)
     if planned.rows:
         changed = [(leaf, rows[leaf]) for leaf in planned.rows]
-        weights = []
-        for leaf, new in changed:
-            weights.append(new.indices.astype("<i8", copy=False).view(np.uint8).data)
-            weights.append(stored.leaves[leaf].bytes_of(new.arrays[0]).data)
+        weights = packed_rows(stored, [(leaf, new.indices, new.arrays[0]) for leaf, new in changed])
         of_state = [
             schema.leaves[leaf].bytes_of(new.arrays[place]).data
             for place in _kept_places(model)
