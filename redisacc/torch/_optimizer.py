@@ -99,6 +99,8 @@ class Optimizer(torch.optim.Optimizer):
             earlier if mean gradients since the last one are large, or if a checkpoint is due: ``redisacc.Parameters``
             of the training's name with ".snapshot" has weights and buffers, and the state of the optimizer. A process
             that starts reads the last snapshot, and makes the steps that follow it. Checkpoints hold snapshots.
+            After as many steps, processes compare digests of their weights: if machines round differently, all continue
+            with the weights of the one that leads, and a warning says so. Give the same in all processes.
         quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
         accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
             ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)`` are found without it.
