@@ -549,8 +549,11 @@ class Reconciliation(Participant):
             handle.close()
 
     def _recover(self) -> None:
+        view = self._view
         self._hold(self._weights.recover())
-        self._view.may_be_left = self._must_look = False
+        view.may_be_left = False
+        # If there is none although its step has begun, a predecessor may have published what follows since the look.
+        self._must_look = view.round is None and view.gradients != view.memory
 
     def _discard(self) -> None:
         found, self._view.may_be_left = self._found, True

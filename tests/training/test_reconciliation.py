@@ -310,6 +310,41 @@ def test_a_leader_that_stood_still_does_not_bring_older_weights_back(training, r
     assert (third.step, third.parameters["w"].tolist()) == (3, [3, 3])
 
 
+@pytest.mark.usefixtures("time_runs")
+def test_a_predecessor_publishes_just_before_its_round_is_looked_for(
+    training, proxy, real_client, until, clock, background
+):
+    """The next leader has seen that a step has begun, and finds no round of it: nothing is lost."""
+    first, is_there, passes = training.chief(redis=proxy.url), threading.Event(), threading.Lock()
+    training.work()
+    rounds = first.rounds()
+    next(rounds)
+
+    def hold():
+        is_there.set()
+        with passes:
+            pass
+
+    passes.acquire()
+    # It is sent again while the clock runs.
+    proxy.before("publish", hold, times=20)
+    publishing = background(first.publish, {"w": np.full(2, 1)})
+    until(is_there.is_set)
+    # As if the process stood still: its lease is not extended.
+    first._lease._over.set()
+    began = clock.now()
+    until(lambda: clock.now() - began > 12)
+
+    def publish():
+        passes.release()
+        until(lambda: real_client.hget("redisacc:{train}:parameters", "step") == b"1")
+
+    proxy.before("HSCAN", publish)
+    with pytest.raises(redisacc.ConflictError, match="has published step 1"):
+        training.chief(redis=proxy.url)
+    publishing.result(30)
+
+
 EVERYTHING = """
 local kept = {}
 for _, key in ipairs(redis.call("KEYS", "*")) do
