@@ -243,7 +243,8 @@ def test_files(search, real_client, run):
 @every_row("file", FILES)
 def test_each_file(real_client, run, file):
     populate(real_client)
-    accepted = {"w": ("dense", "dense.npz", "version 2", "big-endian", "lzma", "bz2", "int"), "s": ("sparse",)}
+    dense = ("dense", "dense.npz", "version 2", "version 3", "big-endian", "lzma", "bz2", "int")
+    accepted = {"w": dense, "s": ("sparse",)}
     for name, files in accepted.items():
         result = run("apply", [name, "file"], FILES[file])
         check(result)
