@@ -28,7 +28,6 @@ from benchmarks.stats import summary
 from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.applying.attempts import announcement
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.rounds.granted_rounds import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
@@ -266,11 +265,13 @@ class Hostile:
         self._repeat("set_quorum", lambda: acc.set_quorum(least=2))
         scripts = self._scripts()
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
-        request, header = GradientRequest(self._session(), 1, "w", step, (ROW,)), bytes(2000)
-        self._transport.call("SCRIPT", "LOAD", load("stage").text)
-        self._repeat(
-            "stage", lambda: self._transport.call(*announcement(scripts, request, gradient="new-1", header=header))
+        given = GradientRequest(self._session(), 1, "w", step, (ROW,)).arguments()
+        about = {name: given[name] for name in ("worker", "local_step", "once", "round_shape", "weight")}
+        stage = scripts.hint(
+            "stage", **about, gradient="new-1", order="", header=bytes(2000).hex(), holds_ms=0, expiry_ms=60_000
         )
+        self._transport.call("SCRIPT", "LOAD", load("stage").text)
+        self._repeat("stage", lambda: self._transport.call(*stage))
         self._repeat(
             "resolve", lambda: scripts.resolve(**Request(self._session(), 1, "w").arguments(), allowed=("fenced",))
         )
