@@ -413,7 +413,7 @@ class Chief(Reconciliation):
         self._advance(finished=is_last)
         self._is_with_program = False
         if not ended.has_ended:
-            # The server has lost the round, or the reply was lost. What else is lost, the next look shows.
+            # The server has lost the round, or the reply was lost. The next look shows what else is lost.
             self._view.may_be_left = self._must_look = True
 
     def finish(self) -> None:

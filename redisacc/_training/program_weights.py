@@ -1,4 +1,4 @@
-"""What a leader has of a training whose program updates the weights, in a loop over ``rounds()``.
+"""The weights that a leader has if the program updates them, in a loop over ``rounds()``.
 
 A chief that continued with rounded parameters would not compute the same as one without an interruption. If its
 parameters travel as bfloat16, a chief therefore also publishes the exact float32 ones, as a part of its state.

@@ -125,7 +125,7 @@ class Reconciliation(Participant):
         self._given: tuple[Any, Any] | None = options.parameters, options.state
         self._state = options.state
         self._options = replace(options, parameters=None, state=None)
-        # What this process has of the weights, and how they are updated.
+        # The weights that this process has, and how they are updated.
         self._weights = self._unknown_weights()
         # Whether the step that is published is declared the last one; whether the body of the program's loop has the
         # round; and the step with which the loop ends.

@@ -366,7 +366,7 @@ class Worker(Participant):
             self._accumulator = None
         self._has_lost_gradient = True
         if self._beside is not None:
-            # What else was lost.
+            # It looks for other losses.
             with suppress(NotFoundError):
                 self._patience.call(self._beside.meanwhile, "to look at what was restored")
 

@@ -155,7 +155,7 @@ class Optimizer(torch.optim.Optimizer):
             found = _translated(inner, names, fused, needs_fused=needs_fused, clip_norm=clip_norm, ema=ema)
         has_mean = local is None and found is None
         if has_mean:
-            # What is published are no weights.
+            # Mean gradients are published, and no weights.
             _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
         elif local is not None:
             _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
