@@ -13,10 +13,11 @@ from typing import Any, NoReturn, SupportsFloat, Unpack
 
 import torch
 
+from redisacc._checkpoints.address import place_of
+from redisacc._checkpoints.folder import Folder
 from redisacc._handles.environment import Place, place
 from redisacc._handles.options import check_names, with_options
 from redisacc._text import shown
-from redisacc._training.checkpointer import folder_of
 from redisacc._training.local_steps import LocalSteps
 from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
@@ -214,11 +215,10 @@ class Optimizer(torch.optim.Optimizer):
                 mean.open(training, redis)
             # A checkpoint may be what the training continues with, or what another process has, if the server has
             # lost it.
-            wanted = training._options.checkpoint
             if (
                 not training._begins
                 or training._published.step() is not None
-                or (wanted is not None and folder_of(wanted, training.shared_name).stored())
+                or _has_checkpoint(training)
                 or (mean is not None and mean.saved() is not None)
                 or training._is_claimed()
             ):
@@ -767,6 +767,14 @@ def _weak(method: Callable[[Any], None]) -> Callable[[Any], None]:
             alive(argument)
 
     return call
+
+
+def _has_checkpoint(training: Training) -> bool:
+    """Returns whether a training may continue with a checkpoint. Its folder was tried when it was opened."""
+    wanted = training._options.checkpoint
+    return wanted is not None and bool(
+        Folder(place_of(wanted.folder), training.shared_name, keep=1, keep_every=None).stored()
+    )
 
 
 def _check(optimizer: object, model: object, here: Place) -> None:
