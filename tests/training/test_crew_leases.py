@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -297,6 +298,16 @@ def test_leases_are_not_extended_after_the_training_was_deleted(training, clock)
     chief.delete()
     clock.advance(RENEWAL)
     assert remaining(training.client) == []
+
+
+def test_a_renewal_gives_up_soon_if_the_server_is_gone(training, proxy, clock):
+    """Its thread would otherwise outlive this test: it asks what has become of a training that is gone."""
+    training.chief(redis=proxy.url)
+    training.client.flushall()
+    proxy.before("HMGET", proxy.close)
+    clock.advance(RENEWAL)
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", proxy.port))
 
 
 def test_a_worker_of_a_deleted_training_has_no_number_in_the_next_one(training, clock):

@@ -19,7 +19,7 @@ from redisacc._protocol.waiting.wait import until
 from redisacc._text import printable, shown
 from redisacc._wire import forks
 from redisacc._wire.scans import scan_command, scan_whole
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -104,7 +104,6 @@ class Crew:
         dead: str = "",
         renews: bool = False,
         extends: bool = False,
-        timeout: float = TIMEOUT,
     ) -> HeldByOther | None:
         """Takes or extends a lease.
 
@@ -113,7 +112,6 @@ class Crew:
             dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
             renews: whether this process takes it only in an accumulator: it succeeds another one, or had it before.
             extends: whether it only extends a lease that is there.
-            timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if this process holds it now; else who does.
@@ -130,7 +128,6 @@ class Crew:
             dead=dead,
             renews=renews,
             extends=extends,
-            timeout=timeout,
         )
         if reply.outcome == "held":
             return None
@@ -334,7 +331,7 @@ class Lease:
 
     def take_again(self) -> None:
         """Takes the lease again, if the server may have lost it; ``lost`` says if another process was faster."""
-        self._waits.call(lambda: self._hold_again(TIMEOUT))
+        self._waits.call(self._hold_again)
 
     def give_back(self) -> None:
         """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself.
@@ -356,13 +353,13 @@ class Lease:
             if held:
                 self._extending.release()
 
-    def _hold_again(self, timeout: float, *, renews: bool = False, extends: bool = False) -> None:
+    def _hold_again(self, *, renews: bool = False, extends: bool = False) -> None:
         """Extends the lease or, as far as ``Crew.hold`` is to, takes it again; or notes who holds it."""
         with self._extending:
             if self._over.is_set():
                 return
             asked_at = clock.now()
-            taken = self._crew.hold(self._place, renews=renews, extends=extends, timeout=timeout)
+            taken = self._crew.hold(self._place, renews=renews, extends=extends)
             if taken is None:
                 self.gaps += asked_at >= self._sure_until
                 self._sure_until = asked_at + durations.lease
@@ -376,14 +373,18 @@ class Lease:
         training, it is over: another training of this name may have begun, to which this process does not belong.
         """
         try:
-            try:
-                self._hold_again(self.interval, extends=True)
-            except NotFoundError:
-                keys = ParameterKeys(self._crew.name)
-                if whereabouts(self._crew.transport, keys, self._incarnation()) == "deleted":
-                    self._over.set()
-                self._hold_again(self.interval, renews=True)
+            with limited(self.interval):
+                self._extend()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)
             if isinstance(error, NotFoundError) and self.on_missing is not None:
                 self.on_missing()
+
+    def _extend(self) -> None:
+        try:
+            self._hold_again(extends=True)
+        except NotFoundError:
+            keys = ParameterKeys(self._crew.name)
+            if whereabouts(self._crew.transport, keys, self._incarnation()) == "deleted":
+                self._over.set()
+            self._hold_again(renews=True)
