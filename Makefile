@@ -59,9 +59,9 @@ server: $(VENV)/.demo ##  | run a server in the foreground, for trying things ou
 test: $(VENV)/.test ## 3 min | test every behaviour, with every fault that can be injected without waiting
 	$(PYTEST) $(T)
 
-# One test for each processor: these tests start many processes themselves.
+# Fewer at a time: these tests start many processes themselves.
 test-slow: $(VENV)/.test ## 6 min | run the tests with many processes, that take seconds, or that need further servers
-	$(BIN)/python -m pytest --slow -n 2 --dist worksteal $(T)
+	$(BIN)/python -m pytest --slow -n 3 --dist worksteal $(T)
 
 # Options, for example: make first-runs R="5 check none"
 R ?=
@@ -263,7 +263,7 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	@touch $@
 
 examples: $(TORCH)/.examples ## 5 min | test redisacc.torch, its pages, and the examples with torch, JAX and scikit-learn (in .venv-torch)
-	$(TORCH)/bin/python -m pytest tests/pytorch tests/examples tests/docs/test_torch_pages.py \
+	$(TORCH)/bin/python -m pytest -n 3 --dist worksteal tests/pytorch tests/examples tests/docs/test_torch_pages.py \
 	  tests/foreign/test_pandas.py tests/foreign/test_scipy.py tests/unit/test_torch_gradients.py
 
 # Frameworks around torch, with all that they bring, in an environment of their own. In CI, this is a job of its own.

@@ -318,4 +318,4 @@ class Parameters(Machine):
 @pytest.mark.servers("fakeredis", "valkey")
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything):
-    run(Parameters, request, 20)
+    run(Parameters, request, 10)

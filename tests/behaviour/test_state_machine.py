@@ -751,4 +751,4 @@ class Accumulators(Machine):
 @pytest.mark.timeout(3600)
 def test_random_operations(server, clock, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn
-    run(Accumulators, request, 25)
+    run(Accumulators, request, 12)

@@ -18,32 +18,27 @@ pytestmark = pytest.mark.servers("valkey", CLUSTER)
 # The operations that `make test` lets meet a fault. Others differ less from those of their kind.
 USUAL = {
     "broken": [
-        *("apply", "apply in parts", "apply in partitions", "apply large", "apply rows", "make room in partitions"),
-        *("take", "take in partitions", "take large", "take in a block", "take in vain", "take a tree in parts"),
-        *("recover", "set the step", "look", "open", "delete in parts", "stream", "publish in partitions", "read"),
-        "delete parameters",
+        *("apply", "apply in partitions", "apply large", "apply rows", "make room in partitions", "take"),
+        *("take in partitions", "take in a block", "take a tree in parts", "recover", "open", "delete in parts"),
+        *("stream", "publish in partitions", "read"),
     ],
     "late": [
-        *("apply", "apply inline", "apply in parts", "apply in partitions", "apply again", "apply stale"),
-        *("apply late", "apply refused", "make room", "make room in parts", "take", "take in parts"),
-        *("take in vain", "take in vain with a grace", "recover", "set the step", "set the quorum", "open"),
-        *("delete", "publish", "delete parameters"),
+        *("apply", "apply in partitions", "apply again", "apply stale", "apply refused", "make room", "take"),
+        *("take in parts", "take in vain with a grace", "recover", "set the step", "delete", "publish"),
     ],
     "bytewise": ["apply inline", "take", "read"],
-    "flushed": ["apply", "make room in partitions", "take in parts", "recover", "set the step", "publish", "delete"],
+    "flushed": ["apply", "make room in partitions", "take in parts", "recover", "publish"],
     "interrupted": [
-        *("apply", "apply in partitions", "apply again", "make room in parts", "take", "recover"),
-        *("wait in vain for a round", "set the step", "listen", "open", "publish", "publish the first", "read"),
-        "wait in vain for a version",
+        *("apply", "apply in partitions", "make room in parts", "take", "wait in vain for a round", "set the step"),
+        *("listen", "open", "publish the first", "wait in vain for a version"),
     ],
     "interrupted by OSError": ["apply in parts", "take", "read in partitions"],
     "cancelled": [
-        *("apply in parts", "take in partitions", "take in a block", "look", "open a private one", "delete"),
-        "delete parameters",
+        *("apply in parts", "take in partitions", "take in a block", "open a private one", "delete parameters"),
     ],
     "killed": [
-        *("apply", "apply large", "apply in partitions", "make room in partitions", "take", "take in partitions"),
-        *("set the step", "open", "stream in partitions", "publish in partitions"),
+        *("apply", "apply in partitions", "make room in partitions", "take", "open", "stream in partitions"),
+        "publish in partitions",
     ],
     "stopped": ["apply inline", "take inline"],
     "suspended": [
@@ -60,8 +55,23 @@ SLOW = [
     *itertools.product(
         ["killed"], ["apply a tree in parts", "take a tree in parts", "take inline", "publish", "recover", "delete"]
     ),
-    *itertools.product(["broken"], ["apply encoded", "take inline", "apply a tree in parts", "publish large"]),
-    *(("forked", "take"), ("cancelled", "publish in partitions")),
+    *itertools.product(
+        ["broken"],
+        [
+            *("apply encoded", "apply in parts", "apply a tree in parts", "take inline", "take large", "take in vain"),
+            *("set the step", "look", "publish large", "delete parameters"),
+        ],
+    ),
+    *itertools.product(
+        ["late"],
+        [
+            *("apply inline", "apply in parts", "apply late", "make room in parts", "take in vain", "open"),
+            *("set the quorum", "delete parameters"),
+        ],
+    ),
+    *(("flushed", "set the step"), ("flushed", "delete"), ("forked", "take"), ("killed", "set the step")),
+    *itertools.product(["interrupted"], ["apply again", "recover", "publish", "read"]),
+    *itertools.product(["cancelled"], ["look", "delete", "publish in partitions"]),
     *(("interrupted by TimeoutError", "take"), ("interrupted by ConnectionResetError", "apply in parts")),
     *(("interrupted by TimeoutError over TLS", "take"), ("cancelled", "stream")),
     *itertools.product(

@@ -161,7 +161,7 @@ class Builder(OtherPublisher):
         assert self.direct.step() == 3
 
 
-@pytest.mark.slow(keep="(Other|Builder).*partitions")
+@pytest.mark.slow(keep="Builder.*partitions")
 @pytest.mark.parametrize("name", ["publish", "publish in partitions"])
 @pytest.mark.parametrize(
     ("kind", "ways"),
@@ -180,6 +180,7 @@ def test_a_version_that_others_publish_meanwhile(everywhere, name, kind, ways):
     assert len(seen) > 1 or len(ways) == 1
 
 
+@pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("others", ["clean up", "wait", "take the round"])
 def test_a_process_that_is_suspended_between_two_leaves(

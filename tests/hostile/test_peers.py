@@ -89,7 +89,7 @@ def uses_of(world, others):
 WHERE = ["published", "dense partitions", "trained", "weighted sparse in place", "tree parts", "dense inline"]
 
 
-@pytest.mark.slow(keep="dense partitions")
+@pytest.mark.slow(keep="dense inline")
 @pytest.mark.parametrize("name", WHERE)
 def test_a_reply_of_another_form(
     name, forging, url, real_client, durations, caplog,

@@ -204,7 +204,7 @@ def some(places, first, everything):
 
 # Each kind of accumulator and each storage. `make check` has all pairs of them.
 USUAL = (
-    "published", "trained", "tree parts", "dense partitions", "unbounded in place", "integers in place", "int8 inline",
+    "published", "trained", "tree parts", "dense partitions", "unbounded in place", "int8 inline",
 )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ def said(caplog, text):
     return any(text in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow(keep="slot|bf16")
 @pytest.mark.parametrize(
     "options", [{}, {"partitions": 3}, {"encoding": "bfloat16"}], ids=["slot", "partitions", "bf16"]
 )
@@ -104,6 +105,7 @@ def test_everything_is_lost(disturbed, client, caplog, options):
         disturbed.finish(chief)
 
 
+@pytest.mark.slow
 def test_parts_of_the_version_are_lost(disturbed, client):
     """As if one node of a cluster came back without data while workers compute."""
     chief = disturbed.begin(partitions=3)
@@ -197,6 +199,7 @@ def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durat
         one.result(60)
 
 
+@pytest.mark.slow
 @pytest.mark.loses_data
 def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(
     disturbed, client, tmp_path, durations, until, caplog

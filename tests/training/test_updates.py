@@ -212,7 +212,7 @@ def run(updated, reducing, kind, name, size, *, reduced, **options):
     (one.run_with_reducers if reduced else one.run)(4)
 
 
-@pytest.mark.slow(keep="ema-several|nesterov-inline|amsgrad-inline")
+@pytest.mark.slow(keep="dense-adamw ema-several|(nesterov|amsgrad)-inline")
 @pytest.mark.parametrize(
     ("name", "size", "partitions", "reduced"),
     thorough(
@@ -250,6 +250,7 @@ def test_workers_fetch_parts_before_they_are_published(updated, reducing, ahead,
     one.run_with_reducers(5, wait_for_workers, where=ahead.url)
 
 
+@pytest.mark.slow(keep="valkey-3")
 @pytest.mark.forges
 @pytest.mark.parametrize("partitions", [None, 3])
 def test_forged_parts_of_the_next_version_do_no_harm(updated, reducing, ahead, until, partitions):
@@ -294,7 +295,7 @@ def differences_of(before, after):
     return [path for path, values in before.items() if values.tobytes() != after[path].tobytes()]
 
 
-@pytest.mark.slow(keep=r"weights.*(bfloat16|index).*True-3|SUM.*weights.*False-None")
+@pytest.mark.slow(keep=r"tables.*weights.*(bfloat16|index).*True-3|dense.*SUM.*weights.*False-None")
 @pytest.mark.parametrize(
     ("reduced", "partitions"),
     thorough(list(product([False, True], [None, 3])), usual=[(False, None), (True, 3)]),

@@ -328,6 +328,7 @@ def open_weights():
         yield lambda where, **options: opened.enter_context(redisacc.Parameters("w", redis=where, **options))
 
 
+@pytest.mark.slow(keep="1")
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, durations):
     master, replica = pair
@@ -351,6 +352,7 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
     assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
 
 
+@pytest.mark.slow(keep="3")
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_chief_with_an_optimizer_waits_for_replicas_to_have_an_update(pair, durations, until, tmp_path, partitions):
     master, replica = pair

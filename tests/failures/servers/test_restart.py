@@ -62,6 +62,7 @@ def open_kind(request, open_accumulator):
 
 
 # A large hash is read in pieces. A cursor means nothing to another server process, whose hash function is seeded anew.
+@pytest.mark.slow(keep="take|info")
 @pytest.mark.parametrize("operation", ["take", "peek", "info", "names"])
 @pytest.mark.servers("valkey", "redis7")
 def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemon, open_accumulator, operation):
