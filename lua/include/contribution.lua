@@ -2,10 +2,10 @@
 
 -- The field WORKER of the workers hash has the text "number": how many gradients of this worker are in the current
 -- round. Notes follow, each after a space: the traceparents of those that were traced, because takers link their spans;
--- and "name=value*weight" for each metric of a gradient.
+-- "name=value*weight" for each metric of a gradient; and "=JSON" for what the program keeps.
 
--- At most this many bytes of notes are kept for a worker, of which a gradient has at most 824. Later ones are dropped.
-local NOTES_BYTES = 896
+-- At most this many bytes of notes are kept for a worker, of which a gradient has at most 1850. Later ones are dropped.
+local NOTES_BYTES = 2048
 
 -- Returns a worker's number and its notes as text, or nil if the field holds what redisacc never writes.
 local function read_contribution(workers_key, worker)

@@ -1,12 +1,15 @@
-"""Metrics: numbers with names that travel with a gradient, such as its loss."""
+"""What travels with a gradient: metrics, which are numbers with names, such as its loss; and what a program keeps."""
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
+from typing import Any
 
 from redisacc._arrays.validation import unmasked
 from redisacc._text import shown
@@ -23,12 +26,17 @@ _NOTE = re.compile(_METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
 MOST_METRICS = 32
 MOST_BYTES = 768
 
+# What a program keeps has at most this many bytes, as JSON without spaces. Its note begins with a sign that no name of
+# a metric has.
+MOST_KEPT = 1024
+_KEPT = "="
+
 
 def metric_notes(metrics: object, weight: float) -> str:
-    """Returns the metrics of a gradient as they are stored with its worker: a note for each, separated by spaces.
+    """Returns what travels with a gradient as it is stored with its worker: notes, separated by spaces.
 
     Args:
-        metrics: a dict from names to numbers. None means there are none.
+        metrics: a dict from names to numbers; ``Means`` if the program keeps something. None means there are none.
         weight: the weight of the gradient.
 
     Raises:
@@ -45,6 +53,8 @@ def metric_notes(metrics: object, weight: float) -> str:
         raise InvalidArgumentError(
             f"metrics must have at most {MOST_BYTES} bytes in all, with their names and values as text, not {len(text)}"
         )
+    if isinstance(metrics, Means) and metrics.kept:
+        return f"{text} {_KEPT}{metrics.kept}".lstrip()
     return text
 
 
@@ -108,13 +118,15 @@ def parse_metrics(text: bytes) -> dict[str, float]:
 
 
 class Means(dict[str, float]):
-    """The mean of each metric of a round, by name.
+    """The mean of each metric of a round, by name, or the metrics of one gradient.
 
     Attributes:
         ranges: the smallest and the largest value of each metric whose values are not all the same.
+        kept: what the program keeps, as ``kept_text`` makes it; "": this brings nothing new.
     """
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    kept: str = ""
 
 
 def mean_metrics(notes: Iterable[bytes]) -> Means:
@@ -128,7 +140,14 @@ def mean_metrics(notes: Iterable[bytes]) -> Means:
             metric is left out: any client may have written it.
     """
     sums: dict[str, tuple[float, float, float, float]] = {}
+    kept: str = ""
     for note in notes:
+        if note.startswith(_KEPT.encode()) and not kept:
+            with suppress(ValueError):
+                text = note[1:].decode("ascii")
+                parse_kept(text)
+                kept = text
+            continue
         found = _NOTE.fullmatch(note)
         if found is None:
             continue
@@ -145,4 +164,52 @@ def mean_metrics(notes: Iterable[bytes]) -> Means:
         {name: min(max(total / whole, low), high) for name, (total, whole, low, high) in sorted(sums.items())}
     )
     means.ranges = {name: (low, high) for name, (_, _, low, high) in sums.items() if low != high}
+    means.kept = kept
     return means
+
+
+def kept_text(value: object) -> str:
+    """Returns what a program keeps as JSON in ASCII, without spaces.
+
+    Raises:
+        InvalidArgumentError: it holds something else than numbers, texts, lists and dicts, or it is too long.
+    """
+    try:
+        text = json.dumps(_kept(value, "value"), separators=(",", ":")).replace(" ", r"\u0020")
+    except RecursionError:
+        raise InvalidArgumentError("value must not be nested so deeply, or contain itself") from None
+    if len(text) > MOST_KEPT:
+        raise InvalidArgumentError(
+            f"value must have at most {MOST_KEPT} bytes as JSON, not {len(text)}: it is for numbers and short texts, "
+            "and arrays belong in the state or in a file"
+        )
+    return text
+
+
+def _kept(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidArgumentError(f"{path} must have texts as keys, not {shown(key)}")
+        return {key: _kept(each, f"{path}[{shown(key)}]") for key, each in value.items()}
+    if type(value) is list:
+        return [_kept(each, f"{path}[{n}]") for n, each in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InvalidArgumentError(
+        f"{path} must be None, True, False, a number, a text, or a list or dict of these, not {type(value).__name__}"
+    )
+
+
+def parse_kept(text: str) -> Any:
+    """Returns what a program keeps, given its text; None if that is empty.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    if len(text) > MOST_KEPT or " " in text:
+        raise ValueError("it is too long, or has spaces")
+    try:
+        return json.loads(text) if text else None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors
 
+from redisacc._arrays.metrics import parse_kept
 from redisacc._arrays.validation import Array
 from redisacc._checkpoints.address import Place
 from redisacc._format.leaves import Leaf, Schema
@@ -67,12 +68,14 @@ class Checkpoint:
         step: the step of its parameters.
         parameters: the tree.
         state: the chief's state, a tree or None.
+        kept: what the program keeps, as text; "": nothing.
     """
 
     name: str
     step: int
     parameters: Any
     state: Any
+    kept: str = ""
 
 
 def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
@@ -88,6 +91,8 @@ def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
         CorruptDataError: the library does not read what was written.
     """
     metadata = {"format": f"redisacc {FORMAT}", "name": checkpoint.name, "step": str(checkpoint.step)}
+    if checkpoint.kept:
+        metadata["kept"] = checkpoint.kept
     tensors: list[tuple[str, Leaf, Array]] = []
     for what, tree in ((PARAMETERS, checkpoint.parameters), (STATE, checkpoint.state)):
         if tree is None and what == STATE:
@@ -268,9 +273,10 @@ def read_file(path: Place) -> Checkpoint:
             raise ValueError(f"step {step} is no int64")
         parameters = _tree(PARAMETERS, metadata, found)
         state = _tree(STATE, metadata, found) if STATE in metadata else None
+        parse_kept(kept := metadata.get("kept", ""))
     except (KeyError, ValueError) as error:
         raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
-    return Checkpoint(metadata.get("name", ""), step, parameters, state)
+    return Checkpoint(metadata.get("name", ""), step, parameters, state, kept)
 
 
 def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, bytearray]) -> Any:

@@ -22,6 +22,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
+from redisacc._arrays.metrics import parse_kept
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys, parse_partitions
 from redisacc._format.leaves import ALIGNMENT, Flat, Layout, Schema, ranges_text
@@ -297,6 +298,7 @@ class ParameterRecord:
         step: its step.
         finished: whether it is the last one, as far as its publisher has said.
         encoding: how its elements of float32 are stored, one of ENCODINGS.
+        kept: what the program keeps, as text; "": nothing.
     """
 
     # The fields, and what their absence means. None means all records have them.
@@ -306,6 +308,7 @@ class ParameterRecord:
         "encoding": b"float32",
         "partitions": b"",
         "slots": b"",
+        "kept": b"",
     }
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes | None]) -> None:
@@ -330,6 +333,8 @@ class ParameterRecord:
         self.version = parsed(keys.record, "version", texts["version"], _id)
         self.step = parsed(keys.record, "step", texts["step"], parse_int64)
         self.finished = texts["finished"] == "1"
+        self.kept = texts["kept"]
+        parsed(keys.record, "kept", self.kept, parse_kept)
         self._texts = texts
 
     @classmethod

@@ -226,13 +226,13 @@ class Parameters(Closing):
         """
         self._publish(tree, step, changed, state, finished)
 
-    def _restore(self, tree: Any, step: int, *, state: Any = None) -> None:
+    def _restore(self, tree: Any, step: int, *, state: Any = None, kept: str) -> None:
         """Publishes a version that the server has lost, with the incarnation that this handle has seen.
 
         Raises:
             NotFoundError: the parameters were not lost but deleted, or others were published meanwhile.
         """
-        self._publish(tree, step, None, state, False, restores=True)
+        self._publish(tree, step, None, state, False, kept=kept, restores=True)
 
     def _forget(self) -> None:
         """Makes this handle one on whatever is published under its name now."""
@@ -252,12 +252,13 @@ class Parameters(Closing):
         finished: object,
         *,
         ended: EndedRound | None = None,
+        kept: str | None = None,
         restores: bool = False,
     ) -> None:
         number = validation.integer(step, "step")
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
-        wanted = self._publisher.check(tree, number, changed, state, finished=finished, ended=ended)
+        wanted = self._publisher.check(tree, number, changed, state, finished=finished, ended=ended, kept=kept)
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
             operation.note_step(number, "step")

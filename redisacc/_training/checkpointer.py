@@ -50,12 +50,12 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
     if updated is not None and updated.model.is_mean:
         found = ParameterReader(transport, ParameterKeys(name + SNAPSHOT)).latest_with_state()
         is_its = found is not None and training_of(found[2]) in ("", updated.record.incarnation)
-        return Checkpoint(name, found[0].step, *found[1:]) if found is not None and is_its else None
+        return Checkpoint(name, found[0].step, *found[1:], found[0].kept) if found is not None and is_its else None
     found = ParameterReader(transport, ParameterKeys(name)).latest_with_state()
     if found is None:
         return None
     record, tree, published = found
-    return Checkpoint(name, record.step, *unpacked(tree, published, name))
+    return Checkpoint(name, record.step, *unpacked(tree, published, name), record.kept)
 
 
 def training_of(state: Any) -> str | None:

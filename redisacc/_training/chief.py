@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self, Unpack
 
 from redisacc._arrays import validation
+from redisacc._arrays.metrics import Means
 from redisacc._arrays.results import Round
 from redisacc._arrays.trees import as_arrays
 from redisacc._arrays.weights import is_nothing
@@ -404,12 +405,13 @@ class Chief(Reconciliation):
         tree, state = as_arrays(parameters, "parameters"), as_arrays(state, "state")
         stored, taken, ended = pack_state(self._parameters, tree, state), found.round, found.ended
         ended.past = history_text(step - 1, taken.num_accumulated, taken.metrics)
+        kept = found.round.metrics.kept if isinstance(found.round.metrics, Means) else ""
         # If the network was away for longer than the lease, a successor may have published this step and later ones.
         self._make(
-            lambda: self._parameters._publish(tree, step, changed, stored, is_last, ended=ended),
+            lambda: self._parameters._publish(tree, step, changed, stored, is_last, ended=ended, kept=kept or None),
             f"to publish step {step}",
         )
-        weights.keep(step, tree, state)
+        weights.keep(step, tree, state, kept or weights.kept)
         self._advance(finished=is_last)
         self._is_with_program = False
         if not ended.has_ended:

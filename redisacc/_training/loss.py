@@ -228,7 +228,7 @@ class Claimant:
         if reply.outcome == "claimed" and reply.place == self._place and latest is not None and self._may_publish:
             step, tree = latest
             try:
-                self._parameters._restore(tree, step)
+                self._parameters._restore(tree, step, kept=self._parameters._reader.kept)
             except RedisAccError as error:
                 self._may_publish = False
                 # The chief must not wait for it.

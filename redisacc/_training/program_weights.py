@@ -104,6 +104,7 @@ class ProgramWeights:
         step: the step of the weights.
         tree: the weights.
         state: the program's state.
+        kept: what it keeps, as text.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -112,6 +113,7 @@ class ProgramWeights:
         self.step = 0
         self.tree: Any = None
         self.state: Any = None
+        self.kept = ""
 
     def learn(self) -> None:
         """Reads what is published.
@@ -121,15 +123,16 @@ class ProgramWeights:
             DataLossError: a part of it is lost.
         """
         step, sent, tree, state = read_exact(self._parameters)
-        self.keep(step, _own(sent) if tree is sent else tree, state)
+        self.keep(step, _own(sent) if tree is sent else tree, state, self._parameters._reader.kept)
 
-    def keep(self, step: int, tree: Any, state: Any) -> None:
+    def keep(self, step: int, tree: Any, state: Any, kept: str) -> None:
         """Notes what is published."""
-        self.step, self.tree, self.state = step, tree, state
+        self.step, self.tree, self.state, self.kept = step, tree, state, kept
 
     def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:  # noqa: ARG002 - see ``Updating``
         """Publishes the version again whose parts, or which itself, the server has lost. Returns True."""
-        self._parameters._restore(self.tree, self.step, state=pack_state(self._parameters, self.tree, self.state))
+        state = pack_state(self._parameters, self.tree, self.state)
+        self._parameters._restore(self.tree, self.step, state=state, kept=self.kept)
         return True
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:

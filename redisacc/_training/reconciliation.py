@@ -70,7 +70,8 @@ class LeadOptions:
         standby: whether to wait while another process leads.
         here: the place of this process in a run.
         stops: whether this process is to lead no longer.
-        own: returns the step and the weights that the worker in this process has, and their incarnation; or None.
+        own: returns the step and the weights that the worker in this process has, their incarnation, and what the
+            program keeps; or None.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
         saved: returns what the training continues with if the server has nothing newer; unless ``checkpoint`` is given.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
@@ -88,7 +89,7 @@ class LeadOptions:
     standby: bool
     here: Place
     stops: Callable[[], bool] = field(default=lambda: False)
-    own: Callable[[], tuple[int, Any, str] | None] = field(default=lambda: None)
+    own: Callable[[], tuple[int, Any, str, str] | None] = field(default=lambda: None)
     snapshot: Callable[[], int | None] = field(default=lambda: None)
     saved: Callable[[], Checkpoint | None] = field(default=lambda: None)
     brings: Callable[[str, int, Array], None] | None = None
@@ -428,9 +429,9 @@ class Reconciliation(Participant):
         self._has_seen_both = self._view.has_quorum = False
         self._view.may_be_left = True
 
-    def _publish(self, tree: Any, step: int, state: Any) -> None:
+    def _publish(self, tree: Any, step: int, state: Any, kept: str) -> None:
         self._begin_anew()
-        self._parameters._restore(tree, step, state=pack_state(self._parameters, tree, state))
+        self._parameters._restore(tree, step, state=pack_state(self._parameters, tree, state), kept=kept)
 
     def _restore_saved(self) -> None:
         saved, published = self._saved, self._view.published
@@ -442,15 +443,15 @@ class Reconciliation(Participant):
             "nothing" if published is None else f"step {published}, which is older",
             saved.step,
         )
-        self._publish(saved.parameters, saved.step, saved.state)
+        self._publish(saved.parameters, saved.step, saved.state, saved.kept)
 
     def _restore_own(self) -> None:
         own, self._is_rescued = self._options.own(), True
         if own is not None:
-            step, tree, incarnation = own
+            step, tree, incarnation, kept = own
             # The other workers go on with what they have seen, and not with another training.
             self._parameters._reader.incarnation = incarnation
-            self._publish(tree, step, None)
+            self._publish(tree, step, None, kept)
 
     def _begin(self) -> None:
         assert self._given is not None
@@ -464,7 +465,7 @@ class Reconciliation(Participant):
         else:
             tree, state = as_arrays(tree, "parameters"), as_arrays(state, "state")
             self._parameters.publish(tree, 0, state=pack_state(self._parameters, tree, state))
-            self._weights.keep(0, tree, state)
+            self._weights.keep(0, tree, state, "")
         self._has_learned()
 
     def _learn(self) -> None:

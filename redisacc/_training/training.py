@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, SupportsFloat, Unpack
 
 from redisacc._arrays import validation
+from redisacc._arrays.metrics import kept_text, parse_kept
 from redisacc._arrays.results import ApplyResult, Round
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import REST, SNAPSHOT, Keys
@@ -472,6 +473,46 @@ class Training(Closing):
         if found is None:
             raise NotFoundError(f"nothing has been published under the name {shown(self.shared_name)}")
         return found
+
+    def keep(self, value: Any) -> None:
+        """Keeps a small value of the program, such as the best accuracy, in place of what it has kept before.
+
+        It is sent with the next gradient of this process (``apply``, ``skip`` or ``commit``), and published with the
+        step that the gradient is in, in the same instant as the parameters. So both are of the same step, also after
+        all processes were killed, and in checkpoints. If several processes keep something in the same step, the value
+        of the lowest number counts.
+
+        Args:
+            value: None, True, False, a number, a text, or lists and dicts of these, whose keys are texts. At most 1024
+                bytes as JSON.
+
+        Raises:
+            InvalidArgumentError: it is something else, and the message names where; or this process only leads.
+        """
+        text = kept_text(value)
+        if self._worker is None:
+            raise InvalidArgumentError("keep() needs a process that works, because a gradient brings the value")
+        self._worker._keep_text(text)
+
+    def kept(self) -> Any:
+        """Returns what the program keeps: what this process is about to send, else what came with the parameters.
+
+        Ask for it in the loop over ``steps()``, which sends nothing: a training that is to continue with a checkpoint
+        has nothing before the loop. Outside of the loop, this blocks for a round trip.
+
+        Returns:
+            The value, which you may change; only ``keep`` publishes the change. None if there is none.
+
+        Raises:
+            NotFoundError: the training was deleted.
+            ServerUnavailableError: no server answers.
+        """
+        worker = self._worker
+        if worker is not None and worker._step is not None and not self._stops.is_set():
+            # A worker that is late has parameters of an earlier step than those that are published.
+            return parse_kept(worker._pending or worker._parameters._reader.kept)
+        record = self._published._reader.poll()
+        return None if record is None else parse_kept(record.kept)
 
     def finish(self) -> None:
         """Ends the training: the loops of all processes end, within a second. A round that is complete still counts.

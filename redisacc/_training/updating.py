@@ -178,7 +178,7 @@ class Updating:
             build = known.model.schema.structure.build
             tree, slots = build(weights), {slot: build(of) for slot, of in leaves.items()}
             state = pack_state(handle, tree, {UPDATES: np.array(known.updates), **slots})
-            handle._restore(tree, known.step, state=state)
+            handle._restore(tree, known.step, state=state, kept=self.kept)
             return False
         record = publish_whole(
             handle._transport,
@@ -196,7 +196,7 @@ class Updating:
         known = KnownVersion.of(record)
         if self._known is not None:
             self._commits.rename(self._known, known)
-        self._record, self._known = record, known
+        self._record, self._known, self.kept = record, known, record.record.kept
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
@@ -251,6 +251,7 @@ class Updating:
             return False
         # From now on, this is what a server loses that loses its data.
         self._known = self._version.following(self._commits.version, self._commits.updates)
+        self.kept = self._commits.kept or self.kept
         self._note(reply)
         return True
 
@@ -273,4 +274,4 @@ class Updating:
                 f"parameters {shown(self._keys.name)}: the server has lost step {self.step}, and is at step "
                 f"{found.record.step}"
             )
-        self._record, self._known = found, KnownVersion.of(found)
+        self._record, self._known, self.kept = found, KnownVersion.of(found), found.record.kept

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, SupportsFloat, TypeVar
 
 from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding
+from redisacc._arrays.metrics import Means
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.weights import checked_weight
 from redisacc._clock import clock, durations
@@ -193,6 +194,8 @@ class Worker(Participant):
         # The step of the parameters that the loop got last; and what was applied in it.
         self._step: int | None = None
         self._applied: Given | None = None
+        # What the program keeps, as text, until it is published; and whether a gradient of this step has it.
+        self._pending, self._has_sent = "", False
         # Whether a gradient of this step was refused because of NaN; and how many were skipped for that.
         self._has_refused, self._skipped = False, 0
         self._next_check = self._next_look = 0.0
@@ -215,10 +218,10 @@ class Worker(Participant):
         return given
 
     @property
-    def _latest(self) -> tuple[int, Any, str] | None:
-        """The step and the parameters that this worker has got last, and their incarnation."""
+    def _latest(self) -> tuple[int, Any, str, str] | None:
+        """The step and the parameters that this worker has got last, their incarnation, and what the program keeps."""
         latest = self._claimant.latest
-        return None if latest is None else (*latest, self._claimant.incarnation)
+        return None if latest is None else (*latest, self._claimant.incarnation, self._parameters._reader.kept)
 
     @property
     def workers(self) -> int:
@@ -314,6 +317,8 @@ class Worker(Participant):
             self._upload.end()
             if self._step is not None:
                 exit_code.advanced()
+            if self._has_sent:
+                self._pending, self._has_sent = "", False
             self._step, self._applied, self._has_refused = step, None, False
             self._claimant.latest = step, tree
             # Another chief may need another number.
@@ -628,7 +633,20 @@ class Worker(Participant):
         gradients = self._made(self._gradients, "to open the accumulator")
         return gradient_as_encoded(gradients, gradient, weight)
 
+    def _keep_text(self, text: str) -> None:
+        """Sends what the program keeps with the next gradient."""
+        self._pending, self._has_sent = text, False
+
     def _apply(self, given: Given, step: int, upload: OpenUpload | None = None) -> ApplyResult:
+        if self._pending and isinstance(given.metrics, Mapping | None):
+            metrics: Any = Means(given.metrics or {})  # type: ignore[arg-type]
+            metrics.kept = self._pending
+            given = given._replace(metrics=metrics)
+        result = self._applied_to_round(given, step, upload)
+        self._has_sent = bool(self._pending) and result.outcome != "stale"
+        return result
+
+    def _applied_to_round(self, given: Given, step: int, upload: OpenUpload | None) -> ApplyResult:
         def attempt() -> ApplyResult:
             gradients = self._gradients()
             if upload is not None and upload.streamed is not None:

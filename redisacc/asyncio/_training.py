@@ -181,6 +181,8 @@ class Training(Handle[training.Training]):
         """Does what :meth:`redisacc.Training.begin` does, and is to be awaited."""
         return Upload(await self.waits.run(self.blocking.begin), self.waits)
 
+    keep = awaited(training.Training.keep)
+    kept = awaited(training.Training.kept)
     latest = awaited(training.Training.latest)
     latest_state = awaited(training.Training.latest_state)
     history = awaited(training.Training.history)

@@ -99,6 +99,8 @@ class MeanSteps:
         self._snapshot_bytes = 0
         # The training that the last snapshot is of; and parameters that never change, as it has them.
         self._incarnation = ""
+        # What the program keeps, as text, with the weights of this step.
+        self._kept = ""
         self._frozen: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._training: Training
@@ -128,9 +130,12 @@ class MeanSteps:
         training, file, found = self._training, self._newest(), None
         if training._published.step() is None:
             found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
-        steps = [found[0].step] if found is not None and not training_of(found[2]) else []
-        steps += [] if file is None else [file.step]
-        return Checkpoint(training.shared_name, max(steps), self.gradients(), None) if steps else None
+        steps = [(found[0].step, found[0].kept)] if found is not None and not training_of(found[2]) else []
+        steps += [] if file is None else [(file.step, file.kept)]
+        if not steps:
+            return None
+        step, kept = max(steps)
+        return Checkpoint(training.shared_name, step, self.gradients(), None, kept)
 
     def _newest(self) -> Checkpoint | None:
         """Returns the newest checkpoint."""
@@ -174,6 +179,9 @@ class MeanSteps:
             InvalidArgumentError: processes disagree on the options of this step, which changes no weights.
         """
         self._leads = self._training.leads or (finished and (self._leads or self._training.number == 0))
+        worker = self._training._worker
+        assert worker is not None
+        self._kept = (self._training._published if finished else worker._parameters)._reader.kept
         if self.step < 0 or not step - 1 <= self.step <= step:
             self._catch_up(step)
         if self.step < step:
@@ -325,8 +333,8 @@ class MeanSteps:
         trained = {*self._tensors.values()}
         return {name: each for name, each in every.items() if isinstance(each, torch.Tensor) and each not in trained}
 
-    def _copied(self) -> tuple[dict[str, Any], Any, dict[str, int]]:
-        """Returns a snapshot of this moment: the weights and buffers; the state; and what never changes."""
+    def _copied(self) -> tuple[dict[str, Any], Any, str, dict[str, int]]:
+        """Returns a snapshot of this moment: weights and buffers; the state; what is kept; and what never changes."""
         others = self._others()
         tree = {name: as_array(each).copy() for name, each in {**self._tensors, **others}.items()}
         frozen = {
@@ -339,13 +347,13 @@ class MeanSteps:
             TRAINING: self._marker(),
         }
         self._snapshot_bytes = self._bytes + sum([each.nbytes for each in flatten_arrays(state, "state")[1]])
-        return tree, state, frozen
+        return tree, state, self._kept, frozen
 
     def _marker(self) -> Array:
         return np.frombuffer(self._reader.incarnation.encode(), np.uint8)
 
     def _publish(
-        self, step: int, tree: dict[str, Any], state: Any, frozen: dict[str, int], *, finished: bool = False
+        self, step: int, tree: dict[str, Any], state: Any, kept: str, frozen: dict[str, int], *, finished: bool = False
     ) -> None:
         snapshots, incarnation = self._snapshots, self._reader.incarnation
         try:
@@ -360,7 +368,7 @@ class MeanSteps:
                 same: dict[str, Any] = {
                     name: [] for name, version in frozen.items() if self._frozen.get(name) == version
                 }
-                snapshots.publish(tree, step, state=state, changed=same)
+                snapshots._publish(tree, step, same, state, False, kept=kept)
             self._incarnation, self._frozen = incarnation, frozen
             self._training.snapshot = max(step, last or 0)
             if self._checkpointer is not None:
@@ -394,7 +402,7 @@ class MeanSteps:
                 if training_of(found[2]) in ("", self._reader.incarnation):
                     return found[0].step, found[1], state
             if file is not None and file.step == step:
-                self._publish(step, file.parameters, {**file.state, TRAINING: self._marker()}, {})
+                self._publish(step, file.parameters, {**file.state, TRAINING: self._marker()}, file.kept, {})
             elif training.number == 0 and step == 0:
                 self.step = 0
                 self._publish_now(0)

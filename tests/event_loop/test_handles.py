@@ -84,6 +84,17 @@ async def test_a_training(real_server):
         await chief.delete()
 
 
+async def test_what_a_training_keeps(real_server):
+    options = {"optimizer": redisacc.optim.SGD(0.1), "workers": 1, "redis": real_server.url}
+    async with redisacc.asyncio.Training("train", {"w": np.zeros(2)}, **options) as training:
+        async for step, weights in training.steps(until=3):
+            assert await training.kept() == (step or None)
+            await training.keep(step + 1)
+            await training.apply(weights)
+        assert await training.kept() == 3
+        await training.delete()
+
+
 async def test_a_handle_is_opened_by_await_as_well(real_server):
     handle = accumulator(real_server.url)
     with pytest.raises(

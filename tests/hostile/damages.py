@@ -46,6 +46,7 @@ WORDS = {
     "shape": NO_SHAPES,
     "declared": (*NO_SHAPES[2:-3], NO_SHAPES[-1]),
     "structure": NO_LEAVES,
+    "kept": (b"{", b"[1, 2]", b"x", b'"' + b"x" * 1024 + b'"', b"[" * 1024),
     "metrics": (b"loss", b"loss=", b"=1", b"loss=x"),
     "partitions": (b"0", b"0,0", b"0,1,", b"01,2", b"-1,2", b"1,x", b"99999,2", b"0," * 5000),
     "staleness": (b"0", b"0:", b":1", b"0:9", b"9:2", b"0:1,0:1", b"1:1,0:1", b"0:-1", b"0:1," * 2000),

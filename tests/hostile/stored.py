@@ -105,6 +105,7 @@ STORED = {
         "encoding": "encoding?",
         "finished": "number?~",
         "finished_by": "id?~",
+        "kept": "kept?",
         "workers": "number?~",
         "until": "step?~",
         "history_latest": "history?",

@@ -36,10 +36,15 @@ scheduler = optimizer.resume(
 loader = DataLoader(data, 5, sampler=optimizer.sampler(data, 5))
 for _ in range(int(epochs)):
     for x, y in loader:
+        # Whatever was killed, it is of the step of the weights.
+        kept = optimizer.training.kept() or {"step": 0}
+        assert kept["step"] == optimizer.training_step
+        optimizer.training.keep({"step": kept["step"] + 1})
         cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
         print("leads" if optimizer.training.leads else "works", optimizer.training_step, flush=True)
+assert optimizer.training.kept() == {"step": optimizer.training_step}
 weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
 print("ends", optimizer.training_step, hashlib.sha256(weights).hexdigest(), flush=True)

@@ -41,6 +41,8 @@ def trained(wrap, until, number=None, **options):
         while not optimizer.finished:
             x, y = batch(optimizer.training_step, optimizer.training.number)
             cross_entropy(model(x), y).backward()
+            assert (optimizer.training.kept() or 0) == optimizer.training_step
+            optimizer.training.keep(optimizer.training_step + 1)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

@@ -74,7 +74,7 @@ def run(url, workers, kills, **variables):
 def test_kills_change_no_bit(real_server, real_client):
     undisturbed = run(real_server.url, 2, ())
     real_client.flushall()
-    disturbed = run(real_server.url, 2, [("leads", 7), ("sends", 9), ("works", 12), ("sends", 17), ("leads", 23)])
+    disturbed = run(real_server.url, 2, [("leads", 7), ("sends", 9), ("all", 12), ("sends", 17), ("leads", 23)])
     # 8 epochs of 50 examples, 10 in a step.
     assert {step for step, _ in undisturbed} == {40}
     assert undisturbed == [undisturbed[0]] * 2

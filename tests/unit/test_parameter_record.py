@@ -15,7 +15,7 @@ V = "0123456789abcdef"
 
 
 def manifest_of(*, full=f"{V}-full:5:5:0-1", rows="", state="", slots="", since="0", step="5"):
-    texts = ("1", "incarnation", V, step, full, rows, since, state, "0", "float32", "", slots)
+    texts = ("1", "incarnation", V, step, full, rows, since, state, "0", "float32", "", slots, "")
     record = ParameterRecord.parse(KEYS, [text.encode() for text in texts])
     return record, record.manifest(SCHEMA)
 

@@ -52,6 +52,7 @@ class Wanted:
         state: the publisher's state: its schema and its leaves; None if there is none.
         finished: whether it is the last version.
         round: the round that it follows from, which ends in the same instant; None means it follows from none.
+        kept: what the program keeps from now on, as text; None means the same as before.
     """
 
     tree: object
@@ -62,6 +63,7 @@ class Wanted:
     state: tuple[Schema, Sequence[Array]] | None
     finished: bool
     round: EndedRound | None = None
+    kept: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Publisher:
         *,
         finished: bool = False,
         ended: EndedRound | None = None,
+        kept: str | None = None,
     ) -> Wanted:
         """Checks the arguments of a caller, and returns the version to publish.
 
@@ -140,7 +143,7 @@ class Publisher:
         self._reader.note_given("tree", schema.structure)
         if given is not None:
             self._reader.note_given("state", given[0].structure)
-        return Wanted(tree, schema, arrays, step, rows, given, finished, ended)
+        return Wanted(tree, schema, arrays, step, rows, given, finished, ended, kept)
 
     def publish(self, wanted: Wanted, publisher: str, *, restores: bool = False) -> None:
         """Publishes a version.
@@ -350,6 +353,7 @@ class Publisher:
             removed=planned.removed,
             finished=wanted.finished,
             round=wanted.round,
+            kept=wanted.kept,
         )
 
     def _agreed(self, wanted: Wanted) -> Wanted:

@@ -57,6 +57,8 @@ class ParameterReader:
         self._schema: Schema | None = None
         # "tree" or "state" → the structure that the program has given, in whose form it gets what is read.
         self.given: dict[str, Structure] = {}
+        # What the program keeps, as text, with the version that was read last.
+        self.kept = ""
         # The step that a wait has seen last, and how many events had been heard before.
         self.seen: tuple[int, int] | None = None
         # Guards what follows.
@@ -241,6 +243,7 @@ class ParameterReader:
             CorruptDataError: redisacc did not write it.
         """
         schema = self.schema()
+        self.kept = record.kept
         with self._lock:
             if self._process != os.getpid():
                 # What another thread of the parent was writing to may be half-done.

@@ -102,6 +102,7 @@ class Version:
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
         finished: whether it is the last one.
         round: the round from which it follows, which ends when it is published; None means it belongs to none.
+        kept: what the program keeps from now on, as text; None means the same as before.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Version:
     removed: Sequence[Blob]
     finished: bool = False
     round: EndedRound | None = None
+    kept: str | None = None
 
     @cached_property
     def brought(self) -> list[Blob]:
@@ -133,6 +135,8 @@ class Version:
         fields = [*self.manifest.fields(), "publisher", self.publisher, "encoding", self.encoding, *self.fields]
         if self.finished:
             fields += ["finished", "1"]
+        if self.kept is not None:
+            fields += ["kept", self.kept]
         if not self.follows.previous:
             fields += ["format", FORMAT, "structure", self.schema.text]
             fields += ["leaves", str(len(self.schema.leaves)), "bytes", str(self.schema.nbytes)]

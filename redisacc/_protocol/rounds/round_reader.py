@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from redisacc._arrays.metrics import Means
 from redisacc._arrays.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
@@ -53,7 +54,7 @@ class RoundContents:
     inline: Fields
     workers: dict[str, int]
     traces: list[TraceParent]
-    metrics: dict[str, float]
+    metrics: Means
 
 
 def read_commands(of: RoundKeys) -> list[Command]:

@@ -148,6 +148,8 @@ class Committer:
         self._round: _Round | None = None
         # The means of the metrics of the round that was used last.
         self.metrics: dict[str, float] = {}
+        # What the program has kept in it, as text; "": nothing new.
+        self.kept = ""
         # How many updates the state of the version that was published last has seen.
         self.updates = 0
         self._patience = Patience()
@@ -282,10 +284,10 @@ class Committer:
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
         if self._round is not None and self._round.found is found:
-            self.metrics = self._round.contents.metrics
+            self.metrics, self.kept = self._round.contents.metrics, self._round.contents.metrics.kept
             return self._round
         contents, shape = self._taker.contents(found)
-        self.metrics = contents.metrics
+        self.metrics, self.kept = contents.metrics, contents.metrics.kept
         granted, buffered = found.granted, contents.buffered
         in_parts = (
             not contents.sums
@@ -518,6 +520,7 @@ class Committer:
                 removed=removed,
                 finished=update.finished,
                 round=update.of.ended,
+                kept=self.kept or None,
             ),
             before=stored,
             after=[update_command(model.keys)],

@@ -98,7 +98,7 @@ def _publish(
         before = parameters.step()
         try:
             if (before is None or before <= found.step) and not is_snapshot:
-                parameters.publish(found.parameters, found.step, state=found.state)
+                parameters._publish(found.parameters, found.step, None, found.state, False, kept=found.kept)
                 return before
             reason = f"step {before} is published" + ("" if is_snapshot else f", which is later than step {found.step}")
         except ConflictError as error:
@@ -113,5 +113,5 @@ def _publish(
         if is_snapshot:
             parameters.delete()
             parameters._forget()
-        parameters.publish(found.parameters, found.step, state=found.state)
+        parameters._publish(found.parameters, found.step, None, found.state, False, kept=found.kept)
     return before
