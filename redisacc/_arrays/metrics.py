@@ -26,10 +26,11 @@ _NOTE = re.compile(_METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
 MOST_METRICS = 32
 MOST_BYTES = 768
 
-# What a program keeps has at most this many bytes, as JSON without spaces. Its note begins with a sign that no name of
-# a metric has.
+# What a program keeps has at most this many bytes, as JSON without spaces. Its note, and that of a digest, begin with
+# signs that no name of a metric has.
 MOST_KEPT = 1024
 _KEPT = "="
+_DIGEST = re.compile(rb"~([0-9a-f]{16})", re.ASCII)
 
 
 def metric_notes(metrics: object, weight: float) -> str:
@@ -53,9 +54,9 @@ def metric_notes(metrics: object, weight: float) -> str:
         raise InvalidArgumentError(
             f"metrics must have at most {MOST_BYTES} bytes in all, with their names and values as text, not {len(text)}"
         )
-    if isinstance(metrics, Means) and metrics.kept:
-        return f"{text} {_KEPT}{metrics.kept}".lstrip()
-    return text
+    if isinstance(metrics, Means):
+        text += f" ~{metrics.digest}" * bool(metrics.digest) + f" {_KEPT}{metrics.kept}" * bool(metrics.kept)
+    return text.lstrip()
 
 
 def metric_name(name: object) -> str:
@@ -123,9 +124,12 @@ class Means(dict[str, float]):
     Attributes:
         ranges: the smallest and the largest value of each metric whose values are not all the same.
         kept: what the program keeps, as ``kept_text`` makes it; "": this brings nothing new.
+        digest: the digest of the gradient, 16 hexadecimal digits; of a round, one that two of its gradients have; "":
+            there is none.
     """
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    digest: str = ""
     kept: str = ""
 
 
@@ -140,8 +144,12 @@ def mean_metrics(notes: Iterable[bytes]) -> Means:
             metric is left out: any client may have written it.
     """
     sums: dict[str, tuple[float, float, float, float]] = {}
-    kept: str = ""
+    kept, digests, repeated = "", set[bytes](), b""
     for note in notes:
+        if digest := _DIGEST.fullmatch(note):
+            repeated = repeated or digest[1] * (digest[1] in digests)
+            digests.add(digest[1])
+            continue
         if note.startswith(_KEPT.encode()) and not kept:
             with suppress(ValueError):
                 text = note[1:].decode("ascii")
@@ -164,7 +172,7 @@ def mean_metrics(notes: Iterable[bytes]) -> Means:
         {name: min(max(total / whole, low), high) for name, (total, whole, low, high) in sorted(sums.items())}
     )
     means.ranges = {name: (low, high) for name, (_, _, low, high) in sums.items() if low != high}
-    means.kept = kept
+    means.kept, means.digest = kept, repeated.decode()
     return means
 
 

@@ -215,7 +215,7 @@ class Chief(Reconciliation):
     def _lead(self, shared_name: str, options: LeadOptions) -> None:
         super().__init__(shared_name, options)
         self._next_look = 0.0
-        self._is_disturbed = False
+        self._is_disturbed = self._has_warned = False
         with self._closed_on_failure():
             self._make(lambda: None, "to begin the training")
         workers, there = options.quorum.workers or options.quorum.least, options.here.workers
@@ -467,8 +467,20 @@ class Chief(Reconciliation):
         self._aim(until)
         while (found := self._round()) is not None:
             if self._commit(found):
+                self._look_for_same_data()
                 yield self._weights.step
         self._end()
+
+    def _look_for_same_data(self) -> None:
+        """Warns once if workers of ``redisacc.torch``, which send digests, have computed the same gradient."""
+        if isinstance(self._weights, Updating) and self._weights.metrics.digest and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "in step %d, two processes have sent the same gradient, so they have computed it with the same "
+                "examples, which is no faster than one process. Give the DataLoader sampler=optimizer.sampler(data, "
+                "batch_size)",
+                self._weights.step - 1,
+            )
 
     def _aim(self, last: int | None) -> None:
         """Begins a loop. If the training is finished, but its last step is to be a later one, continues it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays import validation
+from redisacc._arrays.metrics import Means
 from redisacc._arrays.validation import Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
@@ -112,7 +113,7 @@ class Updating:
         return self._version.step
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Means:
         """The means of the metrics of the last round that was used."""
         return self._commits.metrics
 
@@ -242,7 +243,7 @@ class Updating:
         """
         assert self._record is not None
         # If somebody else has used the round, nothing is known of it.
-        self._commits.metrics = {}
+        self._commits.metrics = Means()
         if self._record.record.step != self.step:
             self.refresh()
             return True
@@ -251,7 +252,7 @@ class Updating:
             return False
         # From now on, this is what a server loses that loses its data.
         self._known = self._version.following(self._commits.version, self._commits.updates)
-        self.kept = self._commits.kept or self.kept
+        self.kept = self._commits.metrics.kept or self.kept
         self._note(reply)
         return True
 

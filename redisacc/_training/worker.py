@@ -640,7 +640,7 @@ class Worker(Participant):
     def _apply(self, given: Given, step: int, upload: OpenUpload | None = None) -> ApplyResult:
         if self._pending and isinstance(given.metrics, Mapping | None):
             metrics: Any = Means(given.metrics or {})  # type: ignore[arg-type]
-            metrics.kept = self._pending
+            metrics.kept, metrics.digest = self._pending, getattr(given.metrics, "digest", "")
             given = given._replace(metrics=metrics)
         result = self._applied_to_round(given, step, upload)
         self._has_sent = bool(self._pending) and result.outcome != "stale"

@@ -15,12 +15,13 @@ from redisacc.errors import InvalidArgumentError
 from redisacc.torch._state import as_bytes
 
 # The leaf of each gradient, beside those of the parameters, that says how a step is made: 1; for each parameter whether
-# it has a gradient; the numbers of the groups; their digest; and who has sent it (``Sender``). Numbers are cut into 16
-# bits each, so that the mean of equal ones is exact, whatever the weights are.
+# it has a gradient; the numbers of the groups; their digest; and that of the weights, which is 0 in most steps. Numbers
+# are cut into 16 bits each, so that the mean of equal ones is exact, whatever the weights are.
 OPTIONS = "redisacc:options"
 
 _DIGITS, _DIGEST = 4, 4
-_SENDER = 1 + 2 * _DIGEST
+# How many elements of each gradient are compared: all would have to be copied from a GPU.
+_SAMPLE = 16_384
 # Numbers that differ by less are equal.
 _CLOSE = 0.01
 # What else a group has.
@@ -42,39 +43,17 @@ class How(NamedTuple):
         has: whether each parameter has a gradient, in any process.
         numbers: the numbers of the groups.
         clip_norm: the largest norm of the mean gradient; 0: it is not clipped.
-        sender: the mean of those who have sent gradients.
+        digest: the mean of the digests of the weights.
     """
 
     has: Sequence[bool]
     numbers: list[float]
     clip_norm: float
-    sender: Sender
+    digest: Array
 
-
-class Sender:
-    """Who has sent a gradient: its number, and digests of its weights and of the gradient.
-
-    Args:
-        values: them as they travel; those of a step without digests are 0.
-    """
-
-    def __init__(self, values: Array | None = None) -> None:
-        self.values = np.zeros(_SENDER) if values is None else values
-
-    @classmethod
-    def of(cls, number: int, tensors: Iterable[torch.Tensor]) -> Sender:
-        """Returns the sender in this process. Gradients that are 0 everywhere equal no other ones."""
-        every = [*tensors]
-        gradients = [each.grad for each in every if each.grad is not None and each.grad.any()]
-        return cls(np.concatenate([[number], _digest(every), _digest(gradients) if gradients else [number] * _DIGEST]))
-
-    def differs(self, mean: Sender) -> tuple[bool, bool, bool]:
-        """Returns whether there are others among those in a mean; whether their weights differ; and their gradients."""
-        if not self.values.any():
-            return False, False, False
-        parts = np.split(np.abs(self.values - mean.values) >= _CLOSE, [1, 1 + _DIGEST])
-        number, weights, gradients = [bool(part.any()) for part in parts]
-        return number, weights, gradients
+    def differs(self, own: Array) -> bool:
+        """Returns whether another process has other weights than this one, given the digest of its own."""
+        return bool((np.abs(own - self.digest) >= _CLOSE).any())
 
 
 class Groups:
@@ -96,7 +75,7 @@ class Groups:
             for option in sorted(group.keys() - _NO_NUMBERS)
             for at in _places_in(group[option])
         ]
-        self.size = 1 + count + _DIGITS * (len(self._places) + 1) + _DIGEST + _SENDER
+        self.size = 1 + count + _DIGITS * (len(self._places) + 1) + 2 * _DIGEST
 
     def numbers(self) -> list[float]:
         """Returns the numbers as they are now."""
@@ -114,9 +93,10 @@ class Groups:
             group, new = self._groups[number], _like(numbers[place], self._groups[number][option], at)
             group[option] = new
 
-    def leaf(self, has: Sequence[bool], clip_norm: float, sender: Sender) -> Array:
+    def leaf(self, has: Sequence[bool], clip_norm: float, digest: Array | None) -> Array:
         """Returns the leaf of this process, for whether each parameter has a gradient here."""
-        return np.concatenate([[1.0], np.array(has, np.float64), _digits([*self.numbers(), clip_norm]), sender.values])
+        of_weights = np.zeros(_DIGEST) if digest is None else digest
+        return np.concatenate([[1.0], np.array(has, np.float64), _digits([*self.numbers(), clip_norm]), of_weights])
 
     def read(self, leaf: Array, clip_norm: float) -> How | None:
         """Returns how a step is made, given the mean of the leaves; None if all processes have skipped it.
@@ -127,11 +107,11 @@ class Groups:
         if not leaf[0]:
             return None
         has, mean = leaf[1 : 1 + self._count] > 0, np.nan_to_num(leaf[1 + self._count :] / leaf[0])
-        mean, sender = mean[:-_SENDER], Sender(mean[-_SENDER:])
+        mean, digest = mean[:-_DIGEST], mean[-_DIGEST:]
         bits = np.rint(mean).clip(0, 65535)
         numbers = bits[:-_DIGEST].astype(np.uint16).view(np.float64).tolist()
         if np.abs(mean - bits).max() < _CLOSE and (_digits(numbers) == bits).all():
-            return How(has.tolist(), numbers[:-1], numbers[-1], sender)
+            return How(has.tolist(), numbers[:-1], numbers[-1], digest)
         own = [*self.numbers(), clip_norm]
         for expected in (_digits(own), bits):
             for place in np.flatnonzero(np.abs(mean - expected)[:-_DIGEST] >= _CLOSE)[:1] // _DIGITS:
@@ -170,12 +150,19 @@ def _like(number: float, old: Any, at: int | None) -> Any:
 def _digits(numbers: Sequence[float]) -> Array:
     """Returns numbers, and a digest of them, 16 bits in each element."""
     array = np.array(numbers, np.float64)
-    return np.concatenate([array.view(np.uint16).astype(np.float64), _digest([torch.from_numpy(array)])])
+    return np.concatenate([array.view(np.uint16).astype(np.float64), digest_of([torch.from_numpy(array)])])
 
 
-def _digest(tensors: Iterable[torch.Tensor]) -> Array:
+def digest_of(tensors: Iterable[torch.Tensor]) -> Array:
     """Returns a digest of the bytes of tensors, 16 bits in each element."""
     found = hashlib.blake2b(digest_size=2 * _DIGEST)
     for each in tensors:
         found.update(as_bytes(each).data)
     return np.frombuffer(found.digest(), np.uint16).astype(np.float64)
+
+
+def digest_text(gradients: Iterable[torch.Tensor | None]) -> str:
+    """Returns a digest of the first elements of each gradient, by which equal ones are noticed; "" if all are 0."""
+    values = [each._values() if each.is_sparse else each for each in gradients if each is not None]
+    first = [each.detach().reshape(-1)[:_SAMPLE] for each in values]
+    return bytes(digest_of(first).astype(np.uint16)).hex() if any(bool(each.any()) for each in first) else ""

@@ -31,7 +31,7 @@ from redisacc._training.checkpointer import Checkpointer, training_of
 from redisacc._training.training import Training
 from redisacc.errors import CorruptDataError, InvalidArgumentError, NotFoundError, RedisAccError
 from redisacc.optim.base import positive
-from redisacc.torch._groups import OPTIONS, Groups, Sender
+from redisacc.torch._groups import OPTIONS, Groups, digest_of
 from redisacc.torch._state import as_array, check, plain, state_in_tree, state_tree, write
 
 logger = logging.getLogger("redisacc")
@@ -63,6 +63,7 @@ class MeanSteps:
     Attributes:
         step: how many steps the weights have seen; -1: they are not the training's yet.
         clip_norm: the largest norm of the next mean gradient; 0: it is not clipped.
+        every: after how many steps a snapshot is published.
         is_stepping: whether this is making a step, so that the optimizer may move the weights.
     """
 
@@ -85,14 +86,15 @@ class MeanSteps:
             )
         self._clip_norm = 0.0 if clip_norm is None else positive(clip_norm, "clip_norm")
         self._optimizer, self._model, self._tensors = optimizer, model, tensors
-        self._every = integer(every, "snapshot_every", low=1)
+        self.every = integer(every, "snapshot_every", low=1)
         self._groups = Groups(optimizer.param_groups, len(tensors))
         self.step = -1
         self.clip_norm = self._clip_norm
         # The places of the numbers that the optimizer itself changes.
         self._moved: set[int] = set()
-        self.is_stepping = self._leads = self._differs = self._has_warned = False
-        self._sender = Sender()
+        self.is_stepping = self._leads = self._differs = False
+        # The digest of the weights with which this process has computed its gradient, if it was sent.
+        self._digest: Array | None = None
         # How many looks in a row have found no usable snapshot.
         self._lacking = 0
         self._bytes = sum([each.nbytes for each in tensors.values()])
@@ -119,7 +121,7 @@ class MeanSteps:
             # Not the step of the first snapshot that this process publishes, which may be later than the first due one.
             self._checkpointer._last_step = 0
             if isinstance(wanted.every, int):
-                self._every = min(self._every, wanted.every)
+                self.every = min(self.every, wanted.every)
         training._options = replace(options, checkpoint=None, saved=self.saved)
 
     def saved(self) -> Checkpoint | None:
@@ -157,9 +159,9 @@ class MeanSteps:
 
     def options(self) -> Any:
         """Returns what is sent with the gradients of this process."""
-        every, number = self._tensors.values(), self._training.number or 0
-        self._sender = Sender() if self.step % self._every else Sender.of(number, every)
-        return self._groups.leaf([each.grad is not None for each in every], self.clip_norm, self._sender)
+        every = self._tensors.values()
+        self._digest = None if self.step % self.every else digest_of(every)
+        return self._groups.leaf([each.grad is not None for each in every], self.clip_norm, self._digest)
 
     # Steps
 
@@ -232,21 +234,12 @@ class MeanSteps:
     def _make(self, step: int, mean: Any) -> None:
         """Makes a step of the optimizer with a mean gradient."""
         self.step, groups = step, self._groups
-        sender, self._sender = self._sender, Sender()
+        digest, self._digest = self._digest, None
         how = groups.read(mean[OPTIONS], self.clip_norm)
         self.clip_norm = self._clip_norm
         if how is None:
             return
-        has_others, self._differs, has_other_data = sender.differs(how.sender)
-        if has_others and not (has_other_data or self._has_warned):
-            self._has_warned = True
-            logger.warning(
-                "%s: at step %d, all processes have sent the same gradient, so they have computed it with the same "
-                "examples, which is no faster than one process. Give the DataLoader sampler=optimizer.sampler(data, "
-                "batch_size)",
-                self._training.shared_name,
-                step - 1,
-            )
+        self._differs = digest is not None and how.differs(digest)
         for has, (name, tensor) in zip(how.has, self._tensors.items(), strict=True):
             tensor.grad = torch.from_numpy(np.array(mean[name])).to(tensor.device) if has else None
         if how.clip_norm:
@@ -277,7 +270,7 @@ class MeanSteps:
             self._publish_now(self.step, finished=True)
             if self._checkpointer is not None:
                 self._checkpointer.close()
-        elif (new >= self._every or is_large) and (self._thread is None or not self._thread.is_alive()):
+        elif (new >= self.every or is_large) and (self._thread is None or not self._thread.is_alive()):
             arguments = self.step, *self._copied()
             self._thread = threading.Thread(target=self._publish, args=arguments, name="redisacc-snapshot", daemon=True)
             self._thread.start()

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, SupportsFloat, Unpack
 
 import torch
 
+from redisacc._arrays.metrics import Means
 from redisacc._checkpoints.address import place_of
 from redisacc._checkpoints.folder import Folder
 from redisacc._handles.environment import Place, place
@@ -26,7 +27,7 @@ from redisacc.optim.algorithms import MeanGradient
 from redisacc.optim.base import positive
 from redisacc.torch._changes import Changes
 from redisacc.torch._counterpart import LR, Counterpart, counterpart, trained_names
-from redisacc.torch._groups import OPTIONS
+from redisacc.torch._groups import OPTIONS, digest_text
 from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
 from redisacc.torch._rest import Rest
@@ -390,6 +391,9 @@ class Optimizer(torch.optim.Optimizer):
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), **self._lr()}
+        if not self._step % (self._mean.every if self._mean else EVERY):
+            metrics = Means(metrics)  # type: ignore[arg-type]
+            metrics.digest = digest_text(each.grad for each in self._tensors.values())
         if self._mean is None and self._counterpart is None:
             self.training.apply(None, weight=weight, metrics=metrics)
         else:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from redisacc._arrays.metrics import Means
 from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
@@ -147,9 +148,7 @@ class Committer:
         self._tables = Tables(transport)
         self._round: _Round | None = None
         # The means of the metrics of the round that was used last.
-        self.metrics: dict[str, float] = {}
-        # What the program has kept in it, as text; "": nothing new.
-        self.kept = ""
+        self.metrics = Means()
         # How many updates the state of the version that was published last has seen.
         self.updates = 0
         self._patience = Patience()
@@ -284,10 +283,10 @@ class Committer:
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
         if self._round is not None and self._round.found is found:
-            self.metrics, self.kept = self._round.contents.metrics, self._round.contents.metrics.kept
+            self.metrics = self._round.contents.metrics
             return self._round
         contents, shape = self._taker.contents(found)
-        self.metrics, self.kept = contents.metrics, contents.metrics.kept
+        self.metrics = contents.metrics
         granted, buffered = found.granted, contents.buffered
         in_parts = (
             not contents.sums
@@ -520,7 +519,7 @@ class Committer:
                 removed=removed,
                 finished=update.finished,
                 round=update.of.ended,
-                kept=self.kept or None,
+                kept=self.metrics.kept or None,
             ),
             before=stored,
             after=[update_command(model.keys)],
