@@ -4,12 +4,11 @@ It is one file, so that parameters, state and step can never be of different mom
 visible. Tensors have the names ``parameters/PATH`` and ``state/PATH``, so torch, JAX and others can read them. The
 metadata hold what the format lacks: the step, and both trees with their dtypes, in the text that Redis holds as well.
 
-The library reads no bfloat16 into numpy, and knows neither complex128 nor quantised types. So it reads bytes here, and
-the trees say what they are. complex128 is stored as pairs of float64, and quantised integers as integers.
+complex128 is stored as pairs of float64, and quantised integers as integers; the trees say what they are.
 
-Files are written without the library, because it writes to a temporary file whose name only it knows, which nobody
-removes after a kill, and which only its user may read; because it reports a full disk as no OSError; and because the
-bytes can be hashed on their way.
+The format is so simple that files are read and written here. Its library reads no bfloat16 into numpy and no addresses.
+It writes to a temporary file whose name only it knows, which nobody removes after a kill, and which only its user may
+read; it reports a full disk as no OSError; and here the bytes are hashed on their way.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import safetensors
 
 from redisacc._arrays.metrics import parse_kept
 from redisacc._arrays.validation import Array
@@ -39,9 +37,6 @@ from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
-
-# Its types say nothing about this function.
-_deserialize: Any = safetensors.deserialize
 
 FORMAT = "1"
 
@@ -88,7 +83,7 @@ def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
 
     Raises:
         OSError: it cannot be written. Nothing of it is left.
-        CorruptDataError: the library does not read what was written.
+        CorruptDataError: what was written cannot be read.
     """
     metadata = {"format": f"redisacc {FORMAT}", "name": checkpoint.name, "step": str(checkpoint.step)}
     if checkpoint.kept:
@@ -112,7 +107,7 @@ def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
             size += len(piece)
         file.flush()
         # It also compares the size of the file with its header.
-        _metadata(Path(file.name))
+        _read(Path(file.name))
     return size, hashed.hexdigest()
 
 
@@ -198,14 +193,18 @@ def _header(metadata: Mapping[str, str], tensors: Iterable[tuple[str, Leaf, Arra
     end = 0
     for name, leaf, _ in tensors:
         start, end = end, end + leaf.nbytes
-        dtype, shape = leaf.stored, leaf.shape
-        if dtype.newbyteorder("=") == _COMPLEX128:
-            dtype, shape = np.dtype(np.float64), (*shape, 2)
-        type_name = _TYPES.get(dtype.name) or f"{dtype.kind.upper()}{8 * dtype.itemsize}"
-        described[name] = {"dtype": type_name, "shape": shape, "data_offsets": [start, end]}
+        described[name] = {**_described(leaf), "data_offsets": [start, end]}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _described(leaf: Leaf) -> dict[str, Any]:
+    """Returns the type and the shape of a leaf, as the header has them."""
+    dtype, shape = leaf.stored, leaf.shape
+    if dtype.newbyteorder("=") == _COMPLEX128:
+        dtype, shape = np.dtype(np.float64), (*shape, 2)
+    return {"dtype": _TYPES.get(dtype.name) or f"{dtype.kind.upper()}{8 * dtype.itemsize}", "shape": [*shape]}
 
 
 def hash_of(path: Place) -> str:
@@ -221,7 +220,7 @@ def name_in(path: Place) -> str | None:
         OSError: the file cannot be read.
     """
     try:
-        metadata = _metadata(path)
+        metadata, _ = _read(path)
     except CorruptDataError:
         return None
     return metadata.get("name") if metadata.get("format", "").startswith("redisacc ") else None
@@ -234,25 +233,41 @@ def check_format(path: Place) -> Mapping[str, str]:
         OSError: the file cannot be read.
         CorruptDataError: the file is damaged, or this version does not read it.
     """
-    metadata = _metadata(path)
-    if metadata.get("format") != f"redisacc {FORMAT}":
-        raise CorruptDataError(f"{path} is no checkpoint of redisacc that this version reads")
+    metadata, _ = _read(path)
+    _check_format(path, metadata)
     return metadata
 
 
-def _metadata(path: Place) -> Mapping[str, str]:
-    """Returns the metadata in the header of a file. The size that it gives is compared with the file's."""
+def _check_format(path: Place, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != f"redisacc {FORMAT}":
+        raise CorruptDataError(f"{path} is no checkpoint of redisacc that this version reads")
+
+
+def _read(path: Place, *, whole: bool = False) -> tuple[Mapping[str, str], dict[str, tuple[Any, memoryview]]]:
+    """Reads a file, or only its header. The size that it gives is compared with the file's.
+
+    Returns:
+        The metadata; and if the whole file is read, what the header says of each tensor, and its bytes, by name.
+    """
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, _LARGEST_HEADER)))
+            start = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(start - 8, _LARGEST_HEADER)))
             metadata = header.pop("__metadata__", {})
-            end = 8 + size + max([each["data_offsets"][1] for each in header.values()], default=0)
+            places = {name: each.pop("data_offsets") for name, each in header.items()}
+            end = start + max([last for _, last in places.values()], default=0)
             if file.seek(0, os.SEEK_END) != end or not all(isinstance(each, str) for each in metadata.values()):
                 raise ValueError(f"it must have {end} bytes, and texts in its metadata")
+            if not whole:
+                return metadata, {}
+            file.seek(start)
+            # A bytearray may be written to.
+            data = memoryview(bytearray(end - start))
+            if file.readinto(data) != len(data):
+                raise ValueError("it has become shorter")
+        return metadata, {name: (header[name], data[first:last]) for name, (first, last) in places.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDataError(f"{path} is damaged, or no file of safetensors: {shown(str(error))}") from None
-    return metadata  # type: ignore[no-any-return]
 
 
 def read_file(path: Place) -> Checkpoint:
@@ -262,11 +277,8 @@ def read_file(path: Place) -> Checkpoint:
         OSError: the file cannot be read.
         CorruptDataError: the file is damaged, or redisacc did not write it.
     """
-    metadata = check_format(path)
-    try:
-        found = {name: tensor["data"] for name, tensor in _deserialize(path.read_bytes())}
-    except safetensors.SafetensorError as error:
-        raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
+    metadata, found = _read(path, whole=True)
+    _check_format(path, metadata)
     try:
         step = int(metadata["step"])
         if not -(2**63) <= step < 2**63:
@@ -279,7 +291,7 @@ def read_file(path: Place) -> Checkpoint:
     return Checkpoint(metadata.get("name", ""), step, parameters, state, kept)
 
 
-def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, bytearray]) -> Any:
+def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, tuple[Any, memoryview]]) -> Any:
     """Returns the parameters or the state.
 
     Raises:
@@ -289,11 +301,12 @@ def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, bytearray]
     schema = Schema.parse(metadata[what])
     arrays = []
     for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
-        data = found[f"{what}/{path}"]
-        if len(data) != leaf.nbytes:
-            raise ValueError(f"{path} has {len(data)} bytes instead of {leaf.nbytes}")
+        described, data = found[f"{what}/{path}"]
+        if described != _described(leaf) or len(data) != leaf.nbytes:
+            raise ValueError(
+                f"{path} has {len(data)} bytes and {described} instead of {leaf.nbytes} and {_described(leaf)}"
+            )
         if leaf.dtype == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
             raise ValueError(f"{path} holds bytes that are no booleans")
-        # A bytearray may be written to.
         arrays.append(np.frombuffer(data, leaf.stored).view(leaf.given).reshape(leaf.shape))
     return schema.structure.build(arrays)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 
 import fsspec
 import numpy as np
 import pytest
+from test_restarts import environment
 
 import redisacc
 
@@ -50,6 +53,28 @@ def test_a_training_continues_with_the_newest_whole_checkpoint(real_client, fold
     seen, found = train(real_client, 9, folder, keep=9)
     assert (seen[0] < 9, found) == (True, expected[1])
     assert "step-00000009.safetensors is skipped" in caplog.text
+
+
+def test_the_commands_write_and_read_addresses(real_client, real_server, tmp_path):
+    def command(*arguments):
+        line = [sys.executable, "-m", "redisacc", *arguments, "--redis", real_server.url]
+        return subprocess.run(line, check=False, capture_output=True, text=True, env=environment())
+
+    file = f"file://{tmp_path}/new.safetensors"
+    expected = train(real_client, 5, f"file://{tmp_path}/folder")[1]
+    done = command("checkpoint", "train", file, "--json")
+    assert (done.returncode, json.loads(done.stdout)["file"]) == (0, file)
+    for address in (file, f"file://{tmp_path}/folder/step-00000005.safetensors"):
+        real_client.flushall()
+        assert command("restore", "train", address).returncode == 0
+        assert train(real_client, 5, "memory://none")[1] == expected
+    for name, code, text in (("file:///missing", 1, "No such file"), ("nothing://x", 2, "needs fsspec")):
+        done = command("restore", "train", name, "--force")
+        assert (done.returncode, text in " ".join(done.stderr.split()), "Traceback" in done.stderr) == (
+            code,
+            True,
+            False,
+        )
 
 
 def test_what_is_refused(real_client, folder, monkeypatch):

@@ -204,7 +204,6 @@ def test_a_reducer_keeps_what_it_has_for_a_while(disturbed, client, until, durat
 def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(
     disturbed, client, tmp_path, durations, until, caplog
 ):
-    pytest.importorskip("safetensors")
     durations(kept=0.0, gathering=0.2)
     chief = disturbed.begin(checkpoint=tmp_path, checkpoint_every=1)
 

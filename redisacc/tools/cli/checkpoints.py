@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import replace
-from pathlib import Path
 
 import click
 import numpy as np
 
+from redisacc._checkpoints.address import place_of
 from redisacc._checkpoints.file import Checkpoint, read_file, write_file
 from redisacc._format.keys import SNAPSHOT, Keys
 from redisacc._format.parameter_record import TRAINING
@@ -31,12 +31,13 @@ __all__ = ["checkpoint", "restore"]
 
 @command()
 @name_argument
-@click.argument("file", type=NonEmptyPath())
-def checkpoint(*, name: str, file: Path, url: str | None, as_json: bool) -> None:
+@click.argument("file", type=NonEmptyPath(str))
+def checkpoint(*, name: str, file: str, url: str | None, as_json: bool) -> None:
     """Write the published parameters, the chief's state and the step into FILE.
 
     The training may run meanwhile. FILE has the format of safetensors; it is replaced if it exists, and after a crash
-    it is either the old one or the new one. `redisacc restore` publishes it again.
+    it is either the old one or the new one. It may be an address that fsspec knows, such as s3://bucket/file.
+    `redisacc restore` publishes it again.
 
     \b
       redisacc checkpoint mnist mnist-final.safetensors
@@ -45,30 +46,28 @@ def checkpoint(*, name: str, file: Path, url: str | None, as_json: bool) -> None
     found = read_published(transport, keys.name)
     if found is None:
         fail(f"nothing has been published under the name {printable(keys.name)}", NOT_FOUND)
-    nbytes, sha256 = write_file(file, found)
+    nbytes, sha256 = write_file(place_of(file), found)
     if as_json:
-        echo_json({"file": str(file), "step": found.step, "bytes": nbytes, "sha256": sha256})
+        echo_json({"file": file, "step": found.step, "bytes": nbytes, "sha256": sha256})
     else:
-        echo_wrapped(
-            f"wrote step {found.step} of {printable(keys.name)} to {printable(str(file))}: {bytes_text(nbytes)}"
-        )
+        echo_wrapped(f"wrote step {found.step} of {printable(keys.name)} to {printable(file)}: {bytes_text(nbytes)}")
 
 
 @command()
 @name_argument
-@click.argument("file", type=NonEmptyPath())
+@click.argument("file", type=NonEmptyPath(str))
 @click.option("--force", is_flag=True, help="Go back behind what is published: delete the training first.")
-def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: bool) -> None:
+def restore(*, name: str, file: str, force: bool, url: str | None, as_json: bool) -> None:
     """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
 
-    FILE is a checkpoint that `redisacc checkpoint` or a chief has written, of any run. The command refuses while a
-    chief holds its lease. If a later step is published, or the same one with other values, it refuses as well, except
-    with --force: it then deletes the run, and workers that still run end with an error.
+    FILE is a checkpoint, or its address, that `redisacc checkpoint` or a chief has written, of any run. The command
+    refuses while a chief holds its lease. If a later step is published, or the same one with other values, it refuses
+    as well, except with --force: it then deletes the run, and workers that still run end with an error.
 
     \b
       redisacc restore mnist checkpoints/step-00012000.safetensors
     """
-    found = read_file(file)
+    found = read_file(place_of(file))
     transport, keys = transport_of(url), keys_of(name)
     who = f"redisacc restore {host_and_process(os.getpid())}"
     crew = Crew(transport, keys.name, holder=secrets.token_hex(8), who=who)
@@ -83,7 +82,7 @@ def restore(*, name: str, file: Path, force: bool, url: str | None, as_json: boo
     if as_json:
         echo_json({"before": before, "step": found.step})
     else:
-        echo_wrapped(f"published step {found.step} of {printable(str(file))} as {printable(keys.name)}")
+        echo_wrapped(f"published step {found.step} of {printable(file)} as {printable(keys.name)}")
 
 
 def _publish(

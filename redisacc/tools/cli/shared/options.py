@@ -40,10 +40,14 @@ class Seconds(click.FloatRange):
 
 
 class NonEmptyPath(click.Path):
-    """A path. The empty one, which would mean the current directory, is refused: a variable is probably not set."""
+    """A path. The empty one, which would mean the current directory, is refused: a variable is probably not set.
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
+    Args:
+        kind: what the command gets: Path; or str, for what may be an address as well.
+    """
+
+    def __init__(self, kind: type[Path | str] = Path) -> None:
+        super().__init__(path_type=kind)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path, or ends the command."""
