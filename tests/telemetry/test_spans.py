@@ -170,18 +170,19 @@ def test_no_context_is_sent_unless_the_span_is_recorded(open_dense, client, reco
 
 def test_links_are_bounded_for_each_worker_and_for_each_take(open_dense, client, recorded):
     acc = open_dense("float32", [1], "w", worker="ann")
-    for _ in range(20):
+    for _ in range(40):
         acc.apply_grad([1.0])
-    assert client.hget(WORKERS, "ann").count(b" ") == 16
-    assert acc.info().workers == {"ann": 20}
-    acc.take_grad(20)
+    # Of 56 bytes each.
+    assert client.hget(WORKERS, "ann").count(b" ") == 2048 // 56
+    assert acc.info().workers == {"ann": 40}
+    acc.take_grad(40)
     for number in range(9):
         with redisacc.ConditionalAccumulator("float32", [1], "w", redis=client, worker=str(number)) as other:
             for _ in range(16):
                 other.apply_grad([1.0], local_step=1)
     acc.take_grad(144)
     first, second = recorded.spans("take")
-    assert sorted(linked(first)) == sorted(ids(recorded.spans("apply")[:16]))
+    assert sorted(linked(first)) == sorted(ids(recorded.spans("apply")[: 2048 // 56]))
     assert len(second.links) == 128
 
 
