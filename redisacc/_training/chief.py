@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Unpack
 
 from redisacc._arrays import validation
 from redisacc._arrays.metrics import Means
@@ -203,16 +203,10 @@ class Chief(Reconciliation):
             encoding=encoding,
             standby=standby,
         )
-        self._lead(shared_name, given)
+        self._take_part(shared_name, given)
 
-    @classmethod
-    def _standing_by(cls, shared_name: str, options: LeadOptions) -> Self:
-        """Returns the chief of a ``Training``, as the constructor does, also in a process of a worker."""
-        chief = cls.__new__(cls)
-        chief._lead(shared_name, options)
-        return chief
-
-    def _lead(self, shared_name: str, options: LeadOptions) -> None:
+    def _take_part(self, shared_name: str, options: LeadOptions) -> None:
+        """Begins the training, or continues it. Blocks while another process leads."""
         super().__init__(shared_name, options)
         self._next_look = 0.0
         self._is_disturbed = self._has_warned = False

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
@@ -161,6 +161,16 @@ class Participant(Closing):
         self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
         # The next process of this place need not wait for the lease, also without ``with``.
         weakref.finalize(self, self._opened.close)
+
+    @classmethod
+    def _of_training(cls, shared_name: str, options: Any) -> Self:
+        """Returns the chief or the worker of a ``Training``. The constructor looks at the environment as well."""
+        made = cls.__new__(cls)
+        made._take_part(shared_name, options)
+        return made
+
+    def _take_part(self, shared_name: str, options: Any) -> None:
+        raise NotImplementedError
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:

@@ -169,7 +169,7 @@ class Training(Closing):
             transport, name = self._published._transport, self.shared_name
             if here.role != "chief":
                 told = FollowOptions(number, redis, encoding, finite, patience, here, self)
-                self._worker = first.call(lambda: Worker._beside_leader(name, told), "to begin to work", in_steps=True)
+                self._worker = first.call(lambda: Worker._of_training(name, told), "to begin to work", in_steps=True)
                 self._opened.enter_context(self._worker)
             self._patience = Patience(seconds, name, transport.blocking.waits)
             # Each process may lead, also after it has changed its working directory.
@@ -329,7 +329,7 @@ class Training(Closing):
             while not self._stops.is_set():
                 try:
                     with self._patience.call(
-                        lambda: Chief._standing_by(self.shared_name, self._options), "to stand by", in_steps=True
+                        lambda: Chief._of_training(self.shared_name, self._options), "to stand by", in_steps=True
                     ) as lead:
                         self._leads = True
                         self._update_each(lead)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, SupportsFloat, TypeVar
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
 from redisacc._arrays import validation
 from redisacc._arrays.encodings import Encoding
@@ -166,16 +166,10 @@ class Worker(Participant):
         here = place()
         if here.role == "chief":
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
-        self._follow(shared_name, FollowOptions(number, redis, encoding, finite, patience, here))
+        self._take_part(shared_name, FollowOptions(number, redis, encoding, finite, patience, here))
 
-    @classmethod
-    def _beside_leader(cls, shared_name: str, options: FollowOptions) -> Self:
-        """Returns the worker of a ``Training``. Blocks until this process has a number."""
-        worker = cls.__new__(cls)
-        worker._follow(shared_name, options)
-        return worker
-
-    def _follow(self, shared_name: str, options: FollowOptions) -> None:
+    def _take_part(self, shared_name: str, options: FollowOptions) -> None:
+        """Begins to work. Blocks until this process has a number."""
         here, number = options.here, options.number
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
         checked_finite(options.finite)

@@ -108,6 +108,8 @@ class MeanSteps:
         self._training: Training
         self._snapshots: Parameters
         self._checkpointer: Checkpointer | None = None
+        # The checkpoint that the leader in this process has read.
+        self._file: Checkpoint | None = None
 
     def open(self, training: Training, redis: object) -> None:
         """Notes the training, and opens its snapshots, which are what its checkpoints hold."""
@@ -129,15 +131,22 @@ class MeanSteps:
 
         It is the step of the newest checkpoint, or of the snapshot that `redisacc restore` has published.
         """
-        training, file, found = self._training, self._newest(), None
-        if training._published.step() is None:
-            found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
-        steps = [(found[0].step, found[0].kept)] if found is not None and not training_of(found[2]) else []
-        steps += [] if file is None else [(file.step, file.kept)]
+        training, file, restored = self._training, self._newest(), self.restored()
+        # Number 0 publishes it in a moment.
+        self._file = file if training.number == 0 else None
+        steps = [restored] if restored else []
+        steps += [(file.step, file.kept)] if file else []
         if not steps:
             return None
         step, kept = max(steps)
         return Checkpoint(training.shared_name, step, self.gradients(), None, kept)
+
+    def restored(self) -> tuple[int, str] | None:
+        """Returns the step of what `redisacc restore` has published for a new training, and what is kept; or None."""
+        if self._training._published.step() is not None:
+            return None
+        found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
+        return (found[0].step, found[0].kept) if found is not None and not training_of(found[2]) else None
 
     def _newest(self) -> Checkpoint | None:
         """Returns the newest checkpoint."""
@@ -383,7 +392,9 @@ class MeanSteps:
         """
         training, worker = self._training, self._training._worker
         assert worker is not None
-        file = self._newest() if training.number == 0 else None
+        file, self._file = self._file, None
+        if training.number == 0 and (file is None or file.step != step):
+            file = self._newest()
         if file is not None and self._checkpointer is not None:
             self._checkpointer._last_step = file.step
 

@@ -201,7 +201,8 @@ class Optimizer(torch.optim.Optimizer):
         weakref.finalize(self, self.training.close)
         self._gradients = Gradients(self.training, self._tensors, self._rows)
         self._changes = None if local else Changes(self._tensors)
-        frozen = {name: each for each, name in names.items() if name not in self._tensors}
+        # With the mean, they are in the snapshots.
+        frozen = {name: each for each, name in names.items() if name not in self._tensors and not mean}
         buffers = {plain(name): each for name, each in model.named_buffers()}
         self._rest = Rest(self.training.shared_name, options.get("redis"), frozen, buffers)
         self._begin(model, options.get("redis"), is_local=local is not None)
@@ -209,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):
     def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
         """Gets the weights of a training that has begun, and watches gradients. Worker 0 begins a new one later."""
         mean, inner, training = self._mean, self._inner, self.training
-        training._begins = training.number == 0
+        training._begins, has_checkpoint = training.number == 0, _has_checkpoint(training)
         try:
             if mean:
                 inner.state = self.state = State(dict, inner.state)
@@ -219,8 +220,8 @@ class Optimizer(torch.optim.Optimizer):
             if (
                 not training._begins
                 or training._published.step() is not None
-                or _has_checkpoint(training)
-                or (mean is not None and mean.saved() is not None)
+                or has_checkpoint
+                or (mean is not None and mean.restored() is not None)
                 or training._is_claimed()
             ):
                 self._advance()
