@@ -72,9 +72,9 @@ class Optimizer(torch.optim.Optimizer):
     Before you evaluate or save the model, make them equal with ``sync_buffers()``, or compute them with the weights
     that the model has: ``torch.optim.swa_utils.update_bn(loader, model)``.
 
-    Keep the best accuracy, the patience of early stopping and the like with ``optimizer.training.keep``, which publishes a
-    small value with the weights of the next step; ``optimizer.training.kept`` returns it after a restart. If processes
-    train on the same examples, because the sampler was forgotten, a warning says so.
+    Keep the best accuracy, the patience of early stopping and the like with ``optimizer.training.keep``, which
+    publishes a small value with the weights of the next step; ``optimizer.training.kept`` returns it after a restart.
+    If processes train on the same examples, because the sampler was forgotten, a warning says so.
 
     Args:
         optimizer: an optimizer of torch. A new training begins with its state, such as one that its
