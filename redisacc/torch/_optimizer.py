@@ -41,10 +41,10 @@ logger = logging.getLogger("redisacc")
 class Optimizer(torch.optim.Optimizer):
     """An optimizer of torch whose steps several processes make together, with the mean of their gradients.
 
-    All processes run the same program. The backward pass sends each gradient as soon as it is ready; ``step()`` sends
-    the rest, and returns with the next weights in the model. Any process may be killed and started again: it continues
-    with the weights of the others, and the result has the same bits. See ``redisacc.Training``, which works underneath,
-    and its ``begin``.
+    All processes run the same program. The backward pass sends each gradient as soon as it is ready, unless it takes
+    less than 5 ms on the CPU; ``step()`` sends the rest, and returns with the next weights in the model. Any process
+    may be killed and started again: it continues with the weights of the others, and the result has the same bits. See
+    ``redisacc.Training``, which works underneath, and its ``begin``.
 
     A new training begins with the first forward pass of worker 0, or its first ``step()``, with the weights that its
     model has then: weights that are loaded into it after it was wrapped count. In all other processes, the constructor

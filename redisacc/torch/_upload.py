@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +13,14 @@ import numpy as np
 import torch
 
 from redisacc._arrays.slices import IndexedSlices
+from redisacc._clock import clock
 from redisacc._training.training import Training
 
 logger = logging.getLogger("redisacc")
+
+# If step() follows the first gradient of a backward pass within so many seconds, uploads have nothing to overlap with:
+# what they cost in wake-ups, a quarter of a small step's processor time, is more than they save.
+SHORT_PASS = 0.005
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -96,7 +102,8 @@ class Gradients:
     """Sends the gradients of a model: each as soon as it is ready, or all of them at the end.
 
     A gradient that changes after it was sent makes what was sent worthless: it is abandoned, and ``commit`` sends
-    everything. A program that does so once does it in each step, so nothing is sent early from then on.
+    everything. A program that does so once does it in each step, so nothing is sent early from then on. After a short
+    backward pass on the CPU, those of the next one are sent at the end.
 
     Args:
         training: the training.
@@ -119,6 +126,10 @@ class Gradients:
         # A backward pass uses a thread for each device.
         self._lock = threading.Lock()
         self._streams = True
+        # When the backward pass completed its first gradient; and the shortest time from there to step(), in seconds,
+        # of recent passes: on a busy machine, some take longer than they compute.
+        self._began: float | None = None
+        self._shortest = math.inf
         self._has_warned = False
         # How many blocks forbid to send anything.
         self.holds = 0
@@ -140,6 +151,10 @@ class Gradients:
             return
         name, gradient = self._names[tensor], tensor.grad
         if gradient is None:
+            return
+        if self._began is None:
+            self._began = clock.now()
+        if self._shortest < SHORT_PASS and not is_elsewhere(gradient):
             return
         if name in self._sent:
             if self._sent[name][0] is gradient:
@@ -185,7 +200,7 @@ class Gradients:
             self._abandon()
 
     def _abandon(self) -> None:
-        upload, self._upload = self._upload, None
+        upload, self._upload, self._began = self._upload, None, None
         self._sent.clear()
         self._staging.forget()
         if upload is not None:
@@ -194,6 +209,9 @@ class Gradients:
     def commit(self, weight: float, metrics: Mapping[str, SupportsFloat], others: Mapping[str, Any] = {}) -> None:
         """Applies the gradients: what was sent, and the rest, with other leaves."""
         with self._lock:
+            if self._began is not None:
+                self._shortest = min(clock.now() - self._began, 1.1 * self._shortest)
+                self._began = None
             if self._upload is not None and not self._is_as_sent():
                 self._give_up(
                     "the program has changed them since. Instead of clipping them, give clip_norm=, or call the "

@@ -98,7 +98,8 @@ def test_a_worker_that_ends_early_is_mentioned(tmp_path, durations):
     script = HEAD + f"while number and not pathlib.Path({str(tmp_path / 'finish')!r}).exists(): time.sleep(0.01)"
     members = places(chief=False, workers=3, first_worker=0, total_workers=3)
     assert Told(members, [sys.executable, "-c", script], os.environ, restarts=lambda: Restarts(0), grace=10).wait() == 0
-    assert said == ["worker 0 ended with exit code 0, which is final. Still there: worker 1, worker 2"]
+    # One of the others may have ended a while before the last one.
+    assert said[0] == "worker 0 ended with exit code 0, which is final. Still there: worker 1, worker 2"
 
 
 MACHINES = [

@@ -39,6 +39,9 @@ def run(url, workers, kills, **variables):
         while True:
             process = every[place]
             for line in process.stdout:
+                if not line.endswith("\n"):
+                    # It was killed in the middle of it.
+                    break
                 what, step, *digest = line.split()
                 if what == "ends":
                     endings.append((int(step), *digest))

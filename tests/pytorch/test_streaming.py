@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import redisacc
 import redisacc.torch
+from redisacc.torch import _upload
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
@@ -69,7 +70,8 @@ class Uploads:
 
 
 @pytest.fixture
-def optimizer(proxy, wrap):
+def optimizer(proxy, wrap, monkeypatch):
+    monkeypatch.setattr(_upload, "SHORT_PASS", 0.0)
     model = Large()
     found = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), finite=True, redis=proxy.where)
     # It begins with the first pass.
@@ -109,6 +111,17 @@ def test_gradients_leave_in_the_order_of_the_backward_pass(optimizer, uploads):
         assert uploads.seen == STREAMED[:-1]
         optimizer.step()
         assert uploads.seen == STREAMED
+        uploads.forget()
+        optimizer.zero_grad()
+    assert_equal(optimizer.model, alone(3))
+
+
+def test_after_a_short_pass_gradients_are_sent_at_the_end(optimizer, uploads, monkeypatch):
+    for step, (shortest, seen) in enumerate([(60.0, STREAMED), (60.0, WHOLE), (0.0, STREAMED)]):
+        monkeypatch.setattr(_upload, "SHORT_PASS", shortest)
+        loss_of(optimizer.model, step).backward()
+        optimizer.step()
+        assert uploads.seen == seen
         uploads.forget()
         optimizer.zero_grad()
     assert_equal(optimizer.model, alone(3))
