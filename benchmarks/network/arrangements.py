@@ -44,15 +44,15 @@ class Arrangement:
         beside = network.workers_hosts()
         extra = [SERVER, *(f"{SERVER}{number}" for number in range(1, self.extra))][: self.extra]
         hosts = [*(beside if self.beside_workers else ()), *extra]
-        options: dict[str, Any] = {"encoding": self.encoding}
+        encoding, gradients = {"encoding": self.encoding}, {}
         if len(hosts) > 1:
             url, pids = network.cluster(hosts)
-            options["partitions"] = len(hosts)
+            gradients["partitions"] = len(hosts)
         else:
             url, pids = network.server(persistent=False, beside=REDUCER)
         where: dict[str, Any] = {"chief": beside[0]} if self.method != "loop" else {}
         more = {"url": url, "method": self.method, "tolerance": _TOLERANCE[self.encoding]}
-        more |= {"chief_options": options, "worker_options": {"encoding": self.encoding}}
+        more |= {"chief_options": encoding, "worker_options": encoding, "gradient_options": gradients}
         return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **where, **more)
 
 

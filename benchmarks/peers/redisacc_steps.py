@@ -105,7 +105,7 @@ class LoopChief(Peer):
             self.model["name"],
             own,
             workers=settings["workers"],
-            accumulator={"sparse": self.sparse},
+            accumulator={"sparse": self.sparse, **settings.get("gradient_options", {})},
             redis=settings["url"],
             **settings.get("chief_options", {}),
         )
@@ -134,7 +134,7 @@ class LoopWorker(Peer):
         self.worker = redisacc.Worker(self.model["name"], number=settings["number"], redis=settings["url"], **options)
         self.gradients = [self.gradient(variant) for variant in range(2)]
         self.steps = self.worker.steps()
-        _, self.own = next(self.steps)
+        self.own = None
 
     def weights(self):
         """Returns the weights that this process has."""
@@ -146,6 +146,9 @@ class LoopWorker(Peer):
 
     def go(self):
         """Does a worker's part of each step."""
+        if self.own is None:
+            # The chief publishes it in its own first step.
+            _, self.own = next(self.steps)
         for _ in range(self.job["repeat"]):
             result = self.apply(self.gradients[self.step % 2])
             if not result:
@@ -193,7 +196,7 @@ class UpdatingChief(Peer):
             self.model["name"],
             self.initial,
             workers=settings["workers"],
-            accumulator={"sparse": self.sparse},
+            accumulator={"sparse": self.sparse, **settings.get("gradient_options", {})},
             optimizer=redisacc.optim.SGD(self.rate),
             redis=settings["url"],
             **settings.get("chief_options", {}),

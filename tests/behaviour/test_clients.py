@@ -316,6 +316,7 @@ def test_a_take_that_looks_ahead_when_its_server_ends_ends_in_time(proxy, open_d
     proxy.refuses = False
 
 
+@pytest.mark.servers("valkey", "redis62", "redis7")
 def test_a_client_is_free_as_soon_as_its_last_handle_is_gone(real_server, until):
     """No cycle keeps it, and its connections, until a collection."""
     gc.disable()
