@@ -13,7 +13,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-slow test-rest first-runs client-matrix chaos soak fuzz mutants dashboard screenshots bench bench-against bench-network comparison goodput simulate trace scale conformance record lint size types
-.PHONY: wheel release compose docs recording examples integrations foreign check again clean
+.PHONY: wheel release compose docs recording examples integrations foreign check clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -56,7 +56,7 @@ server: $(VENV)/.demo ##  | run a server in the foreground, for trying things ou
 	$(BIN)/redisacc server
 
 # Which tests are which: tests/support/selection.py.
-test: $(VENV)/.test ## 3 min | test every behaviour, with every fault that can be injected without waiting
+test: $(VENV)/.test ## 2 min | test every behaviour, with every kind of fault that can be injected without waiting
 	$(PYTEST) $(T)
 
 # Fewer at a time: these tests start many processes themselves.
@@ -298,18 +298,11 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
 STEPS := lint types size compose docs demo test test-slow wheel examples
-check: ## 17 min | run what CI runs on every commit
+check: ## 18 min | run what CI runs on every commit
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
-	  $(MAKE) --no-print-directory "$$step" && continue; \
-	  case "$$step" in test|test-slow) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
+	  $(MAKE) --no-print-directory "$$step" || exit 1; \
 	done
-
-# Goes once 20 first runs of 20 are green (make first-runs). What passes now is still a defect, of the code or of the
-# test, which is why both runs stay in the output.
-again: $(VENV)/.test
-	@printf '\n== the tests that failed, once more and one at a time: what passes now depends on time\n'
-	$(BIN)/python -m pytest --all --last-failed --last-failed-no-failures none --maxfail 1
 
 clean: ## 1 s | remove all environments and everything built
 	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) $(INTEGRATIONS) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
