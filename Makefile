@@ -263,7 +263,7 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	@touch $@
 
 examples: $(TORCH)/.examples ## 5 min | test redisacc.torch, its pages, and the examples with torch, JAX and scikit-learn (in .venv-torch)
-	$(TORCH)/bin/python -m pytest -n 3 --dist worksteal tests/pytorch tests/examples tests/docs/test_torch_pages.py \
+	$(TORCH)/bin/python -m pytest -n 2 --dist worksteal tests/pytorch tests/examples tests/docs/test_torch_pages.py \
 	  tests/foreign/test_pandas.py tests/foreign/test_scipy.py tests/unit/test_torch_gradients.py
 
 # Frameworks around torch, with all that they bring, in an environment of their own. In CI, this is a job of its own.

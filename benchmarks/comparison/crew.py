@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from benchmarks.crew import free_ports
 from benchmarks.network.hosts import INTERFACE, Hosts
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ OURS = "with_redisacc"
 GPT = "gpt_"
 # The prefix of the program that measures both ways of making the update.
 MODES = "modes_"
+# Where hosts meet: each is a network namespace.
 PORT = 29500
 
 
@@ -67,7 +69,9 @@ class Crew:
         program = [sys.executable, "-m", f"benchmarks.comparison.{self._name}"]
         first = self._hosts.address("host0") if self._hosts else "127.0.0.1"
         if not self._name.endswith(OURS):
-            self._environment |= {"WORLD_SIZE": str(self.workers), "MASTER_ADDR": first, "MASTER_PORT": str(PORT)}
+            self._environment |= {"WORLD_SIZE": str(self.workers), "MASTER_ADDR": first}
+            # Another program of torch may have its usual port.
+            self._environment["MASTER_PORT"] = str(PORT if self._hosts else free_ports(1)[0])
             if self._hosts:
                 self._environment["GLOO_SOCKET_IFNAME"] = INTERFACE
             for number in range(self.workers):
