@@ -4,7 +4,7 @@
 -- round. Notes follow, each after a space: the traceparents of those that were traced, because takers link their spans;
 -- "name=value*weight" for each metric of a gradient; "~digest" of the gradient; and "=JSON" for what the program keeps.
 
--- At most this many bytes of notes are kept for a worker, of which a gradient has at most 1868. Later ones are dropped.
+-- The notes of a worker have at most this many bytes, and those of a gradient at most 1868. Others are dropped.
 local NOTES_BYTES = 2048
 
 -- Returns a worker's number and its notes as text, or nil if the field holds what redisacc never writes.

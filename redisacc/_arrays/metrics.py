@@ -1,4 +1,4 @@
-"""What travels with a gradient: metrics, which are numbers with names, such as its loss; and what a program keeps."""
+"""Notes that travel with a gradient: metrics, which are named numbers such as the loss, and what a program keeps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _NOTE = re.compile(_METRIC.pattern + rb"\*([0-9.e+-]{1,24})", re.ASCII)
 MOST_METRICS = 32
 MOST_BYTES = 768
 
-# What a program keeps has at most this many bytes, as JSON without spaces. Its note, and that of a digest, begin with
-# signs that no name of a metric has.
+# The value that a program keeps has at most this many bytes, as JSON without spaces. Its note and the note of a digest
+# begin with signs that no metric's name has.
 MOST_KEPT = 1024
 _KEPT = "="
 _DIGEST = re.compile(rb"~([0-9a-f]{16})", re.ASCII)
 
 
 def metric_notes(metrics: object, weight: float) -> str:
-    """Returns what travels with a gradient as it is stored with its worker: notes, separated by spaces.
+    """Returns the notes of a gradient, separated by spaces, as they are stored with its worker.
 
     Args:
         metrics: a dict from names to numbers; ``Means`` if the program keeps something. None means there are none.

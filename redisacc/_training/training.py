@@ -495,10 +495,10 @@ class Training(Closing):
         self._worker._keep_text(text)
 
     def kept(self) -> Any:
-        """Returns what the program keeps: what this process is about to send, else what came with the parameters.
+        """Returns the value that this process will send next, or else the one that came with the parameters.
 
-        Ask for it in the loop over ``steps()``, which sends nothing: a training that is to continue with a checkpoint
-        has nothing before the loop. Outside of the loop, this blocks for a round trip.
+        Call this in the loop over ``steps()``, where it sends nothing. Before the loop, a training that continues with
+        a checkpoint has no value yet. Outside of the loop, this blocks for a round trip.
 
         Returns:
             The value, which you may change; only ``keep`` publishes the change. None if there is none.

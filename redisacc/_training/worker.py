@@ -188,7 +188,7 @@ class Worker(Participant):
         # The step of the parameters that the loop got last; and what was applied in it.
         self._step: int | None = None
         self._applied: Given | None = None
-        # What the program keeps, as text, until it is published; and whether a gradient of this step has it.
+        # The value that the program keeps, as text, until it is published; and whether a gradient of this step has it.
         self._pending, self._has_sent = "", False
         # Whether a gradient of this step was refused because of NaN; and how many were skipped for that.
         self._has_refused, self._skipped = False, 0

@@ -15,8 +15,8 @@ from redisacc.errors import InvalidArgumentError
 from redisacc.torch._state import as_bytes
 
 # The leaf of each gradient, beside those of the parameters, that says how a step is made: 1; for each parameter whether
-# it has a gradient; the numbers of the groups; their digest; and that of the weights, which is 0 in most steps. Numbers
-# are cut into 16 bits each, so that the mean of equal ones is exact, whatever the weights are.
+# it has a gradient; the numbers of the groups; a digest of these numbers; and a digest of the weights, which is 0 in
+# most steps. Numbers are cut into 16 bits each, so that the mean of equal ones is exact, whatever the weights are.
 OPTIONS = "redisacc:options"
 
 _DIGITS, _DIGEST = 4, 4

@@ -101,7 +101,7 @@ class MeanSteps:
         self._snapshot_bytes = 0
         # The training that the last snapshot is of; and parameters that never change, as it has them.
         self._incarnation = ""
-        # What the program keeps, as text, with the weights of this step.
+        # The value that the program keeps with the weights of this step, as text.
         self._kept = ""
         self._frozen: dict[str, int] = {}
         self._thread: threading.Thread | None = None

@@ -396,12 +396,12 @@ class Optimizer(torch.optim.Optimizer):
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
         metrics = {**(metrics or {}), **self._lr()}
-        if not self._step % (self._mean.every if self._mean else EVERY):
-            metrics = Means(metrics)  # type: ignore[arg-type]
-            metrics.digest = digest_text(each.grad for each in self._tensors.values())
         if self._mean is None and self._counterpart is None:
             self.training.apply(None, weight=weight, metrics=metrics)
         else:
+            if not self._step % (self._mean.every if self._mean else EVERY):
+                metrics = Means(metrics)  # type: ignore[arg-type]
+                metrics.digest = digest_text(each.grad for each in self._tensors.values())
             self._gradients.commit(weight, metrics, {OPTIONS: self._mean.options()} if self._mean else {})
         self._advance(keeps=True)
         # A scheduler may have been made for it, and looks.

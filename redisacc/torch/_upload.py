@@ -18,8 +18,8 @@ from redisacc._training.training import Training
 
 logger = logging.getLogger("redisacc")
 
-# If step() follows the first gradient of a backward pass within so many seconds, uploads have nothing to overlap with:
-# what they cost in wake-ups, a quarter of a small step's processor time, is more than they save.
+# If step() follows the first gradient of a backward pass within so many seconds, an early upload overlaps with nothing,
+# and its wake-ups cost a sixth of a small step's processor time.
 SHORT_PASS = 0.005
 
 
@@ -102,8 +102,8 @@ class Gradients:
     """Sends the gradients of a model: each as soon as it is ready, or all of them at the end.
 
     A gradient that changes after it was sent makes what was sent worthless: it is abandoned, and ``commit`` sends
-    everything. A program that does so once does it in each step, so nothing is sent early from then on. After a short
-    backward pass on the CPU, those of the next one are sent at the end.
+    everything. A program that does so once does it in each step, so nothing is sent early from then on. While
+    backward passes on the CPU are short, ``commit`` sends everything as well.
 
     Args:
         training: the training.

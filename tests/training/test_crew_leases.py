@@ -301,7 +301,7 @@ def test_leases_are_not_extended_after_the_training_was_deleted(training, clock)
 
 
 def test_a_renewal_gives_up_soon_if_the_server_is_gone(training, proxy, clock):
-    """Its thread would otherwise outlive this test: it asks what has become of a training that is gone."""
+    """It asks what has become of a training that is gone. Without a limit, its thread would outlive this test."""
     training.chief(redis=proxy.url)
     training.client.flushall()
     proxy.before("HMGET", proxy.close)

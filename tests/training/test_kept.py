@@ -37,7 +37,7 @@ def test_it_comes_with_the_step_and_with_checkpoints(real_client, background, tm
     assert run(real_client, 3, **every) == {"follows": 3, "seen": [0, 1, 2], "by": 0}
     real_client.flushall()
     running = [background(run, real_client, 6, number=number, workers=2, **every) for number in (1, 0)]
-    # Both send one with each step, and that of the lowest number counts.
+    # Both processes send a value with each step, and that of the lowest number counts.
     assert [one.result(30) for one in running] == [{"follows": 6, "seen": [*range(6)], "by": 0}] * 2
 
 

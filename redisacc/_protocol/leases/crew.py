@@ -19,7 +19,7 @@ from redisacc._protocol.waiting.wait import until
 from redisacc._text import printable, shown
 from redisacc._wire import forks
 from redisacc._wire.scans import scan_command, scan_whole
-from redisacc._wire.transport import Transport, limited
+from redisacc._wire.transport import Transport
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -373,18 +373,14 @@ class Lease:
         training, it is over: another training of this name may have begun, to which this process does not belong.
         """
         try:
-            with limited(self.interval):
-                self._extend()
+            try:
+                self._hold_again(extends=True)
+            except NotFoundError:
+                keys = ParameterKeys(self._crew.name)
+                if whereabouts(self._crew.transport, keys, self._incarnation()) == "deleted":
+                    self._over.set()
+                self._hold_again(renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)
             if isinstance(error, NotFoundError) and self.on_missing is not None:
                 self.on_missing()
-
-    def _extend(self) -> None:
-        try:
-            self._hold_again(extends=True)
-        except NotFoundError:
-            keys = ParameterKeys(self._crew.name)
-            if whereabouts(self._crew.transport, keys, self._incarnation()) == "deleted":
-                self._over.set()
-            self._hold_again(renews=True)

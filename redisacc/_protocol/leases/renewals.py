@@ -13,7 +13,7 @@ from typing import Protocol
 
 from redisacc._clock import clock
 from redisacc._wire import forks
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 
 # How many times a lease is renewed before it would run out.
 RENEWALS = 4
@@ -36,7 +36,7 @@ class Renewed(Protocol):
         """Whether it is renewed no longer."""
 
     def renew(self) -> None:
-        """Tries to renew it within about one interval, and raises nothing."""
+        """Tries to renew it, and raises nothing. Each call tries to reach the server for one interval at most."""
 
 
 class Renewals:
@@ -76,7 +76,8 @@ class Renewals:
                 if pause <= 0:
                     self._due[lease] = clock.now() + lease.interval
             if pause <= 0:
-                lease.renew()
+                with limited(lease.interval):
+                    lease.renew()
             # This frame must not keep a lease alive while it waits.
             del lease
             if pause > 0:

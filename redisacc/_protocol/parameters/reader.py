@@ -57,7 +57,7 @@ class ParameterReader:
         self._schema: Schema | None = None
         # "tree" or "state" → the structure that the program has given, in whose form it gets what is read.
         self.given: dict[str, Structure] = {}
-        # What the program keeps, as text, with the version that was read last.
+        # The value that the program keeps with the version that was read last, as text.
         self.kept = ""
         # The step that a wait has seen last, and how many events had been heard before.
         self.seen: tuple[int, int] | None = None
